@@ -1,0 +1,65 @@
+# Every target does its own set-up: a virtual environment in .venv with the pinned versions of constraints.txt.
+# Needed: git, make, Python 3.11+ with venv. No compiler.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+TORCH  := $(shell grep '^torch==' constraints.txt)
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+# The repository root must not be on sys.path: its folders are sub-packages of everstep, not modules.
+unexport PYTHONPATH
+.DELETE_ON_ERROR:
+.PHONY: help demo test check fmt proto types wheel-smoke soak clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: $(STAMP)  ## train, kill and restart: ends with the verdict (under 5 minutes)
+	$(BIN)/python examples/demo.py $(DEMO_ARGS)
+
+test: $(STAMP)  ## run the tests; skipped ones are listed with the reason
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(STAMP) types  ## lint, format, types, spelling, layers, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/codespell
+	$(BIN)/pytest -q tests/test_layers.py tests/test_repo_rules.py
+	$(BIN)/python tools/gen_proto.py --check
+
+fmt: $(STAMP)  ## format and apply safe fixes
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+proto: $(STAMP)  ## generate proto/node_pb2* from proto/node.proto
+	$(BIN)/python tools/gen_proto.py
+
+types: $(STAMP)
+	@$(BIN)/python tools/link_types.py
+
+wheel-smoke: $(STAMP)  ## build the wheel, install it in an empty environment, use it from an empty folder
+	tools/wheel_smoke.sh $(BIN)/python
+
+soak: $(STAMP)  ## kill a training run at random for a long time (SOAK_ARGS)
+	@test -f tools/soak.py || { echo "make soak: tools/soak.py does not exist in this version" >&2; exit 1; }
+	$(BIN)/python tools/soak.py $(SOAK_ARGS)
+
+clean:  ## remove everything that make made, .venv included
+	rm -rf $(VENV) build dist everstep.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and by its exact spelling: a range would bring several gigabytes of CUDA packages.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "everstep: $(PYTHON) not found; give one by PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "everstep needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Give another by PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "everstep: $(PYTHON) has no venv module; install it (Debian and Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "setting up $(VENV) (once)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP) $(TORCH) setuptools
+	$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,88 @@
+"""An engine's own mappings of the arenas that it moves bytes from and to."""
+
+import mmap
+import os
+from collections import OrderedDict
+
+from cffi import FFI
+
+from .linux import madvise_dontfork
+
+ARENA_MAPS_MAX = 8
+"""Arenas kept mapped by one engine: an old and a new structure of a few ranks; the least recently used goes."""
+
+_ffi = FFI()
+
+
+class ArenaMap:
+    """One arena, mapped shared and whole; `address` and `view` are valid until `close`."""
+
+    def __init__(self, arena_fd: int, *, size_bytes: int, writable: bool) -> None:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._mapping = mmap.mmap(arena_fd, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
+        madvise_dontfork(self._mapping)
+        self._pin = _ffi.from_buffer(self._mapping)
+        self.size_bytes = size_bytes
+        self.writable = writable
+        self.address = int(_ffi.cast("uintptr_t", self._pin))
+        self.view = memoryview(self._mapping)
+
+    def close(self) -> None:
+        """Unmap; the caller knows that no transfer uses it."""
+        self.view.release()
+        _ffi.release(self._pin)
+        self._mapping.close()
+
+
+class ArenaMaps:
+    """At most eight mapped arenas, keyed by the arena itself (device and inode), not by the fd's number.
+
+    A mapping keeps the arena's memory alive, and a duplicate of its fd: `forget` an arena before its last
+    fd is closed. Used by one thread.
+    """
+
+    def __init__(self) -> None:
+        self._maps: OrderedDict[tuple[int, int], ArenaMap] = OrderedDict()
+
+    def get(self, arena_fd: int, *, writable: bool) -> ArenaMap:
+        """Return the arena's mapping, made now if need be or if the arena's size has changed.
+
+        Raises:
+            PermissionError: `writable` was asked of an arena that is sealed or opened read-only.
+        """
+        stat = os.fstat(arena_fd)
+        key = (stat.st_dev, stat.st_ino)
+        found = self._maps.get(key)
+        if found is not None and found.size_bytes == stat.st_size and (found.writable or not writable):
+            self._maps.move_to_end(key)
+            return found
+        made = _map_arena(arena_fd, size_bytes=stat.st_size, writable=writable)
+        self._drop(key)
+        self._maps[key] = made
+        if len(self._maps) > ARENA_MAPS_MAX:
+            self._drop(next(iter(self._maps)))
+        return made
+
+    def forget(self, arena_fd: int) -> None:
+        """Unmap the arena if it is mapped."""
+        stat = os.fstat(arena_fd)
+        self._drop((stat.st_dev, stat.st_ino))
+
+    def close(self) -> None:
+        """Unmap all."""
+        while self._maps:
+            self._drop(next(iter(self._maps)))
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        dropped = self._maps.pop(key, None)
+        if dropped is not None:
+            dropped.close()
+
+
+def _map_arena(arena_fd: int, *, size_bytes: int, writable: bool) -> ArenaMap:
+    try:
+        return ArenaMap(arena_fd, size_bytes=size_bytes, writable=True)
+    except PermissionError:
+        if writable:
+            raise
+        return ArenaMap(arena_fd, size_bytes=size_bytes, writable=False)

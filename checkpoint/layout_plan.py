@@ -1,0 +1,227 @@
+"""Where every byte of a state lies: leaves cut into pieces, pieces packed into one segment per device.
+
+The arena holds the segments in exactly the form of the files, so copying a leaf into its place *is*
+serialising it. A layout is a pure function of (leaves, aliases, devices) and is computed once per structure.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.errors import UsageError
+from .dtype_format import itemsize_bytes, safetensors_dtype
+from .leaf import Alias, LeafSpec
+from .manifest_types import HEADER_ALIGNMENT_BYTES, Piece, SegmentEntry, SegmentPlan
+from .segment_format import header_size_bytes
+
+CUT_MIN_BYTES = 1024 * 1024
+"""A leaf is cut only into parts of at least this: smaller parts cost more in header and calls than they balance."""
+
+DRAFT_BYTES_PER_LEAF = 1024
+DRAFT_BYTES_MIN = 4 * 1024 * 1024
+"""Room for a draft: the described leaves plus the non-tensor values (a hook that needs more asks for a new arena)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWeight:
+    """A device that takes part in a layout, with its share of the bytes (any positive unit, e.g. bytes/s)."""
+
+    device_id: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The plan of one slot: segments one behind the other, then the region for the manifest's draft."""
+
+    leaves: tuple[LeafSpec, ...]
+    aliases: tuple[Alias, ...]
+    pieces: tuple[Piece, ...]
+    segments: tuple[SegmentPlan, ...]
+    draft_offset_bytes: int
+    draft_capacity_bytes: int
+    digest: str
+    """SHA-256 (hex) over leaves, aliases and devices: equal digests mean equal placement."""
+
+    @property
+    def slot_size_bytes(self) -> int:
+        """Bytes of one slot; a multiple of 4096."""
+        return self.draft_offset_bytes + self.draft_capacity_bytes
+
+    @property
+    def state_size_bytes(self) -> int:
+        """Bytes of all leaves, each stored once."""
+        return sum(leaf.size_bytes for leaf in self.leaves)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Rows [start, stop) of a leaf, or all of it."""
+
+    leaf: LeafSpec
+    start: int
+    stop: int
+    offset_bytes: int
+    size_bytes: int
+
+    @property
+    def key(self) -> str:
+        if self.size_bytes == self.leaf.size_bytes:
+            return self.leaf.name
+        return f"{self.leaf.name}@{self.start}:{self.stop}"
+
+
+def align_up(value: int, alignment: int = HEADER_ALIGNMENT_BYTES) -> int:
+    """Return the smallest multiple of `alignment` that is at least `value`."""
+    return -(-value // alignment) * alignment
+
+
+def plan_layout(
+    leaves: Sequence[LeafSpec],
+    aliases: Sequence[Alias],
+    devices: Sequence[DeviceWeight],
+    *,
+    values_size_bytes: int = 0,
+) -> Layout:
+    """Return the layout of a state over `devices`; `values_size_bytes` is the expected size of the non-tensor part.
+
+    Raises:
+        UsageError: no device, or two leaves of one name.
+    """
+    _check_names(leaves, aliases)
+    if not devices:
+        raise UsageError("a layout needs at least one device", hint="name a storage directory")
+    shares = _share(_storage_order(leaves), devices)
+    segments: list[SegmentPlan] = []
+    pieces: list[Piece] = []
+    offset = 0
+    for device, parts in zip(devices, shares, strict=True):
+        if not parts:
+            continue
+        plan, placed = _place(len(segments), device.device_id, offset, parts)
+        segments.append(plan)
+        pieces += placed
+        offset = align_up(offset + plan.file_size_bytes)
+    draft_bytes = DRAFT_BYTES_MIN + DRAFT_BYTES_PER_LEAF * (len(leaves) + len(aliases)) + 2 * values_size_bytes
+    return Layout(
+        leaves=tuple(leaves),
+        aliases=tuple(aliases),
+        pieces=tuple(pieces),
+        segments=tuple(segments),
+        draft_offset_bytes=offset,
+        draft_capacity_bytes=align_up(draft_bytes),
+        digest=_digest(leaves, aliases, devices),
+    )
+
+
+def _check_names(leaves: Sequence[LeafSpec], aliases: Sequence[Alias]) -> None:
+    seen: set[str] = set()
+    for name in [leaf.name for leaf in leaves] + [alias.name for alias in aliases]:
+        if name in seen:
+            raise UsageError(f"two leaves are named {name!r}", hint="give the objects in attach() different names")
+        seen.add(name)
+
+
+def _storage_order(leaves: Sequence[LeafSpec]) -> list[LeafSpec]:
+    """Return the leaves by falling item size: then each begins at a multiple of its item size without holes."""
+    return sorted(leaves, key=lambda leaf: -itemsize_bytes(leaf.dtype))
+
+
+def _share(leaves: Sequence[LeafSpec], devices: Sequence[DeviceWeight]) -> list[list[_Part]]:
+    """Deal the leaves to the devices in order, cutting rows off so that each device gets its weighted share."""
+    total_bytes = sum(leaf.size_bytes for leaf in leaves)
+    total_weight = sum(device.weight for device in devices)
+    shares: list[list[_Part]] = [[] for _ in devices]
+    index, room = 0, total_bytes * devices[0].weight / total_weight
+    for leaf in leaves:
+        start = 0
+        while True:
+            part = _cut(leaf, start, room if index < len(devices) - 1 else float("inf"))
+            if part is not None:
+                shares[index].append(part)
+                room -= part.size_bytes
+                start = part.stop
+                if _is_last(part):
+                    break
+            index += 1
+            room += total_bytes * devices[index].weight / total_weight
+    return shares
+
+
+def _is_last(part: _Part) -> bool:
+    return part.offset_bytes + part.size_bytes == part.leaf.size_bytes
+
+
+def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
+    """Return the rows of `leaf` from `start` on that go into `room` bytes, or None when the next device should take them.
+
+    The rest goes whole when it fits, when it may not be cut, or when a cut would leave a part below CUT_MIN_BYTES
+    (then to whichever device holds more than half of it).
+    """
+    rows = leaf.shape[0] if leaf.shape else 1
+    row_bytes = leaf.size_bytes // rows if rows else 0
+    rest_bytes = leaf.size_bytes - start * row_bytes
+    whole = _Part(leaf=leaf, start=start, stop=rows, offset_bytes=start * row_bytes, size_bytes=rest_bytes)
+    if rest_bytes <= room:
+        return whole
+    fit = int(room // row_bytes)
+    may_cut = leaf.is_contiguous and rows > 1
+    if may_cut and fit * row_bytes >= CUT_MIN_BYTES and rest_bytes - fit * row_bytes >= CUT_MIN_BYTES:
+        return _Part(
+            leaf=leaf, start=start, stop=start + fit, offset_bytes=whole.offset_bytes, size_bytes=fit * row_bytes
+        )
+    return whole if room >= rest_bytes / 2 else None
+
+
+def _place(
+    segment: int, device_id: str, slot_offset_bytes: int, parts: Sequence[_Part]
+) -> tuple[SegmentPlan, list[Piece]]:
+    entries: list[SegmentEntry] = []
+    pieces: list[Piece] = []
+    begin = 0
+    for part in parts:
+        dtype, shape = _stored_as(part)
+        entries.append(
+            SegmentEntry(key=part.key, dtype=dtype, shape=shape, begin=begin, end=begin + part.size_bytes)
+        )
+        pieces.append(
+            Piece(
+                leaf=part.leaf.name,
+                offset_in_leaf_bytes=part.offset_bytes,
+                size_bytes=part.size_bytes,
+                device_id=device_id,
+                generation="",
+                segment=segment,
+                key=part.key,
+            )
+        )
+        begin += part.size_bytes
+    plan = SegmentPlan(
+        segment=segment,
+        device_id=device_id,
+        slot_offset_bytes=slot_offset_bytes,
+        header_size_bytes=header_size_bytes(entries),
+        data_size_bytes=begin,
+        entries=tuple(entries),
+    )
+    return plan, pieces
+
+
+def _stored_as(part: _Part) -> tuple[str, tuple[int, ...]]:
+    """Return dtype and shape for the header; a strided leaf gets its dimensions in storage order."""
+    leaf = part.leaf
+    dtype = safetensors_dtype(leaf.dtype)
+    if dtype is None:
+        return "U8", (part.size_bytes,)
+    if not leaf.is_contiguous:
+        order = sorted(range(len(leaf.shape)), key=lambda d: (-leaf.strides[d], leaf.shape[d] != 1))
+        return dtype, tuple(leaf.shape[d] for d in order)
+    if not leaf.shape:
+        return dtype, ()
+    return dtype, (part.stop - part.start, *leaf.shape[1:])
+
+
+def _digest(leaves: Sequence[LeafSpec], aliases: Sequence[Alias], devices: Sequence[DeviceWeight]) -> str:
+    """Every field that moves a byte, in a text form that cannot be read two ways."""
+    lines = [f"{leaf!r}" for leaf in leaves] + [f"{alias!r}" for alias in aliases] + [f"{d!r}" for d in devices]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,80 @@
+"""What a leaf is: one named tensor (or long byte string) of the training state, described without torch."""
+
+import math
+from dataclasses import dataclass
+
+from .dtype_format import itemsize_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafSpec:
+    """Name and memory shape of one leaf.
+
+    `strides` are in elements, as torch gives them; a leaf is *dense*: its elements fill
+    `size_bytes` consecutive bytes in the order that the strides say. `replicas` is the number of
+    ranks that hold the same bytes (1: only this rank). `global_shape` and `global_offset` place a
+    shard in the whole tensor; for an unsharded leaf they are `shape` and zeros.
+    """
+
+    name: str
+    dtype: str
+    """torch's name without the prefix: float32, bfloat16, float8_e4m3fn, complex64, … (dtype_format.py)."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    replicas: int = 1
+    global_shape: tuple[int, ...]
+    global_offset: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a leaf needs a name")
+        if not len(self.shape) == len(self.strides) == len(self.global_shape) == len(self.global_offset):
+            raise ValueError(f"leaf {self.name!r}: shape, strides, global_shape and global_offset differ in length")
+        if any(size < 0 for size in self.shape) or any(stride < 0 for stride in self.strides):
+            raise ValueError(f"leaf {self.name!r}: negative size or stride")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the leaf's elements; 0 for an empty tensor."""
+        return math.prod(self.shape) * itemsize_bytes(self.dtype)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Tell whether storage order is row-major order, so that the leaf may be cut along dim 0."""
+        return self.strides == contiguous_strides(self.shape) or self.size_bytes == 0
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return torch's row-major strides (in elements) of a shape; dimensions of size 0 count as 1."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def whole_leaf(name: str, dtype: str, shape: tuple[int, ...], *, replicas: int = 1) -> LeafSpec:
+    """Return the spec of an unsharded, row-major leaf."""
+    return LeafSpec(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        strides=contiguous_strides(shape),
+        replicas=replicas,
+        global_shape=shape,
+        global_offset=(0,) * len(shape),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alias:
+    """A leaf whose bytes lie inside another leaf's (tied weights, views of one storage): stored once, listed here."""
+
+    name: str
+    of: str
+    """Name of the leaf that holds the bytes."""
+    offset_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]

@@ -1,0 +1,209 @@
+"""Tagged JSON for the non-tensor part of a state: exact round trips for what plain JSON cannot hold.
+
+Plain: None, bool, str, int within 64 bits, finite float, list, dict with string keys that do not begin with `$`.
+Tagged, as a one-key object: `$tuple`, `$int` (beyond 64 bits), `$float` (nan, inf), `$bytes` (base64), `$dict`
+(pairs, for other keys), `$odict`, `$set`, `$fset`, `$deque`, `$counter`, `$complex`, and
+whatever the caller's `encode_other` makes (`$leaf`, `$torch`, `$ndarray`, …; see the hook's state files).
+"""
+
+import base64
+import binascii
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from ..core.errors import CorruptDataError, StateTypeError
+
+VALUES_SIZE_BYTES_MAX = 64 * 1024 * 1024
+DEPTH_MAX = 200
+_INT64 = range(-(2**63), 2**63)
+
+_TYPE_HINT = (
+    "write it as numbers, strings, lists or tensors in state_dict(), or give the object state_dict/load_state_dict; "
+    "histories belong in run.log(...)"
+)
+
+EncodeOther = Callable[[str, object], object]
+"""(path, object) -> JSON-able object with one `$tag` key, or NotImplemented when the object is unknown."""
+DecodeOther = Callable[[str, object], object]
+"""(tag, content) -> object, or NotImplemented when the tag is unknown."""
+
+
+def encode_value(value: object, path: str, encode_other: EncodeOther | None = None) -> object:
+    """Return `value` as JSON-able data.
+
+    Raises:
+        StateTypeError: an object has no exact form; the message holds the path to it.
+    """
+    return _Encoder(encode_other).encode(value, path, 0)
+
+
+def decode_value(data: object, decode_other: DecodeOther | None = None) -> object:
+    """Return the value that `encode_value` was given. Raises CorruptDataError on anything else."""
+    return _Decoder(decode_other).decode(data, 0)
+
+
+def dump_values(document: object) -> bytes:
+    """Return encoded values as JSON bytes; StateTypeError above 64 MiB."""
+    data = msgspec.json.encode(document)
+    if len(data) > VALUES_SIZE_BYTES_MAX:
+        raise StateTypeError(
+            f"the non-tensor state takes {len(data)} bytes, more than {VALUES_SIZE_BYTES_MAX}",
+            hint="keep large data in tensors or numpy arrays, histories in run.log(...)",
+        )
+    return data
+
+
+def load_values(data: bytes) -> object:
+    """Return the document of `dump_values`; CorruptDataError when it is not JSON."""
+    try:
+        return cast("object", msgspec.json.decode(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptDataError(f"the non-tensor state is not JSON: {error}") from error
+
+
+class _Encoder:
+    def __init__(self, encode_other: EncodeOther | None) -> None:
+        self._other = encode_other
+
+    def encode(self, value: object, path: str, depth: int) -> object:
+        if depth > DEPTH_MAX:
+            raise StateTypeError(f"{path} is nested deeper than {DEPTH_MAX} levels", hint="does it contain itself?")
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            number = cast("int", value)
+            return number if number in _INT64 else {"$int": str(number)}
+        if kind is float:
+            number = cast("float", value)
+            return number if math.isfinite(number) else {"$float": repr(number)}
+        if self._other is not None:
+            made = self._other(path, value)
+            if made is not NotImplemented:
+                return made
+        return self._container(value, path, depth + 1)
+
+    def _container(self, value: object, path: str, depth: int) -> object:
+        kind = type(value)
+        if kind is list:
+            return self._items(cast("list[object]", value), path, depth)
+        if kind is tuple:
+            return {"$tuple": self._items(list(cast("tuple[object, ...]", value)), path, depth)}
+        if kind is dict:
+            return self._dict(cast("dict[object, object]", value), path, depth)
+        if kind is OrderedDict:
+            return {"$odict": self._pairs(cast("dict[object, object]", value), path, depth)}
+        if kind is Counter:
+            return {"$counter": self._pairs(cast("dict[object, object]", value), path, depth)}
+        if kind is bytes or kind is bytearray:
+            return {"$bytes": base64.b64encode(cast("bytes", value)).decode()}
+        if kind is complex:
+            number = cast("complex", value)
+            return {"$complex": [repr(number.real), repr(number.imag)]}
+        if kind is deque:
+            items = cast("deque[object]", value)
+            return {"$deque": [items.maxlen, self._items(list(items), path, depth)]}
+        if kind is set or kind is frozenset:
+            tag = "$set" if kind is set else "$fset"
+            return {tag: self._items(sorted(cast("set[object]", value), key=repr), path, depth)}
+        raise StateTypeError(f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved", hint=_TYPE_HINT)
+
+    def _items(self, items: list[object], path: str, depth: int) -> list[object]:
+        return [self.encode(item, f"{path}[{index}]", depth) for index, item in enumerate(items)]
+
+    def _pairs(self, mapping: dict[object, object], path: str, depth: int) -> list[object]:
+        return [
+            [self.encode(key, f"{path} key {key!r}", depth), self.encode(item, f"{path}[{key!r}]", depth)]
+            for key, item in mapping.items()
+        ]
+
+    def _dict(self, mapping: dict[object, object], path: str, depth: int) -> object:
+        if all(type(key) is str and not key.startswith("$") for key in mapping):
+            return {cast("str", key): self.encode(item, f"{path}.{key}", depth) for key, item in mapping.items()}
+        return {"$dict": self._pairs(mapping, path, depth)}
+
+
+class _Decoder:
+    def __init__(self, decode_other: DecodeOther | None) -> None:
+        self._other = decode_other
+
+    def decode(self, data: object, depth: int) -> object:
+        if depth > DEPTH_MAX + 1:
+            raise CorruptDataError(f"the non-tensor state is nested deeper than {DEPTH_MAX} levels")
+        if isinstance(data, list):
+            return self._items(cast("object", data), depth)
+        if not isinstance(data, dict):
+            return data
+        mapping = cast("dict[str, object]", data)
+        if len(mapping) == 1:
+            (tag, content), *_ = mapping.items()
+            if tag.startswith("$"):
+                return self._tagged(tag, content, depth + 1)
+        return {key: self.decode(item, depth + 1) for key, item in mapping.items()}
+
+    def _tagged(self, tag: str, content: object, depth: int) -> object:
+        try:
+            known = self._known(tag, content, depth)
+        except (TypeError, ValueError, binascii.Error) as error:
+            raise CorruptDataError(f"the tag {tag} of the non-tensor state holds {content!r:.80}: {error}") from error
+        if known is not NotImplemented:
+            return known
+        other = NotImplemented if self._other is None else self._other(tag, content)
+        if other is NotImplemented:
+            raise CorruptDataError(f"unknown tag {tag} in the non-tensor state", hint="written by a newer version?")
+        return other
+
+    def _known(self, tag: str, content: object, depth: int) -> object:
+        match tag:
+            case "$tuple":
+                return tuple(self._items(content, depth))
+            case "$int":
+                return int(_text(content))
+            case "$float":
+                return float(_text(content))
+            case "$bytes":
+                return base64.b64decode(_text(content), validate=True)
+            case "$complex":
+                real, imag = _list(content)
+                return complex(float(_text(real)), float(_text(imag)))
+            case "$dict":
+                return dict(self._pairs(content, depth))
+            case "$odict":
+                return OrderedDict(self._pairs(content, depth))
+            case "$counter":
+                return Counter(cast("dict[object, int]", dict(self._pairs(content, depth))))
+            case "$deque":
+                maxlen, items = _list(content)
+                return deque(self._items(items, depth), maxlen=cast("int | None", maxlen))
+            case "$set":
+                return set(self._items(content, depth))
+            case "$fset":
+                return frozenset(self._items(content, depth))
+            case _:
+                return NotImplemented
+
+    def _items(self, content: object, depth: int) -> list[object]:
+        return [self.decode(item, depth + 1) for item in _list(content)]
+
+    def _pairs(self, content: object, depth: int) -> list[tuple[object, object]]:
+        pairs: list[tuple[object, object]] = []
+        for pair in _list(content):
+            key, item = _list(pair)
+            pairs.append((self.decode(key, depth + 1), self.decode(item, depth + 1)))
+        return pairs
+
+
+def _list(content: object) -> list[object]:
+    if not isinstance(content, list):
+        raise TypeError("expected a list")
+    return cast("list[object]", content)
+
+
+def _text(content: object) -> str:
+    if not isinstance(content, str):
+        raise TypeError("expected a string")
+    return content

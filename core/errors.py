@@ -1,0 +1,149 @@
+"""Every error that everstep raises on purpose.
+
+EverstepError
+├── UsageError                 the caller broke a documented rule                     do not retry
+│   ├── StateTypeError         an object in the state cannot be checkpointed          change the object
+│   ├── StateMismatchError     a checkpoint does not fit the given objects            give matching objects
+│   ├── LoaderStateError       a loader state does not fit the loader                 give the right dataset
+│   ├── RunBusyError           the run's trainer still lives                          wait or take it over
+│   ├── FencedError            a newer attempt of the run has started                 stop this process
+│   ├── ConfigError            a configuration value is not allowed                   correct the file
+│   └── NotFoundError          no such run, checkpoint or device (or not yours)       check the name
+├── NodeError                  the machine cannot do it now                           retry by policy
+│   ├── DaemonUnavailableError no daemon answers, or it went away                     start or reconnect
+│   ├── VersionMismatchError   daemon and client speak different protocols            use one version
+│   ├── MemoryRefusedError     the arena would not fit in memory                      free or lower
+│   ├── DeadlineError          something took longer than its deadline                look at the cause
+│   └── StorageError           a device or its file system failed                     use another device
+│       ├── NoSpaceError       free space is below what is needed                     free or add a device
+│       ├── DeviceMissingError a known device is not where it was                     mount it
+│       └── DeviceLockedError  another daemon holds the device                        use that daemon
+└── DataError                  stored bytes are not what was committed                never retry
+    ├── CorruptDataError       a checksum, length or structure does not hold          use an older one
+    ├── IncompleteError        a shard or segment of the checkpoint is missing        use an older one
+    └── FormatVersionError     written by a newer format version                      upgrade everstep
+
+Each class says by `retryable` whether the same call may succeed later; each instance carries a `hint`, the
+sentence that says what to do. `code` names the class on the data socket.
+"""
+
+from typing import ClassVar
+
+
+class EverstepError(Exception):
+    """Root: `except EverstepError` catches everything that everstep raises on purpose."""
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{message} ({hint})" if hint else message)
+        self.message = message
+        self.hint = hint
+
+    @property
+    def code(self) -> str:
+        """Name of the class: what travels in frames and in typed gRPC details."""
+        return type(self).__name__
+
+
+class UsageError(EverstepError):
+    """The caller broke a documented rule."""
+
+
+class StateTypeError(UsageError):
+    """An object in the state is of a kind that cannot be written without pickle; the message names its path."""
+
+
+class StateMismatchError(UsageError):
+    """A checkpoint does not fit the objects it should be restored into."""
+
+
+class LoaderStateError(UsageError):
+    """A loader state belongs to another dataset, or came after iteration began."""
+
+
+class RunBusyError(UsageError):
+    """The trainer of this run and rank still lives."""
+
+
+class FencedError(UsageError):
+    """A newer attempt of the run has started; this one can start nothing new."""
+
+
+class ConfigError(UsageError):
+    """A configuration key or value is not allowed."""
+
+
+class NotFoundError(UsageError):
+    """No such run, checkpoint or device, or it belongs to somebody else: the answer is the same."""
+
+
+class NodeError(EverstepError):
+    """The machine cannot do it now."""
+
+    retryable: ClassVar[bool] = True
+
+
+class DaemonUnavailableError(NodeError):
+    """No daemon answers on the socket, or the connection was lost."""
+
+
+class VersionMismatchError(NodeError):
+    """Daemon and client speak different protocol versions."""
+
+    retryable: ClassVar[bool] = False
+
+
+class MemoryRefusedError(NodeError):
+    """Admission refused an arena: it would not fit beside what the node already holds."""
+
+
+class DeadlineError(NodeError):
+    """A wait reached its deadline."""
+
+
+class StorageError(NodeError):
+    """A device or its file system failed."""
+
+
+class NoSpaceError(StorageError):
+    """Free space, less what is reserved, is below what is needed; nothing was written."""
+
+
+class DeviceMissingError(StorageError):
+    """A known device is not where it was; it is never initialised again."""
+
+
+class DeviceLockedError(StorageError):
+    """Another daemon holds the device's lock."""
+
+
+class DataError(EverstepError):
+    """Stored bytes are not what was committed."""
+
+
+class CorruptDataError(DataError):
+    """A checksum, length or structure does not hold; the message names file and block."""
+
+
+class IncompleteError(DataError):
+    """A shard or a segment of the checkpoint is missing."""
+
+
+class FormatVersionError(DataError):
+    """The store was written by a newer format version."""
+
+
+def _classes(root: type[EverstepError]) -> dict[str, type[EverstepError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _classes(child)
+    return found
+
+
+_BY_CODE = _classes(EverstepError)
+
+
+def error_from_code(code: str, message: str, hint: str) -> EverstepError:
+    """Return the error that the other side raised; an unknown code (a newer peer) becomes EverstepError."""
+    return _BY_CODE.get(code, EverstepError)(message, hint=hint)

@@ -1,0 +1,42 @@
+"""Where the daemon of a user listens: by uid alone, because $XDG_RUNTIME_DIR differs between login, cron and Slurm."""
+
+import os
+import stat
+from pathlib import Path
+
+from .errors import ConfigError
+
+SOCKET_VARIABLE = "EVERSTEP_SOCKET"
+
+
+def data_socket_path(uid: int | None = None) -> Path:
+    """Return the data socket's path: $EVERSTEP_SOCKET, else /run/everstep/<uid>, else /tmp/everstep-<uid>."""
+    named = os.environ.get(SOCKET_VARIABLE)
+    if named:
+        return Path(named).absolute()
+    owner = os.getuid() if uid is None else uid
+    shared = Path("/run/everstep") / str(owner)
+    base = shared if shared.is_dir() else Path(f"/tmp/everstep-{owner}")  # noqa: S108 - checked by ensure_private
+    return base / "data.sock"
+
+
+def control_socket_path(data_socket: Path) -> Path:
+    """Return the control API's socket that belongs to a data socket."""
+    return data_socket.with_name("control.sock" if data_socket.name == "data.sock" else f"{data_socket.name}.control")
+
+
+def ensure_private_directory(path: Path) -> None:
+    """Make `path` a 0700 directory of this user, or raise ConfigError: no symlink, no other owner, no group or others.
+
+    A directory in /tmp with a known name may have been put there by somebody else.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"{path} is not a directory", hint=f"remove it or set {SOCKET_VARIABLE}")
+    if status.st_uid != os.getuid():
+        raise ConfigError(f"{path} belongs to uid {status.st_uid}", hint=f"set {SOCKET_VARIABLE} to a path of your own")
+    if status.st_mode & 0o077:
+        raise ConfigError(
+            f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o})", hint=f"chmod 700 {path}"
+        )

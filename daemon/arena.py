@@ -1,0 +1,93 @@
+"""Arenas: memfds made, sized and sealed by the daemon, filled by one trainer, read by the engines."""
+
+import fcntl
+import mmap
+import os
+import time
+from dataclasses import dataclass, field
+
+from ..checkpoint import linux
+from ..core.errors import MemoryRefusedError
+from .admission_plan import ALLOCATION_STEP_BYTES, admit
+from .blocking import in_thread
+from .node_memory import read_memory_bounds
+from .slot_machine import SlotMachine
+
+
+@dataclass(slots=True, kw_only=True)
+class Arena:
+    """One memfd divided in equal slots. The daemon keeps its mapping for as long as any slot may be read."""
+
+    number: int
+    fd: int
+    view: mmap.mmap
+    slot_size_bytes: int
+    layout_digest: str
+    allocation_s: float
+    machine: SlotMachine
+    shared_with_dead: bool = field(default=False)
+    """A fenced trainer that may still live has it mapped: never give it to another."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the memfd."""
+        return self.slot_size_bytes * len(self.machine.slots)
+
+    def slot_offset_bytes(self, slot: int) -> int:
+        """Return where a slot begins."""
+        return slot * self.slot_size_bytes
+
+    def close(self) -> None:
+        """Give the memory back (once every client has unmapped it, too)."""
+        self.view.close()
+        os.close(self.fd)
+
+
+async def make_arena(
+    number: int, *, slot_size_bytes: int, slot_count: int, layout_digest: str, reserve_bytes: int, limit_bytes: int
+) -> Arena:
+    """Return a new arena, allocated and touched, without ever driving the node out of memory.
+
+    `limit_bytes` is what the daemon's own budget has left. Cancelling frees what was allocated.
+
+    Raises:
+        MemoryRefusedError: it does not fit, at once or after a part was allocated.
+    """
+    size_bytes = slot_size_bytes * slot_count
+    what = f"an arena of {slot_count} slots of {slot_size_bytes / 2**20:.0f} MiB"
+    if size_bytes > limit_bytes:
+        raise MemoryRefusedError(
+            f"{what} is above what the daemon's budget has left ({limit_bytes / 2**20:.0f} MiB)",
+            hint="raise memory.arena_max_bytes or lower slots",
+        )
+    began_s = time.monotonic()
+    fd = os.memfd_create("everstep-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        await _allocate(fd, size_bytes, reserve_bytes, what)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        view = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Arena(
+        number=number,
+        fd=fd,
+        view=view,
+        slot_size_bytes=slot_size_bytes,
+        layout_digest=layout_digest,
+        allocation_s=time.monotonic() - began_s,
+        machine=SlotMachine(slot_count),
+    )
+
+
+async def _allocate(fd: int, size_bytes: int, reserve_bytes: int, what: str) -> None:
+    """Touch the pages in steps (0.4 to 5 s a GiB), asking before each whether the rest still fits."""
+    done = 0
+    while done < size_bytes:
+        admit(size_bytes - done, await read_memory_bounds(), reserve_bytes=reserve_bytes, what=what)
+        step = min(ALLOCATION_STEP_BYTES, size_bytes - done)
+        try:
+            await in_thread(linux.fallocate, fd, done + step)
+        except OSError as error:
+            raise MemoryRefusedError(f"{what} could not be allocated: {error}", hint="free memory") from error
+        done += step

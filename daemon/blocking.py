@@ -1,0 +1,25 @@
+"""Calling blocking work from the event loop without ever abandoning a buffer or descriptor that it uses."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return `work(...)` run in the default executor; a cancelled caller waits for it to end before it goes on."""
+    return await in_executor(None, lambda: work(*args, **kwargs))
+
+
+async def in_executor(executor: Executor | None, work: Callable[[], T]) -> T:
+    """Return `work()` run in `executor`; like `in_thread`, cancelling detaches only after the work has ended."""
+    future = asyncio.get_running_loop().run_in_executor(executor, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if not future.done():
+            await asyncio.wait([future])
+        raise

@@ -1,0 +1,107 @@
+"""The daemon's configuration: one strict TOML file (unknown keys are errors), or the defaults of a private daemon."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from ..core.errors import ConfigError
+from ..core.paths import data_socket_path
+
+GIB = 1024**3
+
+
+class DaemonSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[daemon]`: where it listens and how long it stays."""
+
+    socket: str = ""
+    """Path of the data socket; empty: $EVERSTEP_SOCKET, /run/everstep/<uid>/data.sock or /tmp/everstep-<uid>/data.sock."""
+    linger_s: float = 600.0
+    """How long the snapshots of a crashed trainer stay in memory (and an otherwise idle private daemon alive)."""
+    drain_s: float = 300.0
+    """How long SIGTERM waits for what is sealed to be written."""
+
+
+class MemorySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[memory]`: the bound on all arenas together."""
+
+    arena_max_bytes: int = 1 << 60
+    reserve_bytes: int = GIB
+    """Left free on the node and in every cgroup beside the arenas."""
+
+
+class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[metrics]`: Prometheus over HTTP on loopback."""
+
+    enabled: bool = True
+    port: int = 0
+    """0: an ephemeral port, shown by `everstep status`."""
+
+
+class IoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[io]`: how bytes reach the devices."""
+
+    engine: str = "auto"
+    """auto, aio or plain."""
+    process: bool = False
+    """Run each device's engine in a process of its own."""
+
+
+class RetentionSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[retention]`: what GC keeps of each run."""
+
+    keep_last: int = 3
+
+
+class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole file. `devices` maps a name to the directory on that device."""
+
+    daemon: DaemonSection = DaemonSection()
+    memory: MemorySection = MemorySection()
+    metrics: MetricsSection = MetricsSection()
+    io: IoSection = IoSection()
+    retention: RetentionSection = RetentionSection()
+    devices: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        if self.io.engine not in ("auto", "aio", "plain"):
+            raise ConfigError(f"io.engine is {self.io.engine!r}", hint="one of auto, aio, plain")
+        if self.retention.keep_last < 2:
+            raise ConfigError(f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept")
+        if min(self.daemon.linger_s, self.daemon.drain_s, self.memory.reserve_bytes, self.memory.arena_max_bytes) < 0:
+            raise ConfigError("linger_s, drain_s, reserve_bytes and arena_max_bytes must not be negative")
+        if not 0 <= self.metrics.port <= 65535:
+            raise ConfigError(f"metrics.port is {self.metrics.port}", hint="0 to 65535; 0 takes any free port")
+        for name, directory in self.devices.items():
+            if not directory.startswith("/"):
+                raise ConfigError(f"devices.{name} is {directory!r}", hint="name an absolute directory")
+
+    def socket_path(self) -> Path:
+        """Return where the data socket is."""
+        return Path(self.daemon.socket) if self.daemon.socket else data_socket_path()
+
+
+def load_config(path: Path) -> DaemonConfig:
+    """Return the configuration of a TOML file; ConfigError names the key that is wrong."""
+    try:
+        config = msgspec.toml.decode(path.read_bytes(), type=DaemonConfig)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="give --config an existing file") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}", hint="see docs/configuration.md for the keys") from error
+    if not config.devices:
+        raise ConfigError(f"{path} names no devices", hint='add a [devices] table, e.g. nvme0 = "/nvme0/everstep"')
+    return config
+
+
+def private_config() -> DaemonConfig:
+    """Return what a private daemon runs with; $EVERSTEP_LINGER_S and $EVERSTEP_METRICS_PORT change it."""
+    linger = os.environ.get("EVERSTEP_LINGER_S", "600")
+    port = os.environ.get("EVERSTEP_METRICS_PORT", "")
+    try:
+        return DaemonConfig(
+            daemon=DaemonSection(linger_s=float(linger)),
+            metrics=MetricsSection(enabled=bool(port), port=int(port or "0")),
+        )
+    except ValueError as error:
+        raise ConfigError(f"EVERSTEP_LINGER_S={linger!r}, EVERSTEP_METRICS_PORT={port!r}: {error}") from error

@@ -1,0 +1,64 @@
+"""Prometheus metrics of a daemon: node totals only, no run, path or step as a label. Nothing starts on import."""
+
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+_PERSIST_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class Metrics:
+    """All metrics of one daemon, in a registry of its own. Safe to use from any thread."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = CollectorRegistry()
+        info = Gauge("everstep_build_info", "Constant 1, labelled with the version", ["version"], registry=self.registry)
+        info.labels(version).set(1)
+        self.sealed_total = self._counter("everstep_snapshots_sealed", "Snapshots that trainers sealed")
+        self.persisted_total = self._counter("everstep_shards_persisted", "Shards committed to the devices")
+        self.failed_total = self._counter("everstep_shards_failed", "Shards that could not be committed")
+        self.abandoned_total = self._counter("everstep_snapshots_abandoned", "Snapshots dropped before they were sealed")
+        self.written_bytes = self._counter("everstep_written_bytes", "Bytes of segments committed")
+        self.restored_total = Counter(
+            "everstep_restores", "Shards handed to trainers, verified", ["source"], registry=self.registry
+        )
+        self.restore_failed_total = self._counter("everstep_restores_failed", "Shards that failed verification")
+        self.deleted_total = self._counter("everstep_checkpoints_deleted", "Checkpoints removed by retention or by hand")
+        self.attached = self._gauge("everstep_trainers_attached", "Trainers that hold a lease")
+        self.arena_bytes = self._gauge("everstep_arena_bytes", "Bytes of all arenas")
+        self.persisting = self._gauge("everstep_shards_persisting", "Shards being written now")
+        self.last_commit_s = self._gauge(
+            "everstep_last_commit_timestamp_seconds", "Unix time of the newest commit; 0 before the first"
+        )
+        self.persist_s = Histogram(
+            "everstep_persist_duration_seconds",
+            "From sealed to committed, every fsync and manifest included",
+            buckets=_PERSIST_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.refused_total = self._counter("everstep_requests_refused", "Requests answered with an error")
+
+    def serve(self, port: int) -> tuple[int, "MetricsServer"]:
+        """Serve the metrics on loopback; return the port taken and the server to close."""
+        server, thread = start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        return int(server.server_port), MetricsServer(server, thread)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, registry=self.registry)
+
+
+class MetricsServer:
+    """The HTTP server's thread and socket."""
+
+    def __init__(self, server: WSGIServer, thread: Thread) -> None:
+        self._server, self._thread = server, thread
+
+    def close(self) -> None:
+        """Stop serving and end the thread."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,114 @@
+"""The life of an arena's slots: free -> copying -> sealed -> persisting -> kept -> free. Pure.
+
+A kept snapshot may be overwritten only when a newer one is sealed on all ranks: until then it is the newest state
+that every rank can give back from memory.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..core.errors import UsageError
+from ..core.ids import CheckpointId
+
+
+class SlotState(Enum):
+    """Where a slot is in its life."""
+
+    FREE = "free"
+    COPYING = "copying"
+    SEALED = "sealed"
+    PERSISTING = "persisting"
+    KEPT = "kept"
+
+
+@dataclass(slots=True)
+class Slot:
+    """One slot; `checkpoint` is None exactly while it is free."""
+
+    state: SlotState = SlotState.FREE
+    checkpoint: CheckpointId | None = None
+
+
+class SlotMachine:
+    """Slots of one arena. Every method is an event; those that may free slots return the indices freed."""
+
+    def __init__(self, slot_count: int) -> None:
+        if slot_count < 1:
+            raise ValueError(f"an arena has at least one slot, got {slot_count}")
+        self.slots = [Slot() for _ in range(slot_count)]
+        self._sealed_everywhere: CheckpointId | None = None
+
+    def begin(self, slot: int, checkpoint: CheckpointId) -> None:
+        """The trainer starts to copy `checkpoint` into a free slot."""
+        self._take(slot, SlotState.FREE, SlotState.COPYING).checkpoint = checkpoint
+
+    def seal(self, slot: int, checkpoint: CheckpointId) -> None:
+        """The copy is finished and its draft was accepted."""
+        if self._at(slot).checkpoint != checkpoint:
+            raise UsageError(f"slot {slot} holds {self._at(slot).checkpoint}, not {checkpoint}")
+        self._take(slot, SlotState.COPYING, SlotState.SEALED)
+
+    def persist(self, slot: int) -> None:
+        """The daemon starts to write the snapshot."""
+        self._take(slot, SlotState.SEALED, SlotState.PERSISTING)
+
+    def settle(self, slot: int) -> list[int]:
+        """Writing ended, well or not; the bytes stay until a newer snapshot is sealed everywhere."""
+        self._take(slot, SlotState.PERSISTING, SlotState.KEPT)
+        return self._free_outdated()
+
+    def keep(self, slot: int, checkpoint: CheckpointId) -> None:
+        """A free slot was filled from the devices."""
+        self._take(slot, SlotState.FREE, SlotState.KEPT).checkpoint = checkpoint
+
+    def abandon(self, slot: int) -> list[int]:
+        """The trainer gives its copy up."""
+        self._take(slot, SlotState.COPYING, SlotState.FREE).checkpoint = None
+        return [slot]
+
+    def trainer_gone(self) -> list[int]:
+        """The trainer died or left: what it was copying is dropped, the rest stands."""
+        copying = [index for index, slot in enumerate(self.slots) if slot.state is SlotState.COPYING]
+        return [freed for index in copying for freed in self.abandon(index)]
+
+    def sealed_everywhere(self, checkpoint: CheckpointId) -> list[int]:
+        """All ranks have sealed `checkpoint`."""
+        if self._sealed_everywhere is None or checkpoint > self._sealed_everywhere:
+            self._sealed_everywhere = checkpoint
+        return self._free_outdated()
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a slot is being copied or not yet written."""
+        return any(slot.state not in (SlotState.FREE, SlotState.KEPT) for slot in self.slots)
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Indices of free slots."""
+        return [index for index, slot in enumerate(self.slots) if slot.state is SlotState.FREE]
+
+    def is_free(self) -> bool:
+        """Tell whether every slot is free."""
+        return len(self.free_slots) == len(self.slots)
+
+    def _free_outdated(self) -> list[int]:
+        newest = self._sealed_everywhere
+        freed: list[int] = []
+        for index, slot in enumerate(self.slots):
+            if slot.state is SlotState.KEPT and newest is not None and slot.checkpoint is not None:
+                if slot.checkpoint < newest:
+                    slot.state, slot.checkpoint = SlotState.FREE, None
+                    freed.append(index)
+        return freed
+
+    def _at(self, slot: int) -> Slot:
+        if not 0 <= slot < len(self.slots):
+            raise UsageError(f"there is no slot {slot}; the arena has {len(self.slots)}")
+        return self.slots[slot]
+
+    def _take(self, slot: int, expected: SlotState, target: SlotState) -> Slot:
+        held = self._at(slot)
+        if held.state is not expected:
+            raise UsageError(f"slot {slot} is {held.state.value}, expected {expected.value}")
+        held.state = target
+        return held

@@ -1,0 +1,2 @@
+if __name__ != "everstep.dataloader":
+    raise ImportError(f"imported as {__name__!r}: the repository root is on sys.path; use everstep.dataloader")

@@ -1,0 +1,99 @@
+"""Which positions of an epoch one rank gets at each step: plain arithmetic on a cursor, with no memory of its own.
+
+The stream of an epoch is one for all ranks. A step takes the next `batch_size * world_size` positions and cuts them
+into one contiguous part per rank, whose sizes differ by at most one. The next step begins where this one ended, so a
+cursor (samples handed out so far, over all ranks) is the whole state, and any number of ranks can go on from it.
+
+Only the last step of an epoch can be short. DDP averages the ranks' mean gradients, which is biased when parts
+differ, and a rank without a batch breaks BatchNorm and hangs collectives. `Uneven` is the caller's choice:
+
+* WEIGHT (default): nothing is lost; `Part.weight` times the rank's mean loss makes DDP's mean exact. A rank without a
+  sample repeats one with weight 0: that is padding, and the ledger counts it apart.
+* DROP: the samples that cannot be shared evenly (fewer than there are ranks) are left out and recorded as dropped.
+* ERROR: refused before the epoch begins, for who wants neither.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Uneven(Enum):
+    """What to do with a last step that cannot be shared evenly."""
+
+    WEIGHT = "weight"
+    DROP = "drop"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One rank's share of one step: positions [start, stop), or one repeated position where `is_padding`."""
+
+    cursor: int
+    next_cursor: int
+    start: int
+    stop: int
+    weight: float
+    is_padding: bool
+
+    def __post_init__(self) -> None:
+        assert self.cursor <= self.start < self.stop <= self.next_cursor, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How the stream of an epoch of `sample_count` samples is cut for one rank."""
+
+    sample_count: int
+    batch_size: int
+    rank: int
+    world_size: int
+    uneven: Uneven = Uneven.WEIGHT
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or not 0 <= self.rank < self.world_size or self.sample_count < 0:
+            raise ValueError(f"not a split: {self}")
+
+    @property
+    def step_size(self) -> int:
+        """Samples of a full step, over all ranks."""
+        return self.batch_size * self.world_size
+
+    def part(self, cursor: int) -> Part | None:
+        """Return this rank's share of the step at `cursor`, or None when the epoch is over; the same on all ranks."""
+        total = self._step_total(cursor)
+        if total == 0:
+            return None
+        small, bigger_count = divmod(total, self.world_size)
+        count = small + (self.rank < bigger_count)
+        start = cursor + self.rank * small + min(self.rank, bigger_count)
+        if count == 0:  # only where total < world_size; which sample is repeated does not matter, its weight is 0
+            start = cursor + self.rank % total
+        return Part(
+            cursor=cursor,
+            next_cursor=cursor + total,
+            start=start,
+            stop=start + max(1, count),
+            weight=self.world_size * count / total,
+            is_padding=count == 0,
+        )
+
+    def step_count(self, cursor: int = 0) -> int:
+        """Return how many steps are left from `cursor`; the same on all ranks."""
+        full, rest = divmod(max(0, self.sample_count - cursor), self.step_size)
+        return full + (self._short_total(rest) > 0)
+
+    def uneven_rest(self, cursor: int = 0) -> int:
+        """Return the size of the last step if its parts would differ, else 0: what `Uneven.ERROR` refuses."""
+        rest = max(0, self.sample_count - cursor) % self.step_size
+        return 0 if self.drop_last or rest % self.world_size == 0 else rest
+
+    def _step_total(self, cursor: int) -> int:
+        left = self.sample_count - cursor
+        return self.step_size if left >= self.step_size else self._short_total(max(0, left))
+
+    def _short_total(self, rest: int) -> int:
+        if self.drop_last:
+            return 0
+        return rest - rest % self.world_size if self.uneven is Uneven.DROP else rest

@@ -1,0 +1,62 @@
+"""Every step saved, no step stalled: checkpoints and data for PyTorch training.
+
+    import everstep
+
+    run = everstep.attach("my-run", model=model, optimizer=optimizer, loader=loader, storage=["/nvme0/ckpt"])
+    run.restore()
+    for epoch in run.epochs(10):
+        for batch in loader:
+            ...
+            run.step()
+    run.close()
+
+Importing this package imports neither torch nor numpy; the first use of a public name does.
+"""
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # Absolute, alone in the library: type checkers find the mapped folders through build/types (tools/link_types.py).
+    from everstep.core import errors
+    from everstep.core.errors import EverstepError
+    from everstep.hook.attach import attach
+    from everstep.hook.report import Report
+    from everstep.hook.restore import Restored
+    from everstep.hook.run import Run
+
+__version__ = "0.1.0"
+
+if sys.platform != "linux":
+    raise ImportError(f"everstep runs on Linux only (memfd, pidfd, kernel AIO); this is {sys.platform}")
+if sys.version_info < (3, 11):  # noqa: UP036  # a checkout on PYTHONPATH is not stopped by requires-python
+    raise ImportError(f"everstep needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+
+__all__ = ["EverstepError", "Report", "Restored", "Run", "__version__", "attach", "errors"]
+
+# public name -> the module it lives in and its name there; an empty name stands for the module itself
+_LAZY = {
+    "EverstepError": (".core.errors", "EverstepError"),
+    "Report": (".hook.report", "Report"),
+    "Restored": (".hook.restore", "Restored"),
+    "Run": (".hook.run", "Run"),
+    "attach": (".hook.attach", "attach"),
+    "errors": (".core.errors", ""),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Return a public name, importing its module at first use (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module_name, attribute = _LAZY[name]
+    module = import_module(module_name, __name__)
+    value: object = getattr(module, attribute) if attribute else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,309 @@
+"""The data socket's language: typed frames between a trainer's hook (or a tool) and the node daemon.
+
+Every request that wants an answer carries a `request_id` chosen by the client; its answer carries the same number in
+`re`. Frames without `re` are events. File descriptors travel beside `ArenaReady` and `Fetched` (SCM_RIGHTS).
+Sizes and offsets are bytes; times are seconds. Tensor bytes never travel here.
+"""
+
+from enum import Enum
+
+import msgspec
+
+PROTOCOL = 1
+"""Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
+
+FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
+"""A manifest holds at most 64 MiB of values; everything else is far smaller."""
+
+HELLO_SIZE_BYTES_MAX = 4096
+"""What an unknown peer may make the daemon buffer."""
+
+
+class Role(Enum):
+    """Why somebody connects."""
+
+    TRAINER = "trainer"
+    CONTROL = "control"
+    DAEMON = "daemon"
+
+
+class Source(Enum):
+    """Where a fetched shard came from."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First frame of every connection."""
+
+    protocol: int
+    version: str
+    role: Role
+
+
+class OpenRun(msgspec.Struct, frozen=True, tag="open_run"):
+    """Take the lease of (run, rank) and open its storage: directories for a private daemon, device names for a node's."""
+
+    request_id: int
+    name: str
+    rank: int
+    world_size: int
+    storage: list[str]
+    takeover: bool
+
+
+class BeginAttempt(msgspec.Struct, frozen=True, tag="begin_attempt"):
+    """Make `attempt` durable on all devices; from then on older attempts start nothing new."""
+
+    request_id: int
+    attempt: int
+    fresh: bool
+
+
+class ListOffers(msgspec.Struct, frozen=True, tag="list_offers"):
+    """Ask what this rank could restore."""
+
+    request_id: int
+
+
+class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
+    """Bring one shard, verified, into an arena of this client."""
+
+    request_id: int
+    attempt: int
+    step: int
+    rank: int
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """The client has unmapped an arena and will not use it again."""
+
+    arena: int
+
+
+class MakeArena(msgspec.Struct, frozen=True, tag="make_arena"):
+    """Ask for an arena; it is admitted and allocated in the background and answered when it is ready."""
+
+    request_id: int
+    layout_digest: str
+    slot_size_bytes: int
+    slot_count: int
+
+
+class BeginSnapshot(msgspec.Struct, frozen=True, tag="begin_snapshot"):
+    """The client starts to copy into a free slot."""
+
+    arena: int
+    slot: int
+    attempt: int
+    step: int
+
+
+class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
+    """The client gives up the snapshot it was copying."""
+
+    arena: int
+    slot: int
+    reason: str
+
+
+class Seal(msgspec.Struct, frozen=True, tag="seal"):
+    """The copy is finished; the draft of the manifest lies in the slot. The client no longer writes to the slot."""
+
+    arena: int
+    slot: int
+    attempt: int
+    step: int
+    draft_offset_bytes: int
+    draft_size_bytes: int
+    draft_sha256: str
+
+
+class SealedEverywhere(msgspec.Struct, frozen=True, tag="sealed_everywhere"):
+    """Every rank has sealed (attempt, step): an older kept snapshot may be overwritten."""
+
+    attempt: int
+    step: int
+
+
+class Complete(msgspec.Struct, frozen=True, tag="complete"):
+    """Every rank has committed (attempt, step): the complete floor."""
+
+    attempt: int
+    step: int
+
+
+class Detach(msgspec.Struct, frozen=True, tag="detach"):
+    """The client ends cleanly; answered when everything it sealed is committed or has failed."""
+
+    request_id: int
+
+
+class HandOver(msgspec.Struct, frozen=True, tag="hand_over"):
+    """Another daemon wants the devices: an idle private daemon ends, any other refuses."""
+
+    request_id: int
+
+
+Request = (
+    Hello
+    | OpenRun
+    | BeginAttempt
+    | ListOffers
+    | Fetch
+    | Release
+    | MakeArena
+    | BeginSnapshot
+    | Abandon
+    | Seal
+    | SealedEverywhere
+    | Complete
+    | Detach
+    | HandOver
+)
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """One device of the run's store."""
+
+    device_id: str
+    path: str
+    weight: float
+    """Share of the bytes; relative to the other devices."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """One checkpoint as this daemon sees it."""
+
+    attempt: int
+    step: int
+    world_size: int
+    shards: list[int]
+    """Ranks whose shard is committed on this daemon's devices."""
+    in_memory: bool
+    """The asking rank's own shard is sealed in this daemon's memory."""
+    problem: str
+    """Why it cannot be restored here; empty when nothing is known against it."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Answer to Hello. The token opens the control API for as long as this process lives."""
+
+    version: str
+    protocol: int
+    token: str
+    private: bool
+    pid: int
+    control_socket: str
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """A request was refused; `code` is the class of core/errors.py."""
+
+    re: int
+    code: str
+    message: str
+    hint: str
+
+
+class RunOpened(msgspec.Struct, frozen=True, tag="run_opened"):
+    """The lease is given."""
+
+    re: int
+    run_id: str
+    highest_attempt: int
+    new_store: bool
+    devices: list[DeviceInfo]
+    notes: list[str]
+    """What the user should know: a missing device, two directories on one file system, no direct I/O, …"""
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The request was carried out."""
+
+    re: int
+
+
+class Offers(msgspec.Struct, frozen=True, tag="offers"):
+    """What can be restored, newest first, without what a `fresh` attempt has put aside."""
+
+    re: int
+    items: list[Offer]
+
+
+class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
+    """A verified shard lies in an arena (fd beside this frame)."""
+
+    re: int
+    arena: int
+    arena_size_bytes: int
+    slot_size_bytes: int
+    slot_count: int
+    layout_digest: str
+    source: Source
+    manifest: bytes
+    segment_offsets_bytes: list[int]
+    """Offset in the arena of each segment's first byte, in the order of the manifest's segments."""
+    free_slots: list[int]
+    """Slots of this arena that may be used for new snapshots."""
+
+
+class ArenaReady(msgspec.Struct, frozen=True, tag="arena_ready"):
+    """The arena asked for (fd beside this frame); all its slots are free."""
+
+    re: int
+    arena: int
+    slot_size_bytes: int
+    slot_count: int
+    allocation_s: float
+
+
+class SlotFree(msgspec.Struct, frozen=True, tag="slot_free"):
+    """The slot may be used for a new snapshot."""
+
+    arena: int
+    slot: int
+
+
+class Persisted(msgspec.Struct, frozen=True, tag="persisted"):
+    """This rank's shard is committed."""
+
+    attempt: int
+    step: int
+    size_bytes: int
+    persist_s: float
+    """From sealed to acknowledged, every fsync and manifest included."""
+    under_replicated: bool
+    """The manifest could not be written to every device; recovery repairs it."""
+
+
+class PersistFailed(msgspec.Struct, frozen=True, tag="persist_failed"):
+    """This rank's shard could not be committed; nothing older was touched."""
+
+    attempt: int
+    step: int
+    code: str
+    message: str
+    hint: str
+
+
+class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
+    """Somebody took the run over; this client can start nothing new."""
+
+    message: str
+
+
+Reply = (
+    Welcome
+    | Failure
+    | RunOpened
+    | Done
+    | Offers
+    | Fetched
+    | ArenaReady
+    | SlotFree
+    | Persisted
+    | PersistFailed
+    | Fenced
+)

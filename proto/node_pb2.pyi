@@ -1,0 +1,346 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DaemonKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DAEMON_KIND_UNSPECIFIED: _ClassVar[DaemonKind]
+    DAEMON_KIND_PRIVATE: _ClassVar[DaemonKind]
+    DAEMON_KIND_NODE: _ClassVar[DaemonKind]
+
+class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RANK_STATE_UNSPECIFIED: _ClassVar[RankState]
+    RANK_STATE_ATTACHED: _ClassVar[RankState]
+    RANK_STATE_LINGERING: _ClassVar[RankState]
+
+class SlotState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SLOT_STATE_UNSPECIFIED: _ClassVar[SlotState]
+    SLOT_STATE_FREE: _ClassVar[SlotState]
+    SLOT_STATE_COPYING: _ClassVar[SlotState]
+    SLOT_STATE_SEALED: _ClassVar[SlotState]
+    SLOT_STATE_PERSISTING: _ClassVar[SlotState]
+    SLOT_STATE_KEPT: _ClassVar[SlotState]
+
+class DeviceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEVICE_STATE_UNSPECIFIED: _ClassVar[DeviceState]
+    DEVICE_STATE_OK: _ClassVar[DeviceState]
+    DEVICE_STATE_SUSPECT: _ClassVar[DeviceState]
+    DEVICE_STATE_MISSING: _ClassVar[DeviceState]
+
+class CheckpointState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHECKPOINT_STATE_UNSPECIFIED: _ClassVar[CheckpointState]
+    CHECKPOINT_STATE_COMPLETE: _ClassVar[CheckpointState]
+    CHECKPOINT_STATE_LOCAL: _ClassVar[CheckpointState]
+    CHECKPOINT_STATE_INCOMPLETE: _ClassVar[CheckpointState]
+    CHECKPOINT_STATE_DAMAGED: _ClassVar[CheckpointState]
+DAEMON_KIND_UNSPECIFIED: DaemonKind
+DAEMON_KIND_PRIVATE: DaemonKind
+DAEMON_KIND_NODE: DaemonKind
+RANK_STATE_UNSPECIFIED: RankState
+RANK_STATE_ATTACHED: RankState
+RANK_STATE_LINGERING: RankState
+SLOT_STATE_UNSPECIFIED: SlotState
+SLOT_STATE_FREE: SlotState
+SLOT_STATE_COPYING: SlotState
+SLOT_STATE_SEALED: SlotState
+SLOT_STATE_PERSISTING: SlotState
+SLOT_STATE_KEPT: SlotState
+DEVICE_STATE_UNSPECIFIED: DeviceState
+DEVICE_STATE_OK: DeviceState
+DEVICE_STATE_SUSPECT: DeviceState
+DEVICE_STATE_MISSING: DeviceState
+CHECKPOINT_STATE_UNSPECIFIED: CheckpointState
+CHECKPOINT_STATE_COMPLETE: CheckpointState
+CHECKPOINT_STATE_LOCAL: CheckpointState
+CHECKPOINT_STATE_INCOMPLETE: CheckpointState
+CHECKPOINT_STATE_DAMAGED: CheckpointState
+
+class Selector(_message.Message):
+    __slots__ = ("run", "checkpoint")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    checkpoint: str
+    def __init__(self, run: _Optional[str] = ..., checkpoint: _Optional[str] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("daemon", "runs", "devices")
+    DAEMON_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    daemon: DaemonInfo
+    runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
+    def __init__(self, daemon: _Optional[_Union[DaemonInfo, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ...) -> None: ...
+
+class DaemonInfo(_message.Message):
+    __slots__ = ("version", "pid", "kind", "uptime_s", "socket", "uid", "arena_bytes", "metrics_port", "draining")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    pid: int
+    kind: DaemonKind
+    uptime_s: float
+    socket: str
+    uid: int
+    arena_bytes: int
+    metrics_port: int
+    draining: bool
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., kind: _Optional[_Union[DaemonKind, str]] = ..., uptime_s: _Optional[float] = ..., socket: _Optional[str] = ..., uid: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., metrics_port: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class SlotStatus(_message.Message):
+    __slots__ = ("state", "step", "written_bytes")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    state: SlotState
+    step: int
+    written_bytes: int
+    def __init__(self, state: _Optional[_Union[SlotState, str]] = ..., step: _Optional[int] = ..., written_bytes: _Optional[int] = ...) -> None: ...
+
+class RankStatus(_message.Message):
+    __slots__ = ("rank", "state", "step", "slots", "arena_bytes", "pid")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    state: RankState
+    step: int
+    slots: _containers.RepeatedCompositeFieldContainer[SlotStatus]
+    arena_bytes: int
+    pid: int
+    def __init__(self, rank: _Optional[int] = ..., state: _Optional[_Union[RankState, str]] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class RunStatus(_message.Message):
+    __slots__ = ("name", "run_id", "owner_uid", "attempt", "world_size", "ranks", "complete_floor", "persisted_count", "failed_count", "last_failure")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_UID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    PERSISTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    run_id: str
+    owner_uid: int
+    attempt: int
+    world_size: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
+    complete_floor: str
+    persisted_count: int
+    failed_count: int
+    last_failure: str
+    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ..., persisted_count: _Optional[int] = ..., failed_count: _Optional[int] = ..., last_failure: _Optional[str] = ...) -> None: ...
+
+class DeviceStatus(_message.Message):
+    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "store_id")
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    device_id: str
+    path: str
+    free_bytes: int
+    total_bytes: int
+    engine: str
+    direct: bool
+    state: DeviceState
+    reason: str
+    store_id: str
+    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
+
+class CheckpointSummary(_message.Message):
+    __slots__ = ("run_name", "run_id", "owner_uid", "attempt", "step", "world_size", "ranks", "size_bytes", "created_unix_s", "state", "in_memory", "notes", "parent", "problems")
+    class NotesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RUN_NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_UID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    IN_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    run_name: str
+    run_id: str
+    owner_uid: int
+    attempt: int
+    step: int
+    world_size: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    size_bytes: int
+    created_unix_s: float
+    state: CheckpointState
+    in_memory: bool
+    notes: _containers.ScalarMap[str, str]
+    parent: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., created_unix_s: _Optional[float] = ..., state: _Optional[_Union[CheckpointState, str]] = ..., in_memory: _Optional[bool] = ..., notes: _Optional[_Mapping[str, str]] = ..., parent: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListCheckpointsRequest(_message.Message):
+    __slots__ = ("run", "count_max")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    count_max: int
+    def __init__(self, run: _Optional[str] = ..., count_max: _Optional[int] = ...) -> None: ...
+
+class ListCheckpointsResponse(_message.Message):
+    __slots__ = ("checkpoints",)
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointSummary]
+    def __init__(self, checkpoints: _Optional[_Iterable[_Union[CheckpointSummary, _Mapping]]] = ...) -> None: ...
+
+class LeafInfo(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "global_shape", "size_bytes", "aliases", "rank")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    global_shape: _containers.RepeatedScalarFieldContainer[int]
+    size_bytes: int
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    rank: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., global_shape: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class SegmentInfo(_message.Message):
+    __slots__ = ("rank", "device_id", "file", "size_bytes", "block_count")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    device_id: str
+    file: str
+    size_bytes: int
+    block_count: int
+    def __init__(self, rank: _Optional[int] = ..., device_id: _Optional[str] = ..., file: _Optional[str] = ..., size_bytes: _Optional[int] = ..., block_count: _Optional[int] = ...) -> None: ...
+
+class GetCheckpointRequest(_message.Message):
+    __slots__ = ("selector", "leaf_count_max")
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    LEAF_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    selector: Selector
+    leaf_count_max: int
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., leaf_count_max: _Optional[int] = ...) -> None: ...
+
+class GetCheckpointResponse(_message.Message):
+    __slots__ = ("summary", "leaves", "segments", "leaf_count")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    LEAF_COUNT_FIELD_NUMBER: _ClassVar[int]
+    summary: CheckpointSummary
+    leaves: _containers.RepeatedCompositeFieldContainer[LeafInfo]
+    segments: _containers.RepeatedCompositeFieldContainer[SegmentInfo]
+    leaf_count: int
+    def __init__(self, summary: _Optional[_Union[CheckpointSummary, _Mapping]] = ..., leaves: _Optional[_Iterable[_Union[LeafInfo, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., leaf_count: _Optional[int] = ...) -> None: ...
+
+class VerifyCheckpointRequest(_message.Message):
+    __slots__ = ("selector",)
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    selector: Selector
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ...) -> None: ...
+
+class SegmentCheck(_message.Message):
+    __slots__ = ("segment", "checked_bytes", "bad_blocks", "problem")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BAD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    segment: SegmentInfo
+    checked_bytes: int
+    bad_blocks: _containers.RepeatedScalarFieldContainer[int]
+    problem: str
+    def __init__(self, segment: _Optional[_Union[SegmentInfo, _Mapping]] = ..., checked_bytes: _Optional[int] = ..., bad_blocks: _Optional[_Iterable[int]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class VerifyCheckpointResponse(_message.Message):
+    __slots__ = ("summary", "ok", "segments", "elapsed_s")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    summary: CheckpointSummary
+    ok: bool
+    segments: _containers.RepeatedCompositeFieldContainer[SegmentCheck]
+    elapsed_s: float
+    def __init__(self, summary: _Optional[_Union[CheckpointSummary, _Mapping]] = ..., ok: _Optional[bool] = ..., segments: _Optional[_Iterable[_Union[SegmentCheck, _Mapping]]] = ..., elapsed_s: _Optional[float] = ...) -> None: ...
+
+class RemoveCheckpointRequest(_message.Message):
+    __slots__ = ("selector", "force")
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    selector: Selector
+    force: bool
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class RemoveCheckpointResponse(_message.Message):
+    __slots__ = ("removed", "freed_bytes")
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    removed: CheckpointSummary
+    freed_bytes: int
+    def __init__(self, removed: _Optional[_Union[CheckpointSummary, _Mapping]] = ..., freed_bytes: _Optional[int] = ...) -> None: ...
+
+class ShutdownRequest(_message.Message):
+    __slots__ = ("drain_s",)
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    drain_s: float
+    def __init__(self, drain_s: _Optional[float] = ...) -> None: ...
+
+class ShutdownResponse(_message.Message):
+    __slots__ = ("persisted_count", "lost_count")
+    PERSISTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LOST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    persisted_count: int
+    lost_count: int
+    def __init__(self, persisted_count: _Optional[int] = ..., lost_count: _Optional[int] = ...) -> None: ...

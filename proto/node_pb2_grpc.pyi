@@ -1,0 +1,51 @@
+"""Types of the generated service code: a blocking stub (the command line) and an asyncio servicer (the daemon)."""
+
+from collections.abc import Awaitable
+
+import grpc
+import grpc.aio
+
+from . import node_pb2
+
+class NodeStub:
+    GetStatus: grpc.UnaryUnaryMultiCallable[node_pb2.GetStatusRequest, node_pb2.GetStatusResponse]
+    ListCheckpoints: grpc.UnaryUnaryMultiCallable[node_pb2.ListCheckpointsRequest, node_pb2.ListCheckpointsResponse]
+    GetCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.GetCheckpointRequest, node_pb2.GetCheckpointResponse]
+    VerifyCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.VerifyCheckpointRequest, node_pb2.VerifyCheckpointResponse]
+    RemoveCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.RemoveCheckpointRequest, node_pb2.RemoveCheckpointResponse]
+    Shutdown: grpc.UnaryUnaryMultiCallable[node_pb2.ShutdownRequest, node_pb2.ShutdownResponse]
+    def __init__(self, channel: grpc.Channel) -> None: ...
+
+class NodeServicer:
+    def GetStatus(
+        self,
+        request: node_pb2.GetStatusRequest,
+        context: grpc.aio.ServicerContext[node_pb2.GetStatusRequest, node_pb2.GetStatusResponse],
+    ) -> Awaitable[node_pb2.GetStatusResponse]: ...
+    def ListCheckpoints(
+        self,
+        request: node_pb2.ListCheckpointsRequest,
+        context: grpc.aio.ServicerContext[node_pb2.ListCheckpointsRequest, node_pb2.ListCheckpointsResponse],
+    ) -> Awaitable[node_pb2.ListCheckpointsResponse]: ...
+    def GetCheckpoint(
+        self,
+        request: node_pb2.GetCheckpointRequest,
+        context: grpc.aio.ServicerContext[node_pb2.GetCheckpointRequest, node_pb2.GetCheckpointResponse],
+    ) -> Awaitable[node_pb2.GetCheckpointResponse]: ...
+    def VerifyCheckpoint(
+        self,
+        request: node_pb2.VerifyCheckpointRequest,
+        context: grpc.aio.ServicerContext[node_pb2.VerifyCheckpointRequest, node_pb2.VerifyCheckpointResponse],
+    ) -> Awaitable[node_pb2.VerifyCheckpointResponse]: ...
+    def RemoveCheckpoint(
+        self,
+        request: node_pb2.RemoveCheckpointRequest,
+        context: grpc.aio.ServicerContext[node_pb2.RemoveCheckpointRequest, node_pb2.RemoveCheckpointResponse],
+    ) -> Awaitable[node_pb2.RemoveCheckpointResponse]: ...
+    def Shutdown(
+        self,
+        request: node_pb2.ShutdownRequest,
+        context: grpc.aio.ServicerContext[node_pb2.ShutdownRequest, node_pb2.ShutdownResponse],
+    ) -> Awaitable[node_pb2.ShutdownResponse]: ...
+
+def add_NodeServicer_to_server(servicer: NodeServicer, server: grpc.aio.Server) -> None: ...
