@@ -166,8 +166,9 @@ class AioContext:
     def reap(self, min_count: int, *, timeout_s: float) -> list[tuple[int, int]]:
         """Wait for completions; return (slot, bytes moved or negative errno) of each.
 
-        At least `min_count` unless the time is over; as many more as are ready.
+        At least `min_count`, or all that are in flight, unless the time is over; as many more as are ready.
         """
+        min_count = min(min_count, self.in_flight)
         deadline_s = time.monotonic() + timeout_s
         done: list[tuple[int, int]] = []
         while True:
@@ -181,7 +182,12 @@ class AioContext:
         self._timeout.tv_sec = int(timeout_s)
         self._timeout.tv_nsec = int(timeout_s % 1 * 1e9)
         result = raw_syscall(
-            SYSCALL.io_getevents, self._id(), min_count, self.depth, self._event_address, self._timeout_address
+            SYSCALL.io_getevents,
+            self._id(),
+            min_count,
+            self.depth,
+            self._event_address,
+            self._timeout_address,
         )
         if result == -errno.EINTR:
             return 0

@@ -5,14 +5,18 @@ serialising it. A layout is a pure function of (leaves, aliases, devices) and is
 """
 
 import hashlib
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import UsageError
 from .dtype_format import itemsize_bytes, safetensors_dtype
 from .leaf import Alias, LeafSpec
-from .manifest_types import HEADER_ALIGNMENT_BYTES, Piece, SegmentEntry, SegmentPlan
-from .segment_format import header_size_bytes
+from .manifest_types import Piece, SegmentEntry, SegmentPlan
+from .segment_format import align_up, header_size_bytes
+
+_PIECE_KEY = re.compile(r"(.+)@\d+:\d+", re.DOTALL)
 
 CUT_MIN_BYTES = 1024 * 1024
 """A leaf is cut only into parts of at least this: smaller parts cost more in header and calls than they balance."""
@@ -71,11 +75,6 @@ class _Part:
         return f"{self.leaf.name}@{self.start}:{self.stop}"
 
 
-def align_up(value: int, alignment: int = HEADER_ALIGNMENT_BYTES) -> int:
-    """Return the smallest multiple of `alignment` that is at least `value`."""
-    return -(-value // alignment) * alignment
-
-
 def plan_layout(
     leaves: Sequence[LeafSpec],
     aliases: Sequence[Alias],
@@ -86,11 +85,10 @@ def plan_layout(
     """Return the layout of a state over `devices`; `values_size_bytes` is the expected size of the non-tensor part.
 
     Raises:
-        UsageError: no device, or two leaves of one name.
+        UsageError: no device, a weight that is not positive, or two leaves of one name.
     """
     _check_names(leaves, aliases)
-    if not devices:
-        raise UsageError("a layout needs at least one device", hint="name a storage directory")
+    _check_devices(devices)
     shares = _share(_storage_order(leaves), devices)
     segments: list[SegmentPlan] = []
     pieces: list[Piece] = []
@@ -120,6 +118,23 @@ def _check_names(leaves: Sequence[LeafSpec], aliases: Sequence[Alias]) -> None:
         if name in seen:
             raise UsageError(f"two leaves are named {name!r}", hint="give the objects in attach() different names")
         seen.add(name)
+    for name in seen:
+        cut = _PIECE_KEY.fullmatch(name)
+        if cut is not None and cut[1] in seen:
+            raise UsageError(
+                f"a leaf named {name!r} looks like rows of the leaf {cut[1]!r}", hint="give it another name"
+            )
+
+
+def _check_devices(devices: Sequence[DeviceWeight]) -> None:
+    if not devices:
+        raise UsageError("a layout needs at least one device", hint="name a storage directory")
+    for device in devices:
+        if not (math.isfinite(device.weight) and device.weight > 0):
+            raise UsageError(
+                f"device {device.device_id} has the weight {device.weight}",
+                hint="a weight is a positive number; leave a device out rather than weigh it 0",
+            )
 
 
 def _storage_order(leaves: Sequence[LeafSpec]) -> list[LeafSpec]:
@@ -162,7 +177,7 @@ def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
     row_bytes = leaf.size_bytes // rows if rows else 0
     rest_bytes = leaf.size_bytes - start * row_bytes
     whole = _Part(leaf=leaf, start=start, stop=rows, offset_bytes=start * row_bytes, size_bytes=rest_bytes)
-    if rest_bytes <= room:
+    if rest_bytes <= max(room, 0.0):  # room is below 0 after a leaf that went whole: an empty one goes there too
         return whole
     fit = int(room // row_bytes)
     may_cut = leaf.is_contiguous and rows > 1

@@ -89,7 +89,7 @@ struct everstep_statx {
 
 
 class _Libc(Protocol):
-    def syscall(self, number: int, a: int, b: int, c: int, d: int, e: int, f: int, /) -> int: ...
+    def syscall(self, *number_and_six: int) -> int: ...
 
 
 class _Statx(Protocol):
@@ -145,9 +145,7 @@ def dio_alignment(file_fd: int) -> DioAlignment | None:
     """
     answer = _ffi.new("struct everstep_statx *")
     empty_path = _ffi.new("char[]", b"")
-    _checked(
-        SYSCALL.statx, file_fd, _address(empty_path), _AT_EMPTY_PATH, _STATX_DIOALIGN, _address(answer)
-    )
+    _checked(SYSCALL.statx, file_fd, _address(empty_path), _AT_EMPTY_PATH, _STATX_DIOALIGN, _address(answer))
     found = cast(_Statx, cast(object, answer))
     if not (found.stx_mask & _STATX_DIOALIGN and found.stx_dio_mem_align and found.stx_dio_offset_align):
         return None
@@ -162,7 +160,12 @@ def rename_noreplace(src_dir_fd: int, src: str, dst_dir_fd: int, dst: str) -> No
     names = [_ffi.new("char[]", _path_bytes(name)) for name in (src, dst)]
     try:
         _checked(
-            SYSCALL.renameat2, src_dir_fd, _address(names[0]), dst_dir_fd, _address(names[1]), _RENAME_NOREPLACE
+            SYSCALL.renameat2,
+            src_dir_fd,
+            _address(names[0]),
+            dst_dir_fd,
+            _address(names[1]),
+            _RENAME_NOREPLACE,
         )
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, src, None, dst) from None

@@ -45,7 +45,7 @@ def check_manifest(manifest: Manifest) -> None:
         CorruptDataError: a rule does not hold; the message names leaf, piece or segment.
     """
     check_rank(manifest.checkpoint, manifest.parent, manifest.rank, manifest.world_size)
-    records = _check_records(manifest.segments)
+    records = check_records(manifest.segments)
     leaves = check_leaves(manifest.leaves, manifest.aliases)
     for piece in manifest.pieces:
         record = records.get((piece.generation, piece.segment))
@@ -236,7 +236,8 @@ def _check_entry_dtype(entry: SegmentEntry, leaf: LeafSpec | None) -> None:
         raise CorruptDataError(f"entry {entry.key!r} is written as {entry.dtype}, its leaf is {leaf.dtype}")
 
 
-def _check_records(records: Sequence[SegmentRecord]) -> dict[tuple[str, int], SegmentRecord]:
+def check_records(records: Sequence[SegmentRecord]) -> dict[tuple[str, int], SegmentRecord]:
+    """Return the records by (generation, segment), after checking that sizes and block checksums fit each other."""
     found: dict[tuple[str, int], SegmentRecord] = {}
     for record in records:
         key = (record.generation, record.segment)

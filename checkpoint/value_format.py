@@ -1,13 +1,13 @@
 """Tagged JSON for the non-tensor part of a state: exact round trips for what plain JSON cannot hold.
 
 Plain: None, bool, str, int within 64 bits, finite float, list, dict with string keys that do not begin with `$`.
-Tagged, as a one-key object: `$tuple`, `$int` (beyond 64 bits), `$float` (nan, inf), `$bytes` (base64), `$dict`
-(pairs, for other keys), `$odict`, `$set`, `$fset`, `$deque`, `$counter`, `$complex`, and
-whatever the caller's `encode_other` makes (`$leaf`, `$torch`, `$ndarray`, …; see the hook's state files).
+Tagged, as a one-key object: `$tuple`, `$int` (beyond 64 bits, in hex: decimal text has a length limit in Python),
+`$float` (nan, inf), `$str` (text with lone surrogates, e.g. file names; base64), `$bytes`, `$bytearray` (base64),
+`$dict` (pairs, for other keys), `$odict`, `$set`, `$fset`, `$deque`, `$counter`, `$complex`, and whatever the
+caller's `encode_other` makes (`$leaf`, `$torch`, `$ndarray`, …; see the hook's object_tree.py).
 """
 
 import base64
-import binascii
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -18,7 +18,8 @@ import msgspec
 from ..core.errors import CorruptDataError, StateTypeError
 
 VALUES_SIZE_BYTES_MAX = 64 * 1024 * 1024
-DEPTH_MAX = 200
+DEPTH_MAX = 100
+"""Levels of containers. A level takes up to five Python frames here and in the decoder, of the 1000 that there are."""
 _INT64 = range(-(2**63), 2**63)
 
 _TYPE_HINT = (
@@ -29,7 +30,10 @@ _TYPE_HINT = (
 EncodeOther = Callable[[str, object], object]
 """(path, object) -> JSON-able object with one `$tag` key, or NotImplemented when the object is unknown."""
 DecodeOther = Callable[[str, object], object]
-"""(tag, content) -> object, or NotImplemented when the tag is unknown."""
+"""(tag, content) -> object, or NotImplemented when the tag is unknown.
+
+TypeError, ValueError and LookupError that it raises mean malformed content and become CorruptDataError.
+"""
 
 
 def encode_value(value: object, path: str, encode_other: EncodeOther | None = None) -> object:
@@ -73,11 +77,14 @@ class _Encoder:
         if depth > DEPTH_MAX:
             raise StateTypeError(f"{path} is nested deeper than {DEPTH_MAX} levels", hint="does it contain itself?")
         kind = type(value)
-        if value is None or kind is bool or kind is str:
+        if value is None or kind is bool:
             return value
+        if kind is str:
+            text = cast("str", value)
+            return text if _is_utf8(text) else {"$str": _base64(text.encode("utf-8", "surrogatepass"))}
         if kind is int:
             number = cast("int", value)
-            return number if number in _INT64 else {"$int": str(number)}
+            return number if number in _INT64 else {"$int": hex(number)}
         if kind is float:
             number = cast("float", value)
             return number if math.isfinite(number) else {"$float": repr(number)}
@@ -100,7 +107,7 @@ class _Encoder:
         if kind is Counter:
             return {"$counter": self._pairs(cast("dict[object, object]", value), path, depth)}
         if kind is bytes or kind is bytearray:
-            return {"$bytes": base64.b64encode(cast("bytes", value)).decode()}
+            return {f"${kind.__name__}": _base64(cast("bytes", value))}
         if kind is complex:
             number = cast("complex", value)
             return {"$complex": [repr(number.real), repr(number.imag)]}
@@ -122,7 +129,7 @@ class _Encoder:
         ]
 
     def _dict(self, mapping: dict[object, object], path: str, depth: int) -> object:
-        if all(type(key) is str and not key.startswith("$") for key in mapping):
+        if all(type(key) is str and not key.startswith("$") and _is_utf8(key) for key in mapping):
             return {cast("str", key): self.encode(item, f"{path}.{key}", depth) for key, item in mapping.items()}
         return {"$dict": self._pairs(mapping, path, depth)}
 
@@ -132,10 +139,10 @@ class _Decoder:
         self._other = decode_other
 
     def decode(self, data: object, depth: int) -> object:
-        if depth > DEPTH_MAX + 1:
+        if depth > DEPTH_MAX:
             raise CorruptDataError(f"the non-tensor state is nested deeper than {DEPTH_MAX} levels")
         if isinstance(data, list):
-            return self._items(cast("object", data), depth)
+            return self._items(cast("object", data), depth + 1)
         if not isinstance(data, dict):
             return data
         mapping = cast("dict[str, object]", data)
@@ -147,26 +154,33 @@ class _Decoder:
 
     def _tagged(self, tag: str, content: object, depth: int) -> object:
         try:
-            known = self._known(tag, content, depth)
-        except (TypeError, ValueError, binascii.Error) as error:
-            raise CorruptDataError(f"the tag {tag} of the non-tensor state holds {content!r:.80}: {error}") from error
-        if known is not NotImplemented:
-            return known
-        other = NotImplemented if self._other is None else self._other(tag, content)
-        if other is NotImplemented:
-            raise CorruptDataError(f"unknown tag {tag} in the non-tensor state", hint="written by a newer version?")
-        return other
+            made = self._known(tag, content, depth)
+            if made is NotImplemented and self._other is not None:
+                made = self._other(tag, content)
+        except (TypeError, ValueError, OverflowError, LookupError) as error:
+            raise CorruptDataError(
+                f"the tag {tag} of the non-tensor state holds {content!r:.80}: {error}"
+            ) from error
+        if made is NotImplemented:
+            raise CorruptDataError(
+                f"unknown tag {tag} in the non-tensor state", hint="written by a newer version?"
+            )
+        return made
 
     def _known(self, tag: str, content: object, depth: int) -> object:
         match tag:
             case "$tuple":
                 return tuple(self._items(content, depth))
             case "$int":
-                return int(_text(content))
+                return int(_text(content), 16)
             case "$float":
                 return float(_text(content))
+            case "$str":
+                return _bytes(content).decode("utf-8", "surrogatepass")
             case "$bytes":
-                return base64.b64decode(_text(content), validate=True)
+                return _bytes(content)
+            case "$bytearray":
+                return bytearray(_bytes(content))
             case "$complex":
                 real, imag = _list(content)
                 return complex(float(_text(real)), float(_text(imag)))
@@ -187,13 +201,13 @@ class _Decoder:
                 return NotImplemented
 
     def _items(self, content: object, depth: int) -> list[object]:
-        return [self.decode(item, depth + 1) for item in _list(content)]
+        return [self.decode(item, depth) for item in _list(content)]
 
     def _pairs(self, content: object, depth: int) -> list[tuple[object, object]]:
         pairs: list[tuple[object, object]] = []
         for pair in _list(content):
             key, item = _list(pair)
-            pairs.append((self.decode(key, depth + 1), self.decode(item, depth + 1)))
+            pairs.append((self.decode(key, depth), self.decode(item, depth)))
         return pairs
 
 
@@ -207,3 +221,21 @@ def _text(content: object) -> str:
     if not isinstance(content, str):
         raise TypeError("expected a string")
     return content
+
+
+def _bytes(content: object) -> bytes:
+    return base64.b64decode(_text(content), validate=True)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -68,7 +68,9 @@ class Split:
         small, bigger_count = divmod(total, self.world_size)
         count = small + (self.rank < bigger_count)
         start = cursor + self.rank * small + min(self.rank, bigger_count)
-        if count == 0:  # only where total < world_size; which sample is repeated does not matter, its weight is 0
+        if (
+            count == 0
+        ):  # only where total < world_size; which sample is repeated does not matter, its weight is 0
             start = cursor + self.rank % total
         return Part(
             cursor=cursor,

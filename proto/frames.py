@@ -76,6 +76,15 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     rank: int
 
 
+class GetManifest(msgspec.Struct, frozen=True, tag="get_manifest"):
+    """Ask for the manifest of one shard, without its bytes."""
+
+    request_id: int
+    attempt: int
+    step: int
+    rank: int
+
+
 class Release(msgspec.Struct, frozen=True, tag="release"):
     """The client has unmapped an arena and will not use it again."""
 
@@ -152,6 +161,7 @@ Request = (
     | BeginAttempt
     | ListOffers
     | Fetch
+    | GetManifest
     | Release
     | MakeArena
     | BeginSnapshot
@@ -249,6 +259,13 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     """Slots of this arena that may be used for new snapshots."""
 
 
+class ManifestBytes(msgspec.Struct, frozen=True, tag="manifest_bytes"):
+    """A shard's manifest as it is on the devices (manifest_format.py)."""
+
+    re: int
+    manifest: bytes
+
+
 class ArenaReady(msgspec.Struct, frozen=True, tag="arena_ready"):
     """The arena asked for (fd beside this frame); all its slots are free."""
 
@@ -301,6 +318,7 @@ Reply = (
     | Done
     | Offers
     | Fetched
+    | ManifestBytes
     | ArenaReady
     | SlotFree
     | Persisted

@@ -1,5 +1,6 @@
 """Fixtures for every test: nothing may be left behind, and no test touches the user's own daemon."""
 
+import contextlib
 import gc
 import os
 import shutil
@@ -33,7 +34,7 @@ settings.register_profile("thorough", deadline=None, print_blob=True, max_exampl
 settings.load_profile(os.environ.get("EVERSTEP_HYPOTHESIS", "everstep"))
 
 
-def pytest_configure(config: pytest.Config) -> None:  # noqa: ARG001
+def pytest_configure(config: pytest.Config) -> None:
     if any(Path(entry or ".").resolve() == ROOT for entry in sys.path):
         raise pytest.UsageError(
             "the repository root is on sys.path: run `pytest`, not `python -m pytest`, without PYTHONPATH"
@@ -65,7 +66,9 @@ class Held:
         new_threads = self.threads - before.threads
         lines = [f"descriptor {entry}" for entry in sorted(self.descriptors - before.descriptors)]
         lines += [
-            f"thread {thread.name!r}" for thread in new_threads if not thread.name.startswith(BACKGROUND_THREADS)
+            f"thread {thread.name!r}"
+            for thread in new_threads
+            if not thread.name.startswith(BACKGROUND_THREADS)
         ]
         lines += [f"process {entry}" for entry in sorted(self.processes - before.processes)]
         mappings = list(self.memfd_mappings)
@@ -108,7 +111,9 @@ def _processes() -> Iterator[tuple[int, str]]:
             continue
         try:
             stat = Path(f"/proc/{entry}/stat").read_text()
-            command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = (
+                Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
             environment = Path(f"/proc/{entry}/environ").read_bytes()
         except (FileNotFoundError, PermissionError, ProcessLookupError):
             continue  # it ended meanwhile, or is another user's
@@ -134,12 +139,13 @@ def _leftovers() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
     known = {int(entry.split()[0]) for entry in before.processes}
     for pid, _ in _processes():
         if pid not in known:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
 
 
 @pytest.fixture(autouse=True)
-def _own_socket(_leftovers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore
+def _own_socket(_leftovers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
     """Give each test a socket path of its own: short, because a unix socket's path ends at 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="es-"))
     monkeypatch.setenv("EVERSTEP_SOCKET", str(folder / "data.sock"))

@@ -26,7 +26,9 @@ def generate(target: Path) -> dict[str, bytes]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a committed file is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when a committed file is stale"
+    )
     check: bool = parser.parse_args().check
     with tempfile.TemporaryDirectory() as temporary:
         fresh = generate(Path(temporary))

@@ -12,7 +12,7 @@ unset PYTHONPATH
 "$python" "$root/tools/build_wheel.py" "$work/dist"
 "$python" -m venv "$work/venv"
 bin=$work/venv/bin
-pip=("$bin/python" -m pip --disable-pip-version-check install --quiet -c "$root/constraints.txt")
+pip=("$bin/python" -m pip --disable-pip-version-check install -qq -c "$root/constraints.txt")
 "${pip[@]}" "$(grep '^torch==' "$root/constraints.txt")"
 "${pip[@]}" "$work"/dist/*.whl
 

@@ -1,0 +1,101 @@
+"""What is known of a run's checkpoints: a record per shard, and what follows from them for a checkpoint."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ..core.ids import CheckpointId
+
+FINISHED_NOTE = "finished"
+"""A shard whose notes say `finished: true` was taken at the end of the run."""
+
+
+class CheckpointState(Enum):
+    """What a store says of a checkpoint."""
+
+    COMPLETE = "complete"
+    """Every rank's shard is here, or the trainer said that all ranks have committed; what is here is intact."""
+    LOCAL = "local"
+    """What is here is intact; whether other ranks have committed is not known."""
+    DAMAGED = "damaged"
+    """A shard here is not intact; not offered, not deleted by recovery."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRef:
+    """Names one segment file."""
+
+    device_id: str
+    generation: str
+    segment: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """What is kept in memory of one manifest; the manifest itself stays on the devices."""
+
+    checkpoint: CheckpointId
+    rank: int
+    world_size: int
+    parent: CheckpointId | None
+    generation: str
+    size_bytes: int
+    created_unix_s: float
+    notes: Mapping[str, str]
+    segments: tuple[SegmentRef, ...]
+    manifest_sha256: str
+    """Of the whole file: copies on several devices are the same bytes."""
+    problem: str = ""
+    """Why the shard is not offered; empty when it is intact as far as metadata tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """One checkpoint as far as this store knows it."""
+
+    checkpoint: CheckpointId
+    parent: CheckpointId | None
+    world_size: int
+    ranks: tuple[int, ...]
+    """Ranks whose shard is here."""
+    state: CheckpointState
+    is_offered: bool
+    """May be restored: not damaged, and not older than an attempt that started anew."""
+    is_finished: bool
+    """Taken at the end of the run."""
+    size_bytes: int
+    created_unix_s: float
+    """When the last of its shards was committed."""
+    notes: Mapping[str, str]
+    """Of the lowest rank here."""
+    problems: tuple[str, ...]
+    """Why it is damaged."""
+
+
+def describe(
+    shards: Mapping[int, ShardRecord], *, known_complete: Collection[CheckpointId], fresh_floor: int
+) -> CheckpointInfo:
+    """Return what the shards (by rank, at least one) of one checkpoint say of it."""
+    ranks = tuple(sorted(shards))
+    first = shards[ranks[0]]
+    problems = [f"rank {rank}: {shards[rank].problem}" for rank in ranks if shards[rank].problem]
+    if any(shard.world_size != first.world_size for shard in shards.values()):
+        problems.append("its shards name different world sizes")
+    state = CheckpointState.LOCAL
+    if problems:
+        state = CheckpointState.DAMAGED
+    elif len(ranks) == first.world_size or first.checkpoint in known_complete:
+        state = CheckpointState.COMPLETE
+    return CheckpointInfo(
+        checkpoint=first.checkpoint,
+        parent=first.parent,
+        world_size=first.world_size,
+        ranks=ranks,
+        state=state,
+        is_offered=state is not CheckpointState.DAMAGED and first.checkpoint.attempt >= fresh_floor,
+        is_finished=first.notes.get(FINISHED_NOTE) == "true",
+        size_bytes=sum(shard.size_bytes for shard in shards.values()),
+        created_unix_s=max(shard.created_unix_s for shard in shards.values()),
+        notes=first.notes,
+        problems=tuple(problems),
+    )

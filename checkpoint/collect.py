@@ -1,0 +1,119 @@
+"""Removing checkpoints so that no crash brings back half of one: manifests first, data last.
+
+The order is the reverse of a commit's: unlink the manifests on all devices -> fsync commits on all -> unlink the
+segments -> remove the generation directories -> fsync data. After the second step the checkpoint is gone for good;
+a crash later leaves orphans, which recovery removes.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..core.errors import RunBusyError, StorageError
+from ..core.ids import CheckpointId
+from .catalogue import SegmentRef, ShardRecord
+from .collect_plan import plan_collection
+from .manifest_format import manifest_name
+from .run_store import SEGMENT_SUFFIX, RunStore
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a collection removed."""
+
+    removed: tuple[CheckpointId, ...]
+    freed_bytes: int
+    reason: str = ""
+    """Why nothing may be removed now; empty when that is not so."""
+
+
+def collect_garbage(run: RunStore, *, keep_last: int) -> Collected:
+    """Remove what the keep rule (collect_plan.py) lets go; nothing while a device is missing or suspect.
+
+    Raises:
+        StorageError: a device failed; what was removed by then is gone, nothing is half there.
+    """
+    reason = refusal(run)
+    if reason:
+        return Collected(removed=(), freed_bytes=0, reason=reason)
+    plan = plan_collection(
+        run.checkpoints(), floor=run.complete_floor(), keep_last=keep_last, pinned=run.pinned()
+    )
+    freed_bytes = sum(_remove(run, checkpoint) for checkpoint in plan)
+    return Collected(removed=plan, freed_bytes=freed_bytes)
+
+
+def remove_checkpoint(run: RunStore, checkpoint: CheckpointId) -> Collected:
+    """Remove one checkpoint on request, whatever the keep rule says.
+
+    Raises:
+        NotFoundError: there is none here.
+        RunBusyError: it is being read or written.
+        StorageError: a device is missing or failed.
+    """
+    run.info(checkpoint)
+    reason = refusal(run)
+    if reason:
+        raise StorageError(f"checkpoint {checkpoint} of run {run.name!r} cannot be removed: {reason}")
+    if checkpoint in run.pinned():
+        raise RunBusyError(
+            f"checkpoint {checkpoint} of run {run.name!r} is in use", hint="try again when it was read"
+        )
+    return Collected(removed=(checkpoint,), freed_bytes=_remove(run, checkpoint))
+
+
+def refusal(run: RunStore) -> str:
+    """Return why nothing of this run may be deleted now, or an empty string."""
+    if run.store.is_read_only:
+        return "the store is open for reading only"
+    if run.store.may_delete:
+        return f"references are unknown: {run.unreadable}" if run.unreadable else ""
+    if run.store.missing:
+        names = ", ".join(missing.path for missing in run.store.missing)
+        return f"missing devices: {names}"
+    return "a device is suspect; open the store again when it is well"
+
+
+def _remove(run: RunStore, checkpoint: CheckpointId) -> int:
+    """Remove one checkpoint and return the bytes of its shards; StorageError names the device."""
+    shards = run.forget(checkpoint)
+    ops, devices = run.store.ops, run.store.devices
+    names = [manifest_name(shard.checkpoint, shard.rank) for shard in shards]
+    for device in devices:
+        with run.store.watching(device.device_id):
+            for name in names:
+                ops.unlink(run.commits_path(device) / name)
+    for device in devices:
+        with run.store.watching(device.device_id):
+            ops.sync_directory(run.commits_path(device))
+    _remove_segments(run, shards)
+    _log.info("checkpoint_removed run=%s checkpoint=%s shards=%d", run.run_id, checkpoint, len(shards))
+    return sum(shard.size_bytes for shard in shards)
+
+
+def _remove_segments(run: RunStore, removed: Iterable[ShardRecord]) -> None:
+    """Unlink the segments that only removed shards refer to, then the directories that are empty by that."""
+    still_used = {ref for shard in run.shards() for ref in shard.segments}
+    generations_used = {(ref.device_id, ref.generation) for ref in still_used}
+    touched: defaultdict[str, set[str]] = defaultdict(set)
+    for ref in {ref for shard in removed for ref in shard.segments} - still_used:
+        _unlink_segment(run, ref)
+        touched[ref.device_id].add(ref.generation)
+    for device in run.store.devices:
+        with run.store.watching(device.device_id):
+            for generation in sorted(touched[device.device_id]):
+                if (device.device_id, generation) not in generations_used:
+                    run.store.ops.remove_directory(run.generation_path(device, generation))
+            if touched[device.device_id]:
+                run.store.ops.sync_directory(run.data_path(device))
+
+
+def _unlink_segment(run: RunStore, ref: SegmentRef) -> None:
+    device = run.store.device(ref.device_id)
+    if device is None:  # of a device that is no member any more: its files are not ours to remove
+        return
+    with run.store.watching(ref.device_id):
+        run.store.ops.unlink(run.generation_path(device, ref.generation) / f"{ref.segment}{SEGMENT_SUFFIX}")

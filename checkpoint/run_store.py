@@ -1,0 +1,332 @@
+"""One run in a store: its attempts, its floor, and the catalogue of its checkpoints.
+
+A RunStore may be used from any thread; one lock guards the catalogue and is never held during I/O. Calls that
+change what is on the devices (attempts, floor) take turns by a second lock.
+"""
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import CorruptDataError, FencedError, IncompleteError, NotFoundError, StorageError
+from ..core.ids import CheckpointId
+from .catalogue import CheckpointInfo, SegmentRef, ShardRecord, describe
+from .device import RUNS_NAME, Device
+from .durable import make_directories, publish_new, publish_over
+from .manifest_format import MANIFEST_FILE_BYTES_MAX, decode_manifest, manifest_name
+from .manifest_types import Manifest, SegmentRecord
+from .storage_ops import StorageOps
+from .store_format import Attempt, Floor, RunId, encode_attempt, encode_floor, encode_run
+
+if TYPE_CHECKING:
+    from .store import Store
+
+ATTEMPTS_NAME = "attempts"
+COMMITS_NAME = "commits"
+DATA_NAME = "data"
+FLOOR_NAME = "floor.json"
+RUN_NAME = "run.json"
+SEGMENT_SUFFIX = ".safetensors"
+
+
+def run_path(device: Device, owner_uid: int, run_id: str) -> Path:
+    """Return a run's directory on a device."""
+    return device.runs_path / str(owner_uid) / run_id
+
+
+def create_run_directories(ops: StorageOps, device: Device, run: RunId) -> None:
+    """Make a run's directories and run.json durable on a device; what is there stays."""
+    path = make_directories(ops, device.path, RUNS_NAME, str(run.owner_uid), run.run_id)
+    for name in (ATTEMPTS_NAME, COMMITS_NAME, DATA_NAME):
+        ops.make_directory(path / name)
+    # run.json last: a directory that has one has everything.
+    ops.sync_directory(path)
+    if not publish_new(ops, path / RUN_NAME, encode_run(run)):
+        ops.sync_directory(path)
+
+
+class RunStore:
+    """A run as its store knows it; made by `Store.run` or by recovery."""
+
+    def __init__(self, store: "Store", run: RunId) -> None:
+        self.store = store
+        self.run_id = run.run_id
+        self.name = run.name
+        self.owner_uid = run.owner_uid
+        self.unreadable = ""
+        """Why the references of some manifest are unknown (a newer format, a quarantined one): then no segment
+        that the catalogue does not list is removed."""
+        self._lock = threading.Lock()
+        self._changing = threading.Lock()
+        self._attempts: dict[int, bool] = {}
+        self._floor: Floor | None = None
+        self._known_complete: set[CheckpointId] = set()
+        self._shards: dict[CheckpointId, dict[int, ShardRecord]] = {}
+        self._writing: set[tuple[CheckpointId, int]] = set()
+        self._pins: Counter[CheckpointId] = Counter()
+
+    # --- places -------------------------------------------------------------------------------------------------
+
+    def path_on(self, device: Device) -> Path:
+        """Return the run's directory on a device."""
+        return run_path(device, self.owner_uid, self.run_id)
+
+    def commits_path(self, device: Device) -> Path:
+        """Return the directory of manifests on a device."""
+        return self.path_on(device) / COMMITS_NAME
+
+    def data_path(self, device: Device) -> Path:
+        """Return the directory of generations on a device."""
+        return self.path_on(device) / DATA_NAME
+
+    def generation_path(self, device: Device, generation: str) -> Path:
+        """Return the directory of one generation's segments on a device."""
+        return self.data_path(device) / generation
+
+    def segment_path(self, segment: SegmentRef | SegmentRecord) -> Path:
+        """Return the file of a segment.
+
+        Raises:
+            IncompleteError: its device is missing.
+        """
+        device = self.store.device(segment.device_id)
+        if device is None:
+            raise IncompleteError(
+                f"segment {segment.segment} of generation {segment.generation} is on device {segment.device_id},"
+                f" {self.store.device_name(segment.device_id)}",
+                hint="mount the device, or restore an older checkpoint",
+            )
+        return self.generation_path(device, segment.generation) / f"{segment.segment}{SEGMENT_SUFFIX}"
+
+    # --- attempts -----------------------------------------------------------------------------------------------
+
+    def highest_attempt(self) -> int:
+        """Return the number of the newest attempt, 0 before the first."""
+        with self._lock:
+            return max(self._attempts, default=0)
+
+    def fresh_floor(self) -> int:
+        """Return the newest attempt that started anew, or 0; checkpoints of older attempts are not offered."""
+        with self._lock:
+            return self._fresh_floor()
+
+    def _fresh_floor(self) -> int:
+        return max((attempt for attempt, fresh in self._attempts.items() if fresh), default=0)
+
+    def begin_attempt(self, attempt: int, *, fresh: bool) -> None:
+        """Return when the attempt is durable on all present devices: from then on older ones start nothing new.
+
+        A failed call has used the number up: take a larger one.
+
+        Raises:
+            FencedError: this attempt or a newer one has begun.
+            StorageError: a device failed.
+        """
+        with self._changing:
+            with self._lock:
+                highest = max(self._attempts, default=0)
+                if attempt > highest:
+                    self._attempts[attempt] = fresh
+            if attempt <= highest:
+                raise FencedError(
+                    f"attempt {attempt} of run {self.name!r} cannot begin: attempt {highest} has begun",
+                    hint="stop this process, a newer one is running",
+                )
+            content = encode_attempt(Attempt(attempt=attempt, fresh=fresh))
+            for device in self.store.devices:
+                target = self.path_on(device) / ATTEMPTS_NAME / str(attempt)
+                with self.store.watching(device.device_id):
+                    published = publish_new(self.store.ops, target, content)
+                if not published:
+                    raise FencedError(
+                        f"attempt {attempt} of run {self.name!r} has begun on {device.path} by another writer",
+                        hint="stop this process, a newer one is running",
+                    )
+
+    def check_admission(self, attempt: int) -> None:
+        """Return if the attempt may start something new; FencedError when a newer one has begun, or it has not."""
+        highest = self.highest_attempt()
+        if attempt != highest:
+            raise FencedError(
+                f"attempt {attempt} of run {self.name!r} can start nothing new: attempt {highest} has begun",
+                hint="stop this process, a newer one is running",
+            )
+
+    # --- floor --------------------------------------------------------------------------------------------------
+
+    def complete_floor(self) -> CheckpointId | None:
+        """Return the newest checkpoint known complete on all ranks, as last told."""
+        with self._lock:
+            return self._floor.newest if self._floor else None
+
+    def set_complete_floor(self, checkpoint: CheckpointId) -> None:
+        """Return when it is durable on all present devices that all ranks have committed this checkpoint.
+
+        An older one than is known is remembered in memory only. The one known before stays recorded: collection
+        keeps both.
+
+        Raises:
+            StorageError: a device failed; the others know.
+        """
+        with self._changing:
+            with self._lock:
+                self._known_complete.add(checkpoint)
+                before = self._floor
+                if before is not None and checkpoint <= before.newest:
+                    return
+                self._floor = Floor(newest=checkpoint, previous=before.newest if before else None)
+                content = encode_floor(self._floor)
+            failed: StorageError | None = None
+            for device in self.store.devices:
+                try:
+                    with self.store.watching(device.device_id):
+                        publish_over(self.store.ops, self.path_on(device) / FLOOR_NAME, content)
+                except StorageError as exc:
+                    failed = failed or exc
+            if failed is not None:
+                raise failed
+
+    # --- catalogue ----------------------------------------------------------------------------------------------
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """Return what is known of each checkpoint, the newest first."""
+        with self._lock:
+            known, fresh_floor = self._complete_ids(), self._fresh_floor()
+            return [
+                describe(self._shards[checkpoint], known_complete=known, fresh_floor=fresh_floor)
+                for checkpoint in sorted(self._shards, reverse=True)
+            ]
+
+    def _complete_ids(self) -> set[CheckpointId]:
+        floor = self._floor
+        if floor is None:
+            return self._known_complete
+        return self._known_complete | {floor.newest} | ({floor.previous} if floor.previous else set())
+
+    def info(self, checkpoint: CheckpointId) -> CheckpointInfo:
+        """Return what is known of one checkpoint; NotFoundError when it is not here."""
+        with self._lock:
+            shards = self._shards.get(checkpoint)
+            if shards is None:
+                raise NotFoundError(f"run {self.name!r} has no checkpoint {checkpoint} in this store")
+            return describe(shards, known_complete=self._complete_ids(), fresh_floor=self._fresh_floor())
+
+    def offered(self, rank: int | None = None) -> list[CheckpointId]:
+        """Return the checkpoints that may be restored (by this rank's own shard, if given), the newest first."""
+        return [
+            info.checkpoint
+            for info in self.checkpoints()
+            if info.is_offered and (rank is None or rank in info.ranks)
+        ]
+
+    def shard(self, checkpoint: CheckpointId, rank: int) -> ShardRecord:
+        """Return what is known of one shard; NotFoundError when it is not here."""
+        with self._lock:
+            found = self._shards.get(checkpoint, {}).get(rank)
+        if found is None:
+            raise NotFoundError(
+                f"run {self.name!r} has no shard of rank {rank} at checkpoint {checkpoint} here"
+            )
+        return found
+
+    def shards(self) -> list[ShardRecord]:
+        """Return all shards, by checkpoint and rank."""
+        with self._lock:
+            return [
+                self._shards[checkpoint][rank]
+                for checkpoint in sorted(self._shards)
+                for rank in sorted(self._shards[checkpoint])
+            ]
+
+    def manifest(self, checkpoint: CheckpointId, rank: int) -> Manifest:
+        """Return a shard's manifest, read from the first device whose copy is whole.
+
+        Raises:
+            NotFoundError: there is no such shard here.
+            CorruptDataError: no copy is whole any more.
+        """
+        record = self.shard(checkpoint, rank)
+        reasons: list[str] = []
+        for device in self.store.devices:
+            path = self.commits_path(device) / manifest_name(checkpoint, rank)
+            try:
+                content = self.store.ops.read_small(path, MANIFEST_FILE_BYTES_MAX, owner_uid=self.store.uid)
+                if content is not None and hashlib.sha256(content).hexdigest() == record.manifest_sha256:
+                    return decode_manifest(content)
+                reasons.append(f"{path} is {'gone' if content is None else 'not what was committed'}")
+            except (StorageError, CorruptDataError) as exc:
+                reasons.append(str(exc))
+        raise CorruptDataError(
+            f"no whole manifest of rank {rank} at checkpoint {checkpoint}: {'; '.join(reasons)}",
+            hint="restore an older checkpoint",
+        )
+
+    def add_shard(self, record: ShardRecord) -> None:
+        """Take a durable shard into the catalogue."""
+        with self._lock:
+            self._shards.setdefault(record.checkpoint, {})[record.rank] = record
+
+    def mark_damaged(self, checkpoint: CheckpointId, rank: int, problem: str) -> None:
+        """Remember that a shard's bytes do not hold, so that its checkpoint is not offered again."""
+        with self._lock:
+            found = self._shards.get(checkpoint, {}).get(rank)
+            if found is not None:
+                self._shards[checkpoint][rank] = replace(found, problem=problem)
+
+    def forget(self, checkpoint: CheckpointId) -> list[ShardRecord]:
+        """Take a checkpoint out of the catalogue and return its shards."""
+        with self._lock:
+            return list(self._shards.pop(checkpoint, {}).values())
+
+    def load(self, *, attempts: Iterable[Attempt], floor: Floor | None) -> None:
+        """Set what recovery found on the devices."""
+        with self._lock:
+            self._attempts |= {attempt.attempt: attempt.fresh for attempt in attempts}
+            self._floor = floor
+
+    @contextmanager
+    def writing(self, checkpoint: CheckpointId, rank: int) -> Generator[None]:
+        """Hold the right to write this shard, which one writer gets once.
+
+        Raises:
+            FencedError: it is being written or is committed, or its attempt has not begun here.
+        """
+        with self._lock:
+            if checkpoint.attempt not in self._attempts:
+                raise FencedError(
+                    f"attempt {checkpoint.attempt} of run {self.name!r} has not begun in this store"
+                )
+            if (checkpoint, rank) in self._writing or rank in self._shards.get(checkpoint, {}):
+                raise FencedError(
+                    f"rank {rank} of checkpoint {checkpoint} of run {self.name!r} has another writer",
+                    hint="stop one of the two processes that train this run",
+                )
+            self._writing.add((checkpoint, rank))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writing.discard((checkpoint, rank))
+
+    @contextmanager
+    def reading(self, checkpoint: CheckpointId) -> Generator[None]:
+        """Keep a checkpoint from being collected while the block runs."""
+        with self._lock:
+            self._pins[checkpoint] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pins[checkpoint] -= 1
+
+    def pinned(self) -> set[CheckpointId]:
+        """Return the checkpoints that are being read or written."""
+        with self._lock:
+            return {checkpoint for checkpoint, count in self._pins.items() if count > 0} | {
+                checkpoint for checkpoint, _ in self._writing
+            }

@@ -1,0 +1,232 @@
+"""Small JSON files of a store: disk.id, lock, run.json, attempts/<attempt>, floor.json; and their only reader.
+
+All are written whole under a temporary name and renamed, so a reader sees one version or the other. Each holds
+`"format": 1`; a larger number is a FormatVersionError, anything else unexpected a CorruptDataError.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ..core.errors import CorruptDataError, FormatVersionError
+from ..core.ids import CheckpointId, run_id_of
+
+STORE_FORMAT_VERSION = 1
+SMALL_FILE_BYTES_MAX = 1024 * 1024
+
+_Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+_Point = tuple[_Positive, _Count]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskId:
+    """Content of disk.id: what makes a directory a device of a store, and who else belongs to it."""
+
+    device_id: str
+    store_id: str
+    members: dict[str, str]
+    """device_id -> path where that device was last seen; every copy lists all members, itself included."""
+    is_ready: bool
+    """False while a new store is being made: nothing was ever stored, so that its making may start again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockHolder:
+    """Who holds a device."""
+
+    pid: int
+    socket: str
+    """Where that daemon listens; empty for a command."""
+    uid: int
+    kind: str
+    """private, node, or the name of a command."""
+
+    def __str__(self) -> str:
+        listens = f", socket {self.socket}" if self.socket else ""
+        return f"a {self.kind} daemon (pid {self.pid}, uid {self.uid}{listens})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunId:
+    """Content of run.json: whose run a directory holds."""
+
+    run_id: str
+    name: str
+    owner_uid: int
+
+    @classmethod
+    def of(cls, name: str, owner_uid: int) -> "RunId":
+        """Return the id of the run of this name and owner; ValueError when the name is not allowed."""
+        return cls(run_id=run_id_of(name), name=name, owner_uid=owner_uid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Content of attempts/<attempt>."""
+
+    attempt: int
+    fresh: bool
+    """The attempt started anew: checkpoints of older attempts are not offered for restore."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """Content of floor.json: the newest checkpoint known complete on all ranks, and the one known before it."""
+
+    newest: CheckpointId
+    previous: CheckpointId | None
+
+
+class _VersionDoc(Struct):
+    format: _Positive
+
+
+class _DiskIdDoc(Struct, forbid_unknown_fields=True):
+    format: _Positive
+    device_id: _Id
+    store_id: _Id
+    members: dict[_Id, str]
+    ready: bool
+
+
+class _LockDoc(Struct, forbid_unknown_fields=True):
+    pid: _Count
+    socket: str
+    uid: _Count
+    kind: str
+
+
+class _RunDoc(Struct, forbid_unknown_fields=True):
+    format: _Positive
+    run_id: _Id
+    name: str
+    owner_uid: _Count
+
+
+class _AttemptDoc(Struct, forbid_unknown_fields=True):
+    format: _Positive
+    attempt: _Positive
+    fresh: bool
+
+
+class _FloorDoc(Struct, forbid_unknown_fields=True):
+    format: _Positive
+    attempt: _Positive
+    step: _Count
+    previous: _Point | None
+
+
+_Doc = TypeVar("_Doc", _DiskIdDoc, _LockDoc, _RunDoc, _AttemptDoc, _FloorDoc)
+
+
+def encode_disk_id(disk_id: DiskId) -> bytes:
+    """Return the bytes of disk.id."""
+    return _encode(
+        _DiskIdDoc(
+            format=STORE_FORMAT_VERSION,
+            device_id=disk_id.device_id,
+            store_id=disk_id.store_id,
+            members=dict(sorted(disk_id.members.items())),
+            ready=disk_id.is_ready,
+        )
+    )
+
+
+def decode_disk_id(content: bytes, where: str) -> DiskId:
+    """Return what disk.id says; `where` names the file in errors."""
+    document = _decode(content, _DiskIdDoc, where)
+    if document.device_id not in document.members:
+        raise CorruptDataError(f"{where} does not list its own device {document.device_id} as a member")
+    return DiskId(
+        device_id=document.device_id,
+        store_id=document.store_id,
+        members=document.members,
+        is_ready=document.ready,
+    )
+
+
+def encode_lock(holder: LockHolder) -> bytes:
+    """Return the bytes of lock."""
+    return _encode(_LockDoc(pid=holder.pid, socket=holder.socket, uid=holder.uid, kind=holder.kind))
+
+
+def decode_lock(content: bytes) -> LockHolder | None:
+    """Return who holds the lock, or None when the holder has not finished writing it."""
+    try:
+        document = msgspec.json.decode(content, type=_LockDoc)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return LockHolder(pid=document.pid, socket=document.socket, uid=document.uid, kind=document.kind)
+
+
+def encode_run(run: RunId) -> bytes:
+    """Return the bytes of run.json."""
+    return _encode(
+        _RunDoc(format=STORE_FORMAT_VERSION, run_id=run.run_id, name=run.name, owner_uid=run.owner_uid)
+    )
+
+
+def decode_run(content: bytes, where: str) -> RunId:
+    """Return what run.json says; its id must be that of its name."""
+    document = _decode(content, _RunDoc, where)
+    try:
+        expected = run_id_of(document.name)
+    except ValueError as exc:
+        raise CorruptDataError(f"{where}: {exc}") from exc
+    if expected != document.run_id:
+        raise CorruptDataError(f"{where}: run {document.name!r} does not have the id {document.run_id}")
+    return RunId(run_id=document.run_id, name=document.name, owner_uid=document.owner_uid)
+
+
+def encode_attempt(attempt: Attempt) -> bytes:
+    """Return the bytes of an attempt's file."""
+    return _encode(_AttemptDoc(format=STORE_FORMAT_VERSION, attempt=attempt.attempt, fresh=attempt.fresh))
+
+
+def decode_attempt(content: bytes, where: str) -> Attempt:
+    """Return what an attempt's file says."""
+    document = _decode(content, _AttemptDoc, where)
+    return Attempt(attempt=document.attempt, fresh=document.fresh)
+
+
+def encode_floor(floor: Floor) -> bytes:
+    """Return the bytes of floor.json."""
+    previous = (floor.previous.attempt, floor.previous.step) if floor.previous else None
+    return _encode(
+        _FloorDoc(
+            format=STORE_FORMAT_VERSION,
+            attempt=floor.newest.attempt,
+            step=floor.newest.step,
+            previous=previous,
+        )
+    )
+
+
+def decode_floor(content: bytes, where: str) -> Floor:
+    """Return what floor.json says."""
+    document = _decode(content, _FloorDoc, where)
+    return Floor(
+        newest=CheckpointId(document.attempt, document.step),
+        previous=CheckpointId(*document.previous) if document.previous else None,
+    )
+
+
+def _encode(document: Struct) -> bytes:
+    return msgspec.json.encode(document) + b"\n"
+
+
+def _decode(content: bytes, kind: type[_Doc], where: str) -> _Doc:
+    try:
+        version = msgspec.json.decode(content, type=_VersionDoc).format
+        if version > STORE_FORMAT_VERSION:
+            raise FormatVersionError(
+                f"{where} has format version {version}, this everstep reads up to {STORE_FORMAT_VERSION}",
+                hint="upgrade everstep",
+            )
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        raise CorruptDataError(f"{where} cannot be read: {exc}") from exc

@@ -1,0 +1,136 @@
+"""What the named directories are to each other: a new store, a known one, one with a device missing or added."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from ..core.errors import ConfigError, CorruptDataError, DeviceMissingError
+from .device import Survey
+
+_MISSING_HINT = "it looks like an unmounted drive: mount it, or retire the device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePlan:
+    """The directories sorted out. `store_id` is None for a new store: the caller makes one."""
+
+    store_id: str | None
+    is_new: bool
+    """Nothing was ever stored here."""
+    known: Mapping[str, Survey]
+    """Present devices by id."""
+    blank: tuple[Survey, ...]
+    """Directories to be made devices."""
+    missing: Mapping[str, str]
+    """Ids of absent members, with the path where each was last seen."""
+    notes: tuple[str, ...]
+
+
+def plan_store(surveys: Sequence[Survey]) -> StorePlan:
+    """Return what the directories are.
+
+    A member that has ever been ready is never made anew: where its directory is empty or gone, it is missing.
+
+    Raises:
+        ConfigError: a directory named twice or not there, a copied device, devices of two stores.
+        DeviceMissingError: an unknown empty directory while a member is missing.
+        CorruptDataError: a directory holds runs, but its disk.id is lost.
+    """
+    if not surveys:
+        raise ConfigError("a store needs at least one directory", hint="name one: storage=[...]")
+    _refuse_same_directory(surveys)
+    known = _by_device_id(surveys)
+    _refuse_two_stores(known)
+    members = _ready_members(known)
+    missing = {device_id: path for device_id, path in members.items() if device_id not in known}
+    blank: list[Survey] = []
+    for survey in surveys:
+        if survey.disk_id is None and str(survey.path) not in missing.values():
+            _check_blank(survey, missing)
+            blank.append(survey)
+    store_id = next((survey.disk_id.store_id for survey in known.values() if survey.disk_id), None)
+    return StorePlan(
+        store_id=store_id,
+        is_new=not members,
+        known=known,
+        blank=tuple(blank),
+        missing=missing,
+        notes=_shared_file_systems([survey for survey in surveys if survey.exists]),
+    )
+
+
+def _refuse_same_directory(surveys: Sequence[Survey]) -> None:
+    seen: dict[tuple[int, int] | PurePath, Survey] = {}
+    for survey in surveys:
+        key = (survey.file_system_id, survey.inode) if survey.exists else survey.path
+        if key in seen:
+            raise ConfigError(
+                f"{seen[key].path} and {survey.path} are the same directory", hint="name each drive once"
+            )
+        seen[key] = survey
+
+
+def _by_device_id(surveys: Sequence[Survey]) -> dict[str, Survey]:
+    found: dict[str, Survey] = {}
+    for survey in surveys:
+        if survey.disk_id is None:
+            continue
+        other = found.setdefault(survey.disk_id.device_id, survey)
+        if other is not survey:
+            raise ConfigError(
+                f"{other.path} and {survey.path} carry the same device id {survey.disk_id.device_id}",
+                hint="one is a copy of the other; remove the copy",
+            )
+    return dict(sorted(found.items()))
+
+
+def _refuse_two_stores(known: Mapping[str, Survey]) -> None:
+    first: Survey | None = None
+    for survey in known.values():
+        assert survey.disk_id is not None
+        first = first or survey
+        assert first.disk_id is not None
+        if survey.disk_id.store_id != first.disk_id.store_id:
+            raise ConfigError(
+                f"{first.path} belongs to store {first.disk_id.store_id},"
+                f" {survey.path} to store {survey.disk_id.store_id}",
+                hint="name the directories of one store",
+            )
+
+
+def _ready_members(known: Mapping[str, Survey]) -> dict[str, str]:
+    """Return every member that a finished store ever had; none while its making was never finished."""
+    members: dict[str, str] = {}
+    for survey in known.values():
+        if survey.disk_id is not None and survey.disk_id.is_ready:
+            members |= survey.disk_id.members
+    return members
+
+
+def _check_blank(survey: Survey, missing: Mapping[str, str]) -> None:
+    if not survey.exists:
+        raise ConfigError(
+            f"the storage directory {survey.path} does not exist", hint="create it, or mount the drive"
+        )
+    if survey.has_runs:
+        raise CorruptDataError(
+            f"{survey.path} holds runs, but its disk.id is lost",
+            hint="put disk.id back, or name another directory",
+        )
+    if missing:
+        device_id, path = next(iter(missing.items()))
+        raise DeviceMissingError(
+            f"device {device_id} (last seen at {path}) is missing, and {survey.path} is an empty directory",
+            hint=_MISSING_HINT,
+        )
+
+
+def _shared_file_systems(surveys: Sequence[Survey]) -> tuple[str, ...]:
+    groups: dict[int, list[str]] = {}
+    for survey in surveys:
+        groups.setdefault(survey.file_system_id, []).append(str(survey.path))
+    return tuple(
+        f"{' and '.join(paths)} are on one file system: that gives neither more speed nor more room"
+        for paths in groups.values()
+        if len(paths) > 1
+    )

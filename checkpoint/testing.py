@@ -1,0 +1,218 @@
+"""Small states, arenas, stores and failing devices for tests; nothing of the product imports this."""
+
+import errno
+import mmap
+import os
+import random
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import cast
+
+from ..core.ids import CheckpointId
+from .commit import PersistResult, persist_shard
+from .engine import Engine
+from .fetch import read_shard, shard_slot_offsets
+from .layout_plan import DeviceWeight, Layout, plan_layout
+from .leaf import LeafSpec, whole_leaf
+from .manifest_types import Draft, Manifest
+from .plain_engine import PlainEngine
+from .recovery import RecoveryReport, recover
+from .run_store import RunStore
+from .storage_ops import ArenaRange, RealStorage, SegmentHandle, StorageOps, storage_error
+from .store import Store, open_store
+from .store_format import LockHolder
+
+HOLDER = LockHolder(pid=4711, socket="/run/test.sock", uid=os.geteuid(), kind="private")
+
+SMALL_LEAVES = (
+    whole_leaf("model.weight", "float32", (300, 7)),
+    whole_leaf("model.half", "bfloat16", (129,)),
+    whole_leaf("model.scalar", "float64", ()),
+    whole_leaf("model.empty", "float32", (0, 3)),
+    whole_leaf("opt.state.weight.step", "int64", ()),
+    whole_leaf("flags", "bool", (5,)),
+    whole_leaf("odd", "complex64", (3,)),
+)
+"""Kinds of leaves that differ in how they are stored; a few KiB."""
+
+
+class Mode(Enum):
+    """What a call that should fail does."""
+
+    NOT_DONE = "fails before it does anything"
+    DONE = "does its work and fails"
+    CRASH = "the process ends here: neither this call nor any later one happens"
+
+
+class CrashedError(BaseException):
+    """The simulated end of the process: no handler of the product may catch it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call on a device."""
+
+    name: str
+    path: Path
+
+
+class FaultyStorage:
+    """A `StorageOps` that records its calls, and lets the n-th one after `arm` fail."""
+
+    def __init__(self, ops: StorageOps) -> None:
+        self._ops = ops
+        self._lock = threading.Lock()
+        self.calls: list[Call] = []
+        """Since the last `arm`, in the order in which they began."""
+        self._fail_at = 0
+        self._mode = Mode.NOT_DONE
+        self._times = 1
+        self._number = errno.EIO
+
+    def arm(
+        self, fail_at: int, mode: Mode = Mode.NOT_DONE, *, times: int = 1, number: int = errno.EIO
+    ) -> None:
+        """Let the call `fail_at` from here (1: the next, 0: none) and the `times` - 1 after it fail."""
+        with self._lock:
+            self.calls = []
+            self._fail_at, self._mode, self._times, self._number = fail_at, mode, times, number
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        real = cast(Callable[..., object], getattr(self._ops, name))
+
+        def call(*args: object, **kwargs: object) -> object:
+            path = args[0].path if isinstance(args[0], SegmentHandle) else cast(Path, args[0])
+            with self._lock:
+                self.calls.append(Call(name, path))
+                count = len(self.calls)
+            if not self._fails(count):
+                return real(*args, **kwargs)
+            if self._mode is Mode.DONE or name == "close":
+                real(*args, **kwargs)  # a failing close(2) closes
+            if self._mode is Mode.CRASH:
+                raise CrashedError(f"crash at call {count}, {name}")
+            raise storage_error(OSError(self._number, os.strerror(self._number)), path, name)
+
+        return call
+
+    def _fails(self, count: int) -> bool:
+        if not self._fail_at or count < self._fail_at:
+            return False
+        return self._mode is Mode.CRASH or count < self._fail_at + self._times
+
+    def as_ops(self) -> StorageOps:
+        """Return this as what it stands for."""
+        return cast(StorageOps, cast(object, self))
+
+
+@contextmanager
+def memory_arena(slot_size_bytes: int, *, slot_offset_bytes: int = 0) -> Generator[ArenaRange]:
+    """Give one slot in a memfd, as a daemon has it."""
+    size = slot_offset_bytes + max(slot_size_bytes, 4096)
+    fd = os.memfd_create("everstep-test", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+        with mmap.mmap(fd, size) as mapping, memoryview(mapping) as view:
+            yield ArenaRange(
+                fd=fd, map=view, slot_offset_bytes=slot_offset_bytes, slot_size_bytes=size - slot_offset_bytes
+            )
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def plain_engines(store: Store) -> Generator[Mapping[str, Engine]]:
+    """Give one plain engine for each device."""
+    engines = {device.device_id: PlainEngine() for device in store.devices}
+    try:
+        yield engines
+    finally:
+        for engine in engines.values():
+            engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A training state as bytes by leaf, and how it lies in a slot."""
+
+    layout: Layout
+    content: Mapping[str, bytes]
+
+    def draft(self, checkpoint: CheckpointId, *, rank: int = 0, world_size: int = 1) -> Draft:
+        """Return what a hook would say of it."""
+        return Draft(
+            checkpoint=checkpoint,
+            rank=rank,
+            world_size=world_size,
+            parent=None,
+            layout_digest=self.layout.digest,
+            leaves=self.layout.leaves,
+            aliases=self.layout.aliases,
+            pieces=self.layout.pieces,
+            segments=self.layout.segments,
+            values=b'{"epoch":1}',
+            notes={"epoch": "1"},
+        )
+
+    def copy_into(self, arena: ArenaRange) -> None:
+        """Put the bytes where the layout says, as a hook's copies do."""
+        for piece in self.layout.pieces:
+            plan = self.layout.segments[piece.segment]
+            begin = next(entry.begin for entry in plan.entries if entry.key == piece.key)
+            place = plan.slot_offset_bytes + plan.header_size_bytes + begin
+            part = self.content[piece.leaf][piece.offset_in_leaf_bytes :][: piece.size_bytes]
+            arena.view(place, piece.size_bytes)[:] = part
+
+
+def make_state(store: Store, seed: int = 0, leaves: Sequence[LeafSpec] = SMALL_LEAVES) -> State:
+    """Return random bytes for these leaves, laid out over the store's devices."""
+    layout = plan_layout(leaves, [], [DeviceWeight(device_id=device.device_id) for device in store.devices])
+    random_bytes = random.Random(seed).randbytes
+    return State(layout, {leaf.name: random_bytes(leaf.size_bytes) for leaf in leaves})
+
+
+def save(
+    run: RunStore,
+    state: State,
+    checkpoint: CheckpointId,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    notes: Mapping[str, str] | None = None,
+) -> PersistResult:
+    """Persist a state from an arena of its own."""
+    draft = state.draft(checkpoint, rank=rank, world_size=world_size)
+    if notes is not None:
+        draft = replace(draft, notes=dict(notes))
+    with (
+        memory_arena(state.layout.slot_size_bytes, slot_offset_bytes=8192) as arena,
+        plain_engines(run.store) as engines,
+    ):
+        state.copy_into(arena)
+        return persist_shard(run, draft, arena, engines=engines)
+
+
+def load(run: RunStore, manifest: Manifest) -> dict[str, bytes]:
+    """Return the bytes of each leaf as restored through the product's own reader."""
+    _, size = shard_slot_offsets(manifest)
+    content = {leaf.name: bytearray(leaf.size_bytes) for leaf in manifest.leaves}
+    with memory_arena(size, slot_offset_bytes=4096) as arena, plain_engines(run.store) as engines:
+        for piece in read_shard(run, manifest, arena, engines=engines).pieces:
+            place = slice(piece.offset_in_leaf_bytes, piece.offset_in_leaf_bytes + piece.size_bytes)
+            content[piece.leaf][place] = arena.view(piece.slot_offset_bytes, piece.size_bytes)
+    return {name: bytes(found) for name, found in content.items()}
+
+
+@contextmanager
+def opened(
+    directories: Sequence[Path], *, ops: StorageOps | None = None, read_only: bool = False
+) -> Generator[tuple[Store, RecoveryReport]]:
+    """Give a recovered store over these directories; its locks end with the block, as with a process."""
+    with open_store(
+        directories, ops=ops or RealStorage(), holder=HOLDER, uid=os.geteuid(), read_only=read_only
+    ) as store:
+        yield store, recover(store)

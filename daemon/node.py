@@ -1,0 +1,269 @@
+"""The node service: which trainers hold which ranks, their arenas, and when the daemon may end.
+
+Everything here runs on the event loop and only decides; bytes move in threads (persist.py, restore.py, arena.py).
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TypeVar
+
+from ..core.errors import ConfigError, FencedError, RunBusyError, UsageError
+from ..core.ids import CheckpointId, run_id_of
+from ..proto import frames
+from .arena import make_arena
+from .blocking import in_thread
+from .config import DaemonConfig
+from .lifetime import Lifetime
+from .metrics import Metrics
+from .persist import Persister
+from .registry import RankRecord, Registry, RunRecord
+from .restore import Restorer
+from .session import Session
+from .stores import StoreBook
+from .tokens import TokenBook
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Node:
+    """One daemon. `private`: started by a user's hook, opens the directories that its user names."""
+
+    def __init__(self, config: DaemonConfig, *, private: bool, version: str, control_socket: Path) -> None:
+        self.config, self.private, self.version = config, private, version
+        self.metrics = Metrics(version)
+        self.metrics_port = 0
+        """Where the metrics are served; 0 when they are not."""
+        self.tokens = TokenBook()
+        self.registry = Registry()
+        self.sessions: set[Session] = set()
+        self.lifetime = Lifetime(self)
+        self.stores = StoreBook(config, socket=config.socket_path(), private=private)
+        self.persister = Persister(self)
+        self.restorer = Restorer(self)
+        self._control_socket = control_socket
+        self._tasks: asyncio.TaskGroup | None = None
+        self._opening = asyncio.Lock()
+
+    def use_tasks(self, tasks: asyncio.TaskGroup) -> None:
+        """Run all background work in `tasks`; called once before the first client."""
+        self._tasks = tasks
+
+    def spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        """Run `work` in the background; an exception that escapes it ends the daemon, visibly."""
+        assert self._tasks is not None
+        return self._tasks.create_task(work)
+
+    def welcome(self, token: str) -> frames.Welcome:
+        """Return the answer to Hello."""
+        return frames.Welcome(
+            version=self.version,
+            protocol=frames.PROTOCOL,
+            token=token,
+            private=self.private,
+            pid=os.getpid(),
+            control_socket=str(self._control_socket),
+        )
+
+    # -- leases
+
+    async def open_run(self, session: Session, frame: frames.OpenRun) -> tuple[frames.RunOpened, RankRecord]:
+        """Give `session` the lease of (run, rank).
+
+        Raises:
+            RunBusyError: a living trainer holds it and `takeover` is not set.
+        """
+        if session.peer.uid != os.getuid():
+            raise UsageError(
+                f"this daemon serves uid {os.getuid()} only, the client has uid {session.peer.uid}",
+                hint="let the hook start a private daemon: unset EVERSTEP_SOCKET",
+            )
+        if not 0 <= frame.rank < frame.world_size:
+            raise UsageError(f"rank {frame.rank} is not below world_size {frame.world_size}")
+        async with self._opening:
+            run = await self._find_run(session.peer.uid, frame)
+        rank = run.rank(frame.rank)
+        self._take_lease(rank, session, frame)
+        rank.world_size, rank.lost, rank.attempt = frame.world_size, False, 0
+        self.lifetime.changed()
+        opened = frames.RunOpened(
+            re=frame.request_id,
+            run_id=run.run_id,
+            highest_attempt=max(run.attempt, run.store.highest_attempt()),
+            new_store=run.opened.is_new,
+            devices=run.opened.device_infos(),
+            notes=list(run.opened.notes),
+        )
+        return opened, rank
+
+    async def _find_run(self, uid: int, frame: frames.OpenRun) -> RunRecord:
+        try:
+            run_id = run_id_of(frame.name)
+        except ValueError as error:
+            raise ConfigError(str(error), hint="choose another name in attach()") from error
+        opened = await self.stores.open(frame.storage)
+        known = self.registry.runs.get((uid, run_id))
+        if known is not None and known.opened is opened:
+            return known
+        if known is not None and any(rank.lessee or rank.persisting for rank in known.ranks.values()):
+            raise ConfigError(
+                f"run {frame.name!r} is open on {known.opened.describe()}, not on {opened.describe()}",
+                hint="give every rank and restart the same storage",
+            )
+        store = await in_thread(opened.store.run, uid, frame.name, create=True)
+        run = RunRecord(uid=uid, name=frame.name, run_id=run_id, opened=opened, store=store)
+        self.registry.runs[uid, run_id] = run
+        return run
+
+    def _take_lease(self, rank: RankRecord, session: Session, frame: frames.OpenRun) -> None:
+        if rank.lessee is not None and not rank.lessee.alive:
+            rank.lessee.end()
+        holder = rank.lessee
+        if holder is not None and not frame.takeover:
+            raise RunBusyError(
+                f"rank {frame.rank} of run {frame.name!r} is held by a living trainer",
+                hint="wait for it to end, use another name, or attach(..., takeover=True)",
+            )
+        rank.lessee = session
+        if holder is not None:
+            for arena in rank.arenas.values():
+                arena.shared_with_dead = True
+            self._drop_copies(rank)
+            holder.fence(f"run {frame.name!r} was taken over by another trainer")
+
+    async def begin_attempt(self, rank: RankRecord, attempt: int, *, fresh: bool) -> None:
+        """Make `attempt` durable before any byte of it is admitted; ranks of one attempt share one record."""
+        run = rank.run
+        highest = max(run.attempt, await in_thread(run.store.highest_attempt))
+        if attempt < highest:
+            raise FencedError(f"attempt {attempt} of run {run.name!r} is over: attempt {highest} has started")
+        if attempt > highest:
+            run.attempt = attempt
+            await in_thread(run.store.begin_attempt, attempt, fresh=fresh)
+        run.attempt = max(run.attempt, attempt)
+        rank.attempt = attempt
+        if fresh:
+            rank.current = None
+        logger.info("attempt_begun run=%s rank=%d attempt=%d fresh=%s", run.run_id, rank.rank, attempt, fresh)
+
+    async def detach(self, rank: RankRecord) -> None:
+        """Answer when everything that the rank sealed has been committed or has failed; then let its arenas go."""
+        await self.persister.settled(rank)
+        lessee, rank.lessee = rank.lessee, None
+        for number in list(rank.arenas):
+            self._close_arena(rank, number)
+        if isinstance(lessee, Session):
+            lessee.rank = None
+        self.lifetime.changed()
+
+    def session_ended(self, session: Session) -> None:
+        """A client is gone: a trainer's copies are dropped, what it sealed stays and is persisted."""
+        self.sessions.discard(session)
+        rank = session.rank
+        if rank is not None and rank.lessee is session:
+            rank.lessee, rank.lost = None, True
+            self._drop_copies(rank)
+            logger.warning("trainer_lost run=%s rank=%d pid=%d", rank.run.run_id, rank.rank, session.peer.pid)
+        self.lifetime.changed()
+
+    def hand_over(self) -> None:
+        """Another daemon wants the devices: an idle private daemon ends, any other refuses."""
+        if not self.private or not self.lifetime.idle:
+            raise RunBusyError(f"the daemon (pid {os.getpid()}) is in use", hint="use its socket, or stop it first")
+        self.lifetime.end("handed over")
+
+    # -- arenas
+
+    async def make_arena(self, rank: RankRecord, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
+        """Allocate an arena for new snapshots, in the background of the trainer's steps."""
+        if frame.slot_size_bytes <= 0 or frame.slot_size_bytes % 4096 or not 1 <= frame.slot_count <= 64:
+            raise UsageError(f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible")
+        lessee = rank.lessee
+        arena = await make_arena(
+            self.registry.next_arena_number(),
+            slot_size_bytes=frame.slot_size_bytes,
+            slot_count=frame.slot_count,
+            layout_digest=frame.layout_digest,
+            reserve_bytes=self.config.memory.reserve_bytes,
+            limit_bytes=self.arena_budget_bytes(),
+        )
+        if rank.lessee is not lessee:
+            arena.close()
+            raise FencedError("the trainer is gone; its arena was dropped")
+        rank.arenas[arena.number] = arena
+        rank.current = arena.number
+        self.update_arena_gauge()
+        self.drop_outdated_arenas(rank)
+        ready = frames.ArenaReady(
+            re=frame.request_id,
+            arena=arena.number,
+            slot_size_bytes=arena.slot_size_bytes,
+            slot_count=len(arena.machine.slots),
+            allocation_s=arena.allocation_s,
+        )
+        return ready, arena.fd
+
+    def arena_budget_bytes(self) -> int:
+        """Return what the configured bound leaves for a new arena."""
+        return self.config.memory.arena_max_bytes - self.registry.arena_size_bytes()
+
+    def abandon(self, rank: RankRecord, arena: int, slot: int) -> None:
+        """The trainer gave up a copy."""
+        self.metrics.abandoned_total.inc()
+        self.free_slots(rank, arena, rank.arena(arena).machine.abandon(slot))
+
+    def sealed_everywhere(self, rank: RankRecord, checkpoint: CheckpointId) -> None:
+        """Every rank has sealed `checkpoint`: what is older may be overwritten."""
+        rank.check_attempt(checkpoint.attempt)
+        for number, arena in rank.arenas.items():
+            self.free_slots(rank, number, arena.machine.sealed_everywhere(checkpoint))
+        self.drop_outdated_arenas(rank)
+
+    def release_arena(self, rank: RankRecord, arena: int) -> None:
+        """The trainer has unmapped an arena that was made for a restore."""
+        if rank.arena(arena).machine.busy:
+            raise UsageError(f"arena {arena} is still being written")
+        self._close_arena(rank, arena)
+
+    def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:
+        """Forget the snapshots of freed slots and tell the trainer."""
+        for slot in slots:
+            rank.snapshots.pop((arena, slot), None)
+            if rank.lessee is not None:
+                rank.lessee.send(frames.SlotFree(arena=arena, slot=slot))
+
+    def drop_outdated_arenas(self, rank: RankRecord) -> None:
+        """Close arenas that nobody fills any more and whose snapshots are outdated or on the devices."""
+        for number, arena in list(rank.arenas.items()):
+            outdated = number != rank.current and not arena.machine.busy
+            if outdated and (arena.machine.is_free() or arena.shared_with_dead):
+                self._close_arena(rank, number)
+
+    def _drop_copies(self, rank: RankRecord) -> None:
+        for number, arena in rank.arenas.items():
+            dropped = arena.machine.trainer_gone()
+            self.metrics.abandoned_total.inc(len(dropped))
+            self.free_slots(rank, number, dropped)
+
+    def drop_memory(self, rank: RankRecord) -> None:
+        """Close all arenas of a rank whose trainer did not come back in time."""
+        for number in list(rank.arenas):
+            self._close_arena(rank, number)
+
+    def _close_arena(self, rank: RankRecord, number: int) -> None:
+        arena = rank.arenas.pop(number)
+        for place in [place for place in rank.snapshots if place[0] == number]:
+            del rank.snapshots[place]
+        if rank.current == number:
+            rank.current = None
+        rank.run.opened.forget_arena(arena.fd)
+        arena.close()
+        self.update_arena_gauge()
+
+    def update_arena_gauge(self) -> None:
+        """Set the gauges that follow from the registry."""
+        self.metrics.arena_bytes.set(self.registry.arena_size_bytes())

@@ -1,0 +1,187 @@
+"""From a sealed slot to an acknowledged shard: checks the draft, writes, reports, collects what is outdated."""
+
+import asyncio
+import hashlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ..checkpoint.collect import collect
+from ..checkpoint.commit import PersistResult, persist_shard, slot_manifest
+from ..checkpoint.manifest_format import decode_draft
+from ..checkpoint.manifest_types import Draft, Manifest
+from ..checkpoint.storage_ops import ArenaRange
+from ..core.errors import CorruptDataError, EverstepError
+from ..core.ids import CheckpointId
+from ..proto import frames
+from .arena import Arena
+from .blocking import in_thread
+from .registry import RankRecord, RunRecord, Snapshot
+
+if TYPE_CHECKING:
+    from .node import Node
+
+logger = logging.getLogger(__name__)
+
+
+class Persister:
+    """Writes sealed snapshots. Decides on the event loop; bytes move in threads and in the kernel."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._settled = asyncio.Condition()
+        self._collecting: dict[str, asyncio.Lock] = {}
+        self._completing = 0
+
+    def seal(self, rank: RankRecord, frame: frames.Seal) -> None:
+        """Take over a slot: from here on its snapshot is written, whatever happens to the trainer."""
+        checkpoint = CheckpointId(frame.attempt, frame.step)
+        rank.check_attempt(frame.attempt)
+        arena = rank.arena(frame.arena)
+        try:
+            draft = _read_draft(arena, rank, frame, checkpoint)
+            arena.machine.seal(frame.slot, checkpoint)
+        except EverstepError as error:
+            self._node.abandon(rank, frame.arena, frame.slot)
+            self._report_failure(rank, checkpoint, error)
+            return
+        self._node.metrics.sealed_total.inc()
+        rank.step = frame.step
+        arena.machine.persist(frame.slot)
+        self._node.spawn(self._persist(rank, arena, frame.slot, draft))
+
+    async def settled(self, rank: RankRecord) -> None:
+        """Return when nothing that `rank` sealed is being written."""
+        async with self._settled:
+            await self._settled.wait_for(lambda: not rank.writing)
+
+    async def idle(self) -> None:
+        """Return when nothing is being written and every completion is recorded."""
+        async with self._settled:
+            await self._settled.wait_for(
+                lambda: not self._completing and not any(rank.writing for rank in self._node.registry.ranks())
+            )
+
+    def complete(self, run: RunRecord, checkpoint: CheckpointId) -> None:
+        """All ranks have committed `checkpoint`: remember it durably, then collect what is outdated."""
+        self._completing += 1
+        self._node.spawn(self._complete(run, checkpoint))
+
+    async def _persist(self, rank: RankRecord, arena: Arena, slot: int, draft: Draft) -> None:
+        began_s = time.monotonic()
+        self._node.metrics.persisting.inc()
+        view = memoryview(arena.view)
+        place = ArenaRange(
+            fd=arena.fd,
+            map=view,
+            slot_offset_bytes=arena.slot_offset_bytes(slot),
+            slot_size_bytes=arena.slot_size_bytes,
+        )
+        engines = rank.run.opened.queues
+        try:
+            result = await in_thread(persist_shard, rank.run.store, draft, place, engines=engines)
+        except EverstepError as error:
+            manifest = await in_thread(slot_manifest, rank.run.store, draft, place)
+            self._keep(rank, arena, slot, draft, manifest)
+            self._report_failure(rank, draft.checkpoint, error)
+        else:
+            self._keep(rank, arena, slot, draft, result.manifest)
+            self._report_success(rank, result, time.monotonic() - began_s)
+        finally:
+            view.release()
+            self._node.metrics.persisting.dec()
+        self._node.free_slots(rank, arena.number, arena.machine.settle(slot))
+        self._node.drop_outdated_arenas(rank)
+        await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._settled:
+            self._settled.notify_all()
+        self._node.lifetime.changed()
+
+    def _keep(self, rank: RankRecord, arena: Arena, slot: int, draft: Draft, manifest: Manifest) -> None:
+        rank.snapshots[arena.number, slot] = Snapshot(
+            checkpoint=draft.checkpoint,
+            world_size=draft.world_size,
+            manifest=manifest,
+            offsets_bytes=tuple(
+                arena.slot_offset_bytes(slot) + segment.slot_offset_bytes for segment in draft.segments
+            ),
+        )
+
+    def _report_success(self, rank: RankRecord, result: PersistResult, persist_s: float) -> None:
+        checkpoint = result.manifest.checkpoint
+        size_bytes = sum(segment.file_size_bytes for segment in result.manifest.segments)
+        metrics = self._node.metrics
+        metrics.persisted_total.inc()
+        metrics.written_bytes.inc(size_bytes)
+        metrics.persist_s.observe(persist_s)
+        metrics.last_commit_s.set_to_current_time()
+        logger.info(
+            "shard_persisted run=%s rank=%d checkpoint=%s size_bytes=%d persist_s=%.3f",
+            rank.run.run_id,
+            rank.rank,
+            checkpoint,
+            size_bytes,
+            persist_s,
+        )
+        if result.is_under_replicated:
+            logger.warning("manifest_under_replicated checkpoint=%s reasons=%s", checkpoint, result.problems)
+        if rank.lessee is not None:
+            rank.lessee.send(
+                frames.Persisted(
+                    attempt=checkpoint.attempt,
+                    step=checkpoint.step,
+                    size_bytes=size_bytes,
+                    persist_s=persist_s,
+                    under_replicated=result.is_under_replicated,
+                )
+            )
+        if result.manifest.world_size == 1:
+            self.complete(rank.run, checkpoint)
+
+    def _report_failure(self, rank: RankRecord, checkpoint: CheckpointId, error: EverstepError) -> None:
+        self._node.metrics.failed_total.inc()
+        logger.error("shard_failed run=%s rank=%d checkpoint=%s reason=%s", rank.run.run_id, rank.rank, checkpoint, error)
+        if rank.lessee is not None:
+            rank.lessee.send(
+                frames.PersistFailed(
+                    attempt=checkpoint.attempt,
+                    step=checkpoint.step,
+                    code=error.code,
+                    message=error.message,
+                    hint=error.hint,
+                )
+            )
+
+    async def _complete(self, run: RunRecord, checkpoint: CheckpointId) -> None:
+        lock = self._collecting.setdefault(run.run_id, asyncio.Lock())
+        async with lock:
+            try:
+                await in_thread(run.store.set_complete_floor, checkpoint)
+                report = await in_thread(collect, run.store, keep_last=self._node.config.retention.keep_last)
+            except EverstepError as error:
+                logger.error("complete_not_recorded run=%s checkpoint=%s reason=%s", run.run_id, checkpoint, error)
+            else:
+                self._node.metrics.deleted_total.inc(len(report.removed))
+        self._completing -= 1
+        await self._notify()
+
+
+def _read_draft(arena: Arena, rank: RankRecord, frame: frames.Seal, checkpoint: CheckpointId) -> Draft:
+    """Copy the draft out of shared memory, check its digest, then parse: the trainer can change the slot at any time."""
+    begin = frame.draft_offset_bytes
+    end = begin + frame.draft_size_bytes
+    if not (0 <= begin <= end <= arena.slot_size_bytes and 0 <= frame.slot < len(arena.machine.slots)):
+        raise CorruptDataError(f"the draft [{begin}, {end}) of slot {frame.slot} does not lie in the arena")
+    base = arena.slot_offset_bytes(frame.slot)
+    content = arena.view[base + begin : base + end]
+    if hashlib.sha256(content).hexdigest() != frame.draft_sha256:
+        raise CorruptDataError("the draft of the manifest changed after it was sealed")
+    draft = decode_draft(content)
+    if (draft.checkpoint, draft.rank, draft.world_size) != (checkpoint, rank.rank, rank.world_size):
+        raise CorruptDataError(
+            f"the draft is of {draft.checkpoint} rank {draft.rank} of {draft.world_size}, "
+            f"expected {checkpoint} rank {rank.rank} of {rank.world_size}"
+        )
+    return draft

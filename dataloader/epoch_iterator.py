@@ -1,0 +1,102 @@
+"""The iterator of a loader: hands out prepared batches and moves the position by each."""
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar, cast
+
+from ..core.errors import UsageError
+from .batch_maker import MadeBatch
+from .position import Position
+from .split_plan import Split
+
+T_co = TypeVar("T_co", covariant=True)
+Callback = Callable[[], object]
+
+
+class EpochIterator(Generic[T_co]):
+    """The rest of one epoch; moves the loader's position by each batch it returns, and to the next epoch at the end.
+
+    After an error (in the dataset, a worker, an interrupt) it returns nothing more, and the next iter() of the loader
+    begins with the batch that failed.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        token: int,
+        split: Split,
+        made: Iterator[MadeBatch],
+        first_batch_callbacks: list[Callback],
+    ) -> None:
+        self._position = position
+        self._token = token
+        self._split = split
+        self._made: Iterator[MadeBatch] | None = made
+        self._callbacks: list[Callback] | None = first_batch_callbacks
+        self._is_finished = False
+
+    def __iter__(self) -> "EpochIterator[T_co]":
+        """Return itself."""
+        return self
+
+    def __next__(self) -> T_co:
+        """Return the next batch.
+
+        Raises:
+            UsageError: a newer iter() or reset() took over, or this iterator ended with an error before.
+        """
+        if self._is_finished:
+            raise StopIteration
+        self._check_usable()
+        try:
+            made = self._next_made()
+        except BaseException:
+            self._close()
+            raise
+        if made is None:
+            self._is_finished = True
+            self._close()
+            self._position.finish(self._split.sample_count)
+            raise StopIteration
+        part = self._split.part(made.cursor)
+        assert part is not None
+        self._position.hand(part, made.ids)
+        return cast(T_co, made.data)
+
+    def __len__(self) -> int:
+        """Return the number of batches that are left."""
+        return 0 if self._is_finished else self._split.step_count(self._position.cursor)
+
+    def __del__(self) -> None:
+        self._position.release(self._token)
+
+    def _next_made(self) -> MadeBatch | None:
+        """Return the next prepared batch, or None at the end of the epoch."""
+        assert self._made is not None
+        for made in self._made:
+            if self._callbacks is not None:
+                for callback in tuple(self._callbacks):
+                    callback()
+                self._callbacks = None
+            return made
+        if self._split.part(self._position.cursor) is not None:
+            raise UsageError(
+                f"the dataset or collate_fn raised StopIteration at sample {self._position.cursor}",
+                hint="raise another error: this one means the end of the epoch",
+            )
+        return None
+
+    def _check_usable(self) -> None:
+        if not self._position.is_newest(self._token):
+            raise UsageError(
+                "a newer iter() or reset() of this loader took over; this iterator cannot go on",
+                hint="use one iterator of a loader at a time",
+            )
+        if self._made is None:
+            raise UsageError(
+                f"this iterator ended with an error at sample {self._position.cursor}",
+                hint="call iter() on the loader again: it begins with the batch that failed",
+            )
+
+    def _close(self) -> None:
+        self._made = None
+        self._position.release(self._token)

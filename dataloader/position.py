@@ -1,0 +1,106 @@
+"""Where a loader's loop stands: the one mutable thing that loader, sampler and iterator share."""
+
+from ..core.errors import LoaderStateError, UsageError
+from .ledger import Ledger
+from .order_format import OrderSpec
+from .order_plan import Ids
+from .split_plan import Part
+from .state_format import LoaderState
+
+
+class Position:
+    """Epoch, cursor and order of a loader, its ledger, and which iterator may move them; not thread safe.
+
+    Only the newest iterator moves it. An iterator is live from `begin` until it finishes, fails or is collected.
+    """
+
+    def __init__(self, order: OrderSpec) -> None:
+        self.order = order
+        self.epoch: int = 0
+        self.cursor: int = 0
+        self.weight = 1.0
+        self.ledger = Ledger(order.seed)
+        self._newest = 0
+        self._is_live = False
+        self._has_handed = False
+
+    @property
+    def is_resumed_by_iter(self) -> bool:
+        """Whether an iterator was abandoned in this epoch, so that the next one goes on from there."""
+        return self._has_handed
+
+    def begin(self) -> int:
+        """Return the token of a new iterator; the one before it can move nothing from now on."""
+        if self.ledger.seed != self.order.seed:
+            raise LoaderStateError(
+                f"the ledger was kept under seed {self.ledger.seed}, the loader's order has seed {self.order.seed}",
+                hint="load the state and the ledger of one checkpoint",
+            )
+        self._newest += 1
+        self._is_live = True
+        return self._newest
+
+    def is_newest(self, token: int) -> bool:
+        """Tell whether this iterator may move the position."""
+        return token == self._newest
+
+    def hand(self, part: Part, ids: Ids) -> None:
+        """Count a batch as handed to the loop: the only place where a cursor moves forward."""
+        assert part.cursor == self.cursor, (part, self.cursor)
+        assert ids.size == part.stop - part.start, (part, ids.size)
+        if part.is_padding:
+            self.ledger.add(self.epoch, ids[:0], padding_count=1)
+        else:
+            self.ledger.add(self.epoch, ids)
+        self.cursor = part.next_cursor
+        self.weight = part.weight
+        self._has_handed = True
+
+    def finish(self, sample_count: int) -> None:
+        """Go to the next epoch; what the end of this one left out is recorded as dropped."""
+        if self.cursor < sample_count:
+            self.ledger.finish(self.epoch, sample_count - self.cursor)
+        self._restart(self.epoch + 1)
+
+    def release(self, token: int) -> None:
+        """Say that an iterator will not go on."""
+        if token == self._newest:
+            self._is_live = False
+
+    def reset(self) -> None:
+        """Go back to the begin of the epoch; no existing iterator can go on. The ledger keeps what was handed out."""
+        self._newest += 1
+        self._restart(self.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the begin of another epoch; the present epoch is no move at all. UsageError while iterating."""
+        if isinstance(epoch, bool) or epoch < 0:
+            raise UsageError(f"an epoch is a whole number from 0, got {epoch!r}")
+        if epoch == self.epoch:
+            return
+        if self._is_live:
+            raise UsageError(
+                f"set_epoch({epoch}) while epoch {self.epoch} is being iterated at sample {self.cursor}",
+                hint="end the loop first, or call reset()",
+            )
+        self._restart(epoch)
+
+    def load(self, state: LoaderState) -> None:
+        """Take over the position of a state; LoaderStateError once iteration has begun, and then nothing is changed."""
+        if self._is_live or self._has_handed:
+            raise LoaderStateError(
+                f"iteration has begun: epoch {self.epoch} stands at sample {self.cursor}",
+                hint="load the state before the first iter(), or call reset() first",
+            )
+        if state.order.seed != self.ledger.seed:
+            if self.ledger.record().tallies:
+                raise LoaderStateError(
+                    f"the state has seed {state.order.seed}, this loader counted batches under {self.ledger.seed}",
+                    hint="construct a new loader and load the state into it",
+                )
+            self.ledger = Ledger(state.order.seed)
+        self.order, self.epoch, self.cursor = state.order, state.epoch, state.cursor
+
+    def _restart(self, epoch: int) -> None:
+        self.epoch, self.cursor = epoch, 0
+        self._is_live = self._has_handed = False

@@ -1,0 +1,56 @@
+"""Random numbers of augmentation as a function of (seed, epoch, sample), whoever prepares the sample.
+
+Before each sample the three global generators that augmentation code draws from (`random`, `numpy.random`, torch's on
+the CPU) are seeded with a hash of (seed, epoch, id): 8 µs per sample. So a sample looks the same whatever the number
+of ranks and workers, and after any resume. A generator object that the dataset owns is out of reach.
+
+Without workers this happens in the training process, whose generators belong to the trainer: `preserved()` puts them
+back, once per batch (80 µs, most of it numpy's). CUDA generators are never touched.
+"""
+
+import random
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from .hash_format import derive_keys, mix64_twice
+
+
+def sample_seed(seed: int, epoch: int, sample_id: int) -> int:
+    """Return the 64-bit seed of one sample's random augmentation."""
+    key_1, key_2 = derive_keys("sample", seed, epoch, 2)
+    return mix64_twice(sample_id, key_1, key_2)
+
+
+def batch_seed(seed: int, epoch: int, first_id: int) -> int:
+    """Return the 64-bit seed of what is random in `collate_fn` (mixing samples of a batch, say)."""
+    key_1, key_2 = derive_keys("batch", seed, epoch, 2)
+    return mix64_twice(first_id, key_1, key_2)
+
+
+def worker_seed(seed: int, epoch: int, rank: int) -> int:
+    """Return the seed of the generator from which torch draws the base seed of its worker processes."""
+    key_1, key_2 = derive_keys("workers", seed, epoch, 2)
+    return mix64_twice(rank, key_1, key_2)
+
+
+def seed_generators(value: int) -> None:
+    """Seed the global generators of `random`, numpy and torch (CPU only, unlike torch.manual_seed)."""
+    random.seed(value)
+    np.random.seed(value >> 32)  # the legacy generator is what augmentation code draws from
+    torch.default_generator.manual_seed(value)
+
+
+@contextmanager
+def preserved() -> Generator[None]:
+    """Put the three global generators back, to the bit, however the block ends."""
+    python_state, numpy_state = random.getstate(), np.random.get_state(legacy=False)
+    torch_state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.default_generator.set_state(torch_state)

@@ -1,0 +1,89 @@
+"""The two samplers of a loader: the one that torch's machinery runs on, and the one that users see."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from ..core.errors import UsageError
+from .batch_maker import Ticket
+from .order_format import OrderSpec
+from .order_plan import Ids, order
+from .position import Position
+from .split_plan import Part, Split
+
+_CHUNK_COUNT = 4096  # ids computed at a time: 1 ms for the first batch, then 0.2 µs per sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPlan:
+    """All that decides the batches of one rank from `cursor` to the end of an epoch."""
+
+    order: OrderSpec
+    epoch: int
+    cursor: int
+    split: Split
+
+
+class TicketSampler(Sampler[Ticket]):
+    """torch's batch sampler: the tickets of the plan it holds when iteration begins; prefetching does not move it."""
+
+    def __init__(self, plan: EpochPlan) -> None:
+        self.plan = plan
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """Return the tickets from the plan's cursor on."""
+        return tickets(self.plan)
+
+    def __len__(self) -> int:
+        """Return the number of tickets."""
+        return self.plan.split.step_count(self.plan.cursor)
+
+
+class OrderSampler(Sampler[int]):
+    """`loader.sampler`: says how long an epoch is and takes `set_epoch`; refuses to be iterated by anybody else.
+
+    A framework that rebuilds the loader around its sampler would go round the state and the ledger.
+    """
+
+    def __init__(self, position: Position, sample_count: int) -> None:
+        self._position = position
+        self._sample_count = sample_count
+
+    def __iter__(self) -> Iterator[int]:
+        """Raise UsageError."""
+        raise UsageError(
+            "this sampler belongs to an everstep DataLoader and cannot be iterated apart from it",
+            hint="iterate the loader itself; it splits the data between ranks, so tell the framework not to",
+        )
+
+    def __len__(self) -> int:
+        """Return the number of samples of an epoch, over all ranks."""
+        return self._sample_count
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do what the loader's `set_epoch` does: frameworks call it here."""
+        self._position.set_epoch(epoch)
+
+
+def tickets(plan: EpochPlan) -> Iterator[Ticket]:
+    """Yield a ticket per step. Memory: a few thousand ids, whatever the size of the dataset."""
+    epoch_order = order(plan.order, plan.epoch, plan.split.sample_count)
+    per_chunk = max(1, _CHUNK_COUNT // plan.split.batch_size)
+    parts: list[Part] = []
+    part = plan.split.part(plan.cursor)
+    while part is not None:
+        parts.append(part)
+        part = plan.split.part(part.next_cursor)
+        if part is None or len(parts) == per_chunk:
+            ids = epoch_order.at(_positions(parts)).tolist()
+            for each in parts:
+                count = each.stop - each.start
+                yield Ticket(plan.order.seed, plan.epoch, each.cursor, ids[:count])
+                ids = ids[count:]
+            parts = []
+
+
+def _positions(parts: list[Part]) -> Ids:
+    return np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in parts])

@@ -1,0 +1,144 @@
+"""`everstep.attach`: ties a training script to the node's daemon."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import EverstepError, UsageError
+from ..core.ids import run_id_of
+from ..proto.frames import Reply
+from .component import make_components
+from .environment import killed_with_the_job
+from .link import Link, RunAddress
+from .ranks import Ranks, make_ranks
+from .run import Run
+from .run_state import RUN_COMPONENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+RESERVED_NAMES = frozenset({RUN_COMPONENT, "rng", "log"})
+
+
+def attach(
+    name: str,
+    *,
+    storage: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    every: int = 100,
+    fresh: bool = False,
+    takeover: bool = False,
+    slots: int = 2,
+    replicated: bool = False,
+    **objects: object,
+) -> Run:
+    """Return the run of this name, with everything in `objects` as its state.
+
+    Call it after `torch.distributed.init_process_group` and, under DDP, with the wrapped model.
+
+    Args:
+        name: identity of the run on this node and for this user; a restart with the same name goes on.
+        storage: directories, one per device (or device names, with a node's daemon). Segments are spread over all.
+        every: boundaries (`run.step()`) between two checkpoints.
+        fresh: start anew: older checkpoints of this name are not restored, and go when newer ones are complete.
+        takeover: take the run from a trainer that still lives; that one gets a FencedError.
+        slots: snapshots that fit in memory at once; each takes as much as the state.
+        replicated: every rank holds the same tensors, though no DistributedDataParallel says so.
+        objects: modules, optimizers, loaders, generators, anything with state_dict and load_state_dict, by name.
+
+    Raises:
+        UsageError: an object that cannot be saved, or a bad argument; the message names it.
+        RunBusyError: the run's trainer still lives.
+        StorageError: a directory is missing, not writable, or held by another daemon.
+        DaemonUnavailableError: no daemon could be reached or started.
+    """
+    directories = _storage(storage)
+    _check_arguments(name, every=every, slots=slots, objects=objects)
+    ranks = make_ranks(run_id_of(name), every)
+    components = make_components(objects, world_size=ranks.world_size)
+    events = _Events()
+    link, attempt = _join(ranks, RunAddress(
+        name=name, rank=ranks.rank, world_size=ranks.world_size, storage=directories, takeover=takeover
+    ), events, fresh=fresh)  # fmt: skip
+    for note in link.opened.notes:
+        logger.warning("storage run=%s: %s", name, note)
+    if link.client.welcome.private and (reason := killed_with_the_job()):
+        logger.warning("private_daemon run=%s: %s, so memory does not outlive it; run a node daemon", name, reason)
+    run = Run(
+        name=name, link=link, ranks=ranks, attempt=attempt, components=components, objects=objects, slots=slots
+    )
+    events.connect(run.on_event)
+    return run
+
+
+def _join(ranks: Ranks, address: RunAddress, events: "_Events", *, fresh: bool) -> tuple[Link, int]:
+    """Open the run and agree on the attempt; a refusal of any rank is raised by all."""
+    link: Link | None = None
+    error: EverstepError | None = None
+    try:
+        link = Link(address, events)
+    except EverstepError as refused:
+        error = refused
+    try:
+        attempt = ranks.agree_attempt(link.opened.highest_attempt if link is not None else 0, error)
+        assert link is not None
+        link.begin_attempt(attempt, fresh=fresh)
+    except BaseException:
+        if link is not None:
+            link.close()
+        raise
+    return link, attempt
+
+
+class _Events:
+    """Holds back the daemon's events until there is a run to take them."""
+
+    def __init__(self) -> None:
+        self._target: Callable[[Reply], None] | None = None
+
+    def connect(self, target: "Callable[[Reply], None]") -> None:
+        """Hand events to `target` from now on."""
+        self._target = target
+
+    def __call__(self, event: Reply) -> None:
+        if self._target is not None:
+            self._target(event)
+        else:
+            logger.warning("event_before_run kind=%s", type(event).__name__)
+
+
+def _storage(storage: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    items = [storage] if isinstance(storage, str | os.PathLike) else list(storage)
+    if not items:
+        raise UsageError("storage is empty", hint="name at least one directory")
+    # A bare word may be a device name of a node's daemon; everything else is a path of this process.
+    return tuple(_place(os.fspath(item)) for item in items)
+
+
+def _place(item: str) -> str:
+    is_name = "/" not in item and not item.startswith(".") and not Path(item).exists()
+    return item if is_name and _node_daemon_expected() else str(Path(item).absolute())
+
+
+def _node_daemon_expected() -> bool:
+    """Device names exist only with a node's daemon, whose socket is set or stands in /run."""
+    return "EVERSTEP_SOCKET" in os.environ or Path(f"/run/everstep/{os.getuid()}").is_dir()
+
+
+def _check_arguments(name: str, *, every: int, slots: int, objects: dict[str, object]) -> None:
+    try:
+        run_id_of(name)
+    except ValueError as error:
+        raise UsageError(str(error), hint="choose another name in attach()") from error
+    if every < 1:
+        raise UsageError(f"every={every}", hint="a checkpoint each N boundaries: N is at least 1")
+    if not 1 <= slots <= 64:
+        raise UsageError(f"slots={slots}", hint="1 to 64; 2 lets one be written while the next is copied")
+    if not objects:
+        raise UsageError("nothing to save", hint="attach(name, model=model, optimizer=optimizer, ..., storage=[...])")
+    reserved = RESERVED_NAMES & objects.keys()
+    if reserved:
+        raise UsageError(f"{sorted(reserved)} are names of everstep's own state", hint="use other keywords in attach()")

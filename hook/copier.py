@@ -1,0 +1,156 @@
+"""The copy thread: moves the lazy part of one snapshot at a time while forward and backward run."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..core.errors import EverstepError, UsageError
+from .tensor_bytes import memmove
+
+logger = logging.getLogger(__name__)
+
+GUARD_SLICE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy `size_bytes` from address to address."""
+
+    target: int
+    source: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """A lazy tensor that no hooked optimizer owns: it must be the same at the boundary and when the copy ends."""
+
+    name: str
+    tensor: torch.Tensor
+    data_ptr: int
+    version: int
+
+    def check(self) -> None:
+        """Raise UsageError when it has moved or been written."""
+        if self.tensor.data_ptr() != self.data_ptr or self.tensor._version != self.version:  # noqa: SLF001
+            raise UsageError(
+                f"{self.name} changed while its snapshot was being copied; the snapshot was dropped",
+                hint="wrap code that writes to it outside an optimizer in `with run.mutating():`",
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class CopyJob:
+    """The lazy part of a snapshot. `done` is set when host memory that the moves read may change, whatever happened."""
+
+    moves: list[Move]
+    unchanged: list[Unchanged]
+    keep_alive: list[object]
+    """Tensors whose memory is read."""
+    wait_cuda: Callable[[], None]
+    """Returns when the copies on the side stream have ended."""
+    finish: Callable[[], None]
+    """Runs after the copy: seals."""
+    fail: Callable[[EverstepError], None]
+    done: threading.Event = field(default_factory=threading.Event)
+    copy_s: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _compared: bool = False
+    _changed: UsageError | None = None
+
+    def run(self) -> None:
+        """Copy, compare, seal; a failure is reported, never lost."""
+        began_s = time.perf_counter()
+        try:
+            try:
+                for move in self.moves:
+                    memmove(move.target, move.source, move.size_bytes)
+            finally:
+                self.done.set()
+            self.wait_cuda()
+            self.compare()
+            self.copy_s = time.perf_counter() - began_s
+            if self._changed is not None:
+                raise self._changed
+            self.finish()
+        except EverstepError as error:
+            self.fail(error)
+        except RuntimeError as error:  # CUDA reports failures of earlier work here
+            self.fail(EverstepError(f"the copy failed: {error}"))
+        finally:
+            self.keep_alive.clear()
+
+    def compare(self) -> None:
+        """Compare the leaves that must not change, once: at the copy's end, or earlier when the guard lets writers in."""
+        with self._lock:
+            if self._compared:
+                return
+            self._compared = True
+            try:
+                for leaf in self.unchanged:
+                    leaf.check()
+            except UsageError as error:
+                self._changed = error
+
+
+class Copier:
+    """One thread, one job at a time."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._job: CopyJob | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="everstep-copier", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a job is not finished and sealed."""
+        return self._job is not None
+
+    def submit(self, job: CopyJob) -> None:
+        """Start a job; the copier must not be busy."""
+        with self._changed:
+            assert self._job is None
+            self._job = job
+            self._changed.notify_all()
+
+    def guard(self) -> float:
+        """Return the seconds waited until the running job's sources may change."""
+        job = self._job
+        if job is None:
+            return 0.0
+        began_s = time.perf_counter()
+        while job.moves and not job.done.wait(GUARD_SLICE_S):
+            if not self._thread.is_alive():
+                raise EverstepError("the copy thread has died", hint="please report this as a bug")
+        job.compare()
+        return time.perf_counter() - began_s
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until the job is sealed or has failed; False when the deadline passed."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._job is None, deadline_s)
+
+    def close(self) -> None:
+        """End the thread after the running job."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._job is not None or self._closing)
+                job = self._job
+            if job is None:
+                return
+            job.run()
+            with self._changed:
+                self._job = None
+                self._changed.notify_all()

@@ -1,0 +1,97 @@
+"""Copies from CUDA tensors into the arena: on a side stream, ordered by events, never synchronising the device.
+
+The eager part is enqueued on the compute stream itself, so it is read before anything that follows can change it;
+the lazy part on a side stream that waits for an event of the compute stream. The guard makes the compute stream,
+not the host, wait for the side stream.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from .mapped_arena import MappedArena
+from .tensor_bytes import address_as_tensor, storage_bytes
+
+logger = logging.getLogger(__name__)
+
+REGISTER_CHUNK_BYTES = 1024**3
+"""cudaHostRegister pins at most this much in one call: a failure then loses one chunk, not the arena."""
+
+
+class CudaCopies:
+    """State per CUDA device used; costs nothing until the first CUDA tensor comes."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._used: set[torch.device] = set()
+        self._eager: set[torch.device] = set()
+        self._done: list[tuple[torch.device, torch.cuda.Event]] = []
+        self._registered: dict[int, list[int]] = {}
+
+    def register(self, arena: MappedArena) -> None:
+        """Pin the arena for this process when CUDA is in use; unpinned memory works, slower, and is said."""
+        if not torch.cuda.is_initialized():
+            return
+        size = arena.slot_size_bytes * arena.slot_count
+        chunks = [arena.address + offset for offset in range(0, size, REGISTER_CHUNK_BYTES)]
+        done: list[int] = []
+        for address in chunks:
+            length = min(REGISTER_CHUNK_BYTES, arena.address + size - address)
+            code = int(torch.cuda.cudart().cudaHostRegister(address, length, 0))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+            if code != 0:
+                torch.cuda.cudart().cudaGetLastError()  # pyright: ignore[reportUnknownMemberType] - clears the sticky error
+                logger.warning("arena_not_pinned code=%d pinned_chunks=%d of %d", code, len(done), len(chunks))
+                break
+            done.append(address)
+        self._registered[arena.number] = done
+
+    def unregister(self, arena: MappedArena) -> None:
+        """Unpin before the arena is unmapped."""
+        for address in self._registered.pop(arena.number, []):
+            torch.cuda.cudart().cudaHostUnregister(address)  # pyright: ignore[reportUnknownMemberType]
+
+    def copy(self, target: int, tensor: torch.Tensor, offset_bytes: int, size_bytes: int, *, eager: bool) -> None:
+        """Enqueue the copy of bytes [offset, +size) of a dense CUDA tensor to `target`."""
+        device = tensor.device
+        stream = torch.cuda.current_stream(device) if eager else self._side_stream(device)
+        (self._eager if eager else self._used).add(device)
+        source = storage_bytes(tensor)[offset_bytes : offset_bytes + size_bytes]
+        with torch.cuda.stream(stream):
+            address_as_tensor(target, size_bytes).copy_(source, non_blocking=True)
+        if not eager:
+            tensor.record_stream(stream)
+
+    def record(self) -> Callable[[], None]:
+        """Mark the end of a snapshot's copies; the returned call blocks (a thread) until they have ended."""
+        ends = [self._event(device, torch.cuda.current_stream(device)) for device in self._eager]
+        self._done = [(device, self._event(device, self._streams[device])) for device in self._used]
+        ends += [event for _, event in self._done]
+        self._eager, self._used = set(), set()
+
+        def wait() -> None:
+            for event in ends:
+                event.synchronize()
+
+        return wait
+
+    def guard(self) -> None:
+        """Make the compute streams wait for the lazy copies; the host goes on."""
+        for device, event in self._done:
+            torch.cuda.current_stream(device).wait_event(event)
+        self._done = []
+
+    def _side_stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        stream = self._streams[device]
+        if device not in self._used:
+            stream.wait_event(self._event(device, torch.cuda.current_stream(device)))
+        return stream
+
+    @staticmethod
+    def _event(device: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        with torch.cuda.device(device):
+            event = torch.cuda.Event()
+            event.record(stream)
+        return event

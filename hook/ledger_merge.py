@@ -1,0 +1,34 @@
+"""Ledgers at another world size: what all old ranks handed out stays counted, exactly once."""
+
+from typing import TYPE_CHECKING, cast
+
+from ..checkpoint.value_format import decode_value, load_values
+from ..dataloader.ledger import Ledger
+
+if TYPE_CHECKING:
+    from ..checkpoint.manifest_types import Manifest
+    from .loaders import AnyLoader
+    from .restore import Fetched, RestoreSearch
+
+
+def adopt_ledgers(loader: "AnyLoader | None", found: "Fetched", search: "RestoreSearch", *, rank: int) -> None:
+    """Give rank 0 the sum of all old ranks' ledgers and the others empty ones."""
+    if loader is None:
+        return
+    if rank != 0:
+        loader.ledger = Ledger(loader.seed)
+        return
+    for manifest in search.other_manifests(found):
+        for ledger in _ledgers(manifest):
+            if ledger.seed == loader.ledger.seed:
+                loader.ledger.merge(ledger)
+
+
+def _ledgers(manifest: "Manifest") -> list[Ledger]:
+    """Return the ledgers in a shard's values: a loader's state is an object with a key `ledger`."""
+    document = cast("dict[str, object]", load_values(manifest.values))
+    found: list[Ledger] = []
+    for value in document.values():
+        if isinstance(value, dict) and "ledger" in value:
+            found.append(Ledger.from_state(decode_value(cast("dict[str, object]", value)["ledger"])))
+    return found

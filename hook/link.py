@@ -1,0 +1,134 @@
+"""The hook's link to its daemon: attach, and attach again when the daemon went away, beside training."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import DaemonUnavailableError, EverstepError, FencedError
+from ..core.version import VERSION
+from ..proto import frames
+from ..proto.frames import Reply
+from .client import DaemonClient
+from .starter import connect_or_start
+
+logger = logging.getLogger(__name__)
+
+OPEN_DEADLINE_S = 300.0
+"""Opening a store recovers it: metadata only, but of every checkpoint on it."""
+
+RETRY_FIRST_S = 0.5
+RETRY_MOST_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAddress:
+    """What this rank asks of the daemon."""
+
+    name: str
+    rank: int
+    world_size: int
+    storage: tuple[str, ...]
+    takeover: bool
+
+
+class Link:
+    """Owns the connection. `on_event` hears the daemon's events, `on_lost` that it went away (both on other threads)."""
+
+    def __init__(self, address: RunAddress, on_event: Callable[[Reply], None]) -> None:
+        self._address, self._on_event = address, on_event
+        self._attempt = 0
+        self._retry_s, self._retry_at_s = RETRY_FIRST_S, 0.0
+        self._reconnecting: threading.Thread | None = None
+        self._closed = False
+        self.client = connect_or_start(VERSION, on_event)
+        try:
+            self.opened = self._open(self.client, takeover=address.takeover)
+        except BaseException:
+            self.client.close()
+            raise
+
+    @property
+    def devices(self) -> Sequence[frames.DeviceInfo]:
+        """Return the devices of the run's store."""
+        return self.opened.devices
+
+    @property
+    def broken(self) -> bool:
+        """Tell whether the daemon is gone and not yet replaced."""
+        return self.client.broken is not None
+
+    def begin_attempt(self, attempt: int, *, fresh: bool) -> None:
+        """Make the attempt durable; from now on this rank may take snapshots."""
+        self._begin(self.client, attempt, fresh=fresh)
+        self._attempt = attempt
+
+    def tell(self, frame: frames.Request) -> bool:
+        """Send what needs no answer; False when there is no daemon to tell."""
+        try:
+            self.client.send(frame)
+        except EverstepError:
+            return False
+        return True
+
+    def keep_up(self, on_restored: Callable[[], None]) -> None:
+        """Called at boundaries: when the daemon is gone, look for another one, beside training and with pauses."""
+        if not self.broken or self._closed or self._reconnecting is not None or time.monotonic() < self._retry_at_s:
+            return
+        self._reconnecting = threading.Thread(
+            target=self._reconnect, args=(on_restored,), name="everstep-reconnect", daemon=True
+        )
+        self._reconnecting.start()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._closed = True
+        if self._reconnecting is not None:
+            self._reconnecting.join()
+        self.client.close()
+
+    def _reconnect(self, on_restored: Callable[[], None]) -> None:
+        try:
+            client = connect_or_start(VERSION, self._on_event)
+            try:
+                self.opened = self._open(client, takeover=False)
+                self._begin(client, self._attempt, fresh=False)
+            except BaseException:
+                client.close()
+                raise
+            lost, self.client = self.client, client
+            lost.close()
+            self._retry_s = RETRY_FIRST_S
+            logger.warning("daemon_reconnected pid=%d", client.welcome.pid)
+            on_restored()
+        except FencedError as error:
+            self._closed = True
+            self._on_event(frames.Fenced(message=str(error)))
+        except EverstepError as error:
+            self._retry_at_s = time.monotonic() + self._retry_s
+            self._retry_s = min(2 * self._retry_s, RETRY_MOST_S)
+            logger.warning("daemon_unavailable reason=%s", error)
+        finally:
+            self._reconnecting = None
+
+    def _open(self, client: DaemonClient, *, takeover: bool) -> frames.RunOpened:
+        address = self._address
+        reply, _ = client.request(
+            lambda number: frames.OpenRun(
+                request_id=number,
+                name=address.name,
+                rank=address.rank,
+                world_size=address.world_size,
+                storage=list(address.storage),
+                takeover=takeover,
+            ),
+            OPEN_DEADLINE_S,
+        )
+        if not isinstance(reply, frames.RunOpened):
+            raise DaemonUnavailableError(f"the daemon answered OpenRun with {type(reply).__name__}")
+        return reply
+
+    @staticmethod
+    def _begin(client: DaemonClient, attempt: int, *, fresh: bool) -> None:
+        client.request(lambda number: frames.BeginAttempt(request_id=number, attempt=attempt, fresh=fresh))

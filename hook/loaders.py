@@ -1,0 +1,33 @@
+"""The one loader whose position the epochs of a run follow."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..dataloader.loader import DataLoader
+from .rng_state import RngState
+
+AnyLoader = DataLoader[Any]
+
+
+def position_loader(objects: Mapping[str, object]) -> AnyLoader | None:
+    """Return the attached everstep loader that leads: the one named `loader`, or the only one."""
+    named = objects.get("loader")
+    if isinstance(named, DataLoader):
+        return named  # pyright: ignore[reportUnknownVariableType]
+    loaders = [value for value in objects.values() if isinstance(value, DataLoader)]
+    return loaders[0] if len(loaders) == 1 else None  # pyright: ignore[reportUnknownVariableType]
+
+
+def put_back_on_first_batch(loader: AnyLoader, rng: RngState) -> None:
+    """Set the random generators, once, to what they are now when the loader hands out its next batch.
+
+    Between restore() and the first batch a script draws from them (any torch DataLoader's iterator does), which the
+    undisturbed run did not.
+    """
+    put_back = rng.remember()
+
+    def once() -> None:
+        remove()
+        put_back()
+
+    remove = loader.add_first_batch_callback(once)

@@ -1,0 +1,75 @@
+"""The trainer's mapping of an arena: made without keeping its descriptor, absent in forked children."""
+
+import os
+from typing import Any, Protocol, cast
+
+from cffi import FFI
+
+from ..core.errors import NodeError
+
+_ffi = FFI()
+_ffi.cdef("""
+void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset);
+int munmap(void *addr, size_t length);
+int madvise(void *addr, size_t length, int advice);
+""")
+_PROT_READ_WRITE = 3
+_MAP_SHARED = 1
+_MADV_DONTFORK = 10
+
+
+class _Libc(Protocol):
+    def mmap(self, addr: object, length: int, prot: int, flags: int, fd: int, offset: int, /) -> object: ...
+    def munmap(self, addr: object, length: int, /) -> int: ...
+    def madvise(self, addr: object, length: int, advice: int, /) -> int: ...
+
+
+_libc = cast("_Libc", _ffi.dlopen(None))
+
+
+class MappedArena:
+    """Slots in shared memory. `take` and `give` keep the free list; the caller serialises them.
+
+    Python's own mmap would keep a duplicate of the descriptor, which forked loader workers would inherit.
+    """
+
+    def __init__(self, number: int, fd: int, slot_size_bytes: int, slot_count: int, layout_digest: str) -> None:
+        """Map the arena and close `fd`."""
+        self.number, self.layout_digest = number, layout_digest
+        self.slot_size_bytes, self.slot_count = slot_size_bytes, slot_count
+        self.free: set[int] = set(range(slot_count))
+        self._size_bytes = slot_size_bytes * slot_count
+        try:
+            pointer = _libc.mmap(_ffi.NULL, self._size_bytes, _PROT_READ_WRITE, _MAP_SHARED, fd, 0)
+            if int(cast("int", _ffi.cast("intptr_t", pointer))) == -1:
+                raise NodeError(f"mapping an arena of {self._size_bytes} bytes failed: {os.strerror(_ffi.errno)}")
+        finally:
+            os.close(fd)
+        self._pointer: object | None = pointer
+        self.address = int(cast("int", _ffi.cast("uintptr_t", pointer)))
+        if _libc.madvise(pointer, self._size_bytes, _MADV_DONTFORK):
+            raise NodeError(f"madvise(MADV_DONTFORK) failed: {os.strerror(_ffi.errno)}")
+
+    def slot_address(self, slot: int) -> int:
+        """Return the address of a slot's first byte."""
+        return self.address + slot * self.slot_size_bytes
+
+    def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """Return a writable view; it must not be used after `close`."""
+        assert self._pointer is not None
+        whole = _ffi.buffer(cast("Any", _ffi.cast("char *", self._pointer)), self._size_bytes)
+        return memoryview(whole)[offset_bytes : offset_bytes + size_bytes]
+
+    def take(self) -> int | None:
+        """Return a free slot and take it, or None."""
+        return self.free.pop() if self.free else None
+
+    def give(self, slot: int) -> None:
+        """The slot may be used again."""
+        self.free.add(slot)
+
+    def close(self) -> None:
+        """Unmap. Again is nothing."""
+        if self._pointer is not None:
+            _libc.munmap(self._pointer, self._size_bytes)
+            self._pointer = None

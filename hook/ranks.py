@@ -1,0 +1,352 @@
+"""How the ranks of a run agree: on attempt, restore, checkpoint steps and completeness.
+
+Over `torch.distributed`'s Store on our own clone, always with a deadline; no collective ever runs on the
+training group. One rank alone agrees with itself.
+"""
+
+import json
+import logging
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from typing import Protocol, cast
+
+import torch.distributed as dist
+
+from ..core.errors import DeadlineError, EverstepError, error_from_code
+from ..core.ids import CheckpointId
+from .horizon_machine import Horizon, Plan, Planner
+
+logger = logging.getLogger(__name__)
+
+AGREE_DEADLINE_S = 300.0
+"""For attach and restore: a rank may come minutes late (imports, data sets), never hours."""
+
+PLAN_DEADLINE_S = 60.0
+_POLL_S = 0.01
+_IDLE_POLL_S = 0.1
+
+_attach_counts: dict[str, int] = {}
+"""How often each run was attached in this process: every rank attaches equally often, so this is the nonce."""
+
+
+class Listener(Protocol):
+    """Who hears what all ranks did; called on the agreement's thread."""
+
+    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
+        """All ranks hold a sealed snapshot."""
+        ...
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """All ranks have committed."""
+        ...
+
+    def incomplete(self, checkpoint: CheckpointId, reason: str) -> None:
+        """Some rank could not commit: it will never be complete."""
+        ...
+
+
+class Ranks(Protocol):
+    """What a run asks of its peers."""
+
+    rank: int
+    world_size: int
+
+    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
+        """Return the attempt of all ranks: rank 0 takes the largest known one plus one. Any rank's error is raised by all."""
+        ...
+
+    def gather(self, topic: str, value: object) -> list[object]:
+        """Return every rank's JSON-able value, in rank order, on every rank."""
+        ...
+
+    def start(self, step: int, listener: Listener) -> None:
+        """Begin to decide about the boundaries after `step`."""
+        ...
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether boundary `step` gets a checkpoint; the same on all ranks. May wait for rank 0."""
+        ...
+
+    def ask_for_checkpoint(self) -> None:
+        """Ask for a checkpoint at one of the next boundaries."""
+        ...
+
+    def sealed(self, checkpoint: CheckpointId) -> None:
+        """This rank has sealed."""
+        ...
+
+    def committed(self, checkpoint: CheckpointId) -> None:
+        """This rank has committed."""
+        ...
+
+    def failed(self, checkpoint: CheckpointId, reason: str) -> None:
+        """This rank skipped, dropped or could not write its part."""
+        ...
+
+    def close(self) -> None:
+        """End the agreement's thread."""
+        ...
+
+
+class OneRank:
+    """A run of one process."""
+
+    rank = 0
+    world_size = 1
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._requested = False
+        self._listener: Listener | None = None
+
+    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
+        """Return the next attempt, or raise the error."""
+        if error is not None:
+            raise error
+        return known + 1
+
+    def gather(self, topic: str, value: object) -> list[object]:
+        """Return the value alone."""
+        del topic
+        return [value]
+
+    def start(self, step: int, listener: Listener) -> None:
+        """Remember whom to tell."""
+        del step
+        self._listener = listener
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether the step is a multiple of the interval, or was asked for."""
+        due = self._requested or step % self._every == 0
+        self._requested = False
+        return due
+
+    def ask_for_checkpoint(self) -> None:
+        """Make the next boundary due."""
+        self._requested = True
+
+    def sealed(self, checkpoint: CheckpointId) -> None:
+        """Sealed here is sealed everywhere."""
+        if self._listener is not None:
+            self._listener.sealed_everywhere(checkpoint)
+
+    def committed(self, checkpoint: CheckpointId) -> None:
+        """Committed here is complete."""
+        if self._listener is not None:
+            self._listener.complete(checkpoint)
+
+    def failed(self, checkpoint: CheckpointId, reason: str) -> None:
+        """Failed here is failed."""
+        if self._listener is not None:
+            self._listener.incomplete(checkpoint, reason)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class StoreRanks:
+    """The ranks of a `torch.distributed` job. One thread talks to the Store once training has begun."""
+
+    def __init__(self, run_id: str, every: int) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._every = every
+        count = _attach_counts.get(run_id, 0)
+        _attach_counts[run_id] = count + 1
+        self._prefix = f"everstep/{run_id}/{count}"
+        self._store = _own_store(f"{self._prefix}/join")
+        self._round = 0
+        self._horizon = Horizon()
+        self._planner = Planner(every=every)
+        self._changed = threading.Condition()
+        self._step = 0
+        self._outbox: list[tuple[str, str]] = []
+        self._open: dict[CheckpointId, set[str]] = {}
+        self._requested = self._closing = self._lost = False
+        self._listener: Listener | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- before training: on the caller's thread
+
+    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
+        """Gather what every rank's daemon knows; errors travel too, so that nobody waits for a rank that was refused."""
+        said = self.gather("attempt", _pack_error(error) if error is not None else {"known": known})
+        for rank, item in enumerate(said):
+            raised = _unpack_error(item, rank)
+            if raised is not None:
+                raise error if error is not None else raised
+        attempt = 1 + max(cast("dict[str, int]", item)["known"] for item in said)
+        self._store = _own_store(f"{self._prefix}/{attempt}")
+        return attempt
+
+    def gather(self, topic: str, value: object) -> list[object]:
+        """Publish `value`, wait for every rank's."""
+        self._round += 1
+        keys = [f"{self._round}/{topic}/{rank}" for rank in range(self.world_size)]
+        try:
+            self._store.set(keys[self.rank], json.dumps(value))
+            self._store.wait(keys, timedelta(seconds=AGREE_DEADLINE_S))
+            return [json.loads(item) for item in self._store.multi_get(keys)]
+        except (RuntimeError, ValueError) as error:
+            raise DeadlineError(
+                f"the ranks could not agree on {topic} within {AGREE_DEADLINE_S:.0f} s: {error}",
+                hint="every rank must attach, restore and close the run",
+            ) from error
+
+    # -- training
+
+    def start(self, step: int, listener: Listener) -> None:
+        """Publish plan 0 (rank 0) and start the thread."""
+        self._listener, self._step = listener, step
+        if self.rank == 0:
+            self._publish(self._planner.first(step))
+        self._thread = threading.Thread(target=self._work, name="everstep-ranks", daemon=True)
+        self._thread.start()
+
+    def is_due(self, step: int) -> bool:
+        """Look into the plans; wait at the horizon, at most a minute (then checkpoints stop, training goes on)."""
+        with self._changed:
+            self._step = step
+            if self.rank == 0 and self._planner.wants_next(step):
+                self._publish(self._planner.next(requested=self._requested))
+                self._requested = False
+            self._changed.notify_all()
+            known = self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, PLAN_DEADLINE_S)
+            if not known:
+                self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
+            return not self._lost and self._horizon.is_due(step)
+
+    def ask_for_checkpoint(self) -> None:
+        """Tell rank 0, which lists a boundary of its next plan."""
+        self._say("request", "1")
+
+    def sealed(self, checkpoint: CheckpointId) -> None:
+        """Publish, and watch for the others."""
+        self._say(f"sealed/{checkpoint}", "+", checkpoint)
+
+    def committed(self, checkpoint: CheckpointId) -> None:
+        """Publish, and watch for the others."""
+        self._say(f"committed/{checkpoint}", "+", checkpoint)
+
+    def failed(self, checkpoint: CheckpointId, reason: str) -> None:
+        """Publish why this checkpoint will never be complete."""
+        self._say(f"failed/{checkpoint}", f"rank {self.rank}: {reason}", checkpoint)
+
+    def close(self) -> None:
+        """Say what is left to say and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    # -- the thread
+
+    def _say(self, key: str, value: str, checkpoint: CheckpointId | None = None) -> None:
+        with self._changed:
+            self._outbox.append((key, value))
+            if checkpoint is not None:
+                self._open.setdefault(checkpoint, set())
+            self._changed.notify_all()
+
+    def _publish(self, plan: Plan) -> None:
+        """Rank 0 knows its own plan at once; the others read it from the Store."""
+        with self._changed:
+            self._horizon.receive(plan)
+            self._outbox.append((f"plan/{plan.number}", json.dumps([plan.start, plan.horizon, plan.steps])))
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    outbox, self._outbox = self._outbox, []
+                    if self._closing and not outbox:
+                        return
+                self._send(outbox)
+                self._receive_plan()
+                self._receive_results()
+                if self.rank == 0:
+                    self._receive_requests()
+                self._pause()
+        except (RuntimeError, ValueError) as error:
+            with self._changed:
+                self._lose(f"the Store of torch.distributed does not answer: {error}")
+
+    def _pause(self) -> None:
+        with self._changed:
+            urgent = bool(self._open) or not self._horizon.knows(self._step + 1)
+            self._changed.wait_for(lambda: self._outbox or self._closing, _POLL_S if urgent else _IDLE_POLL_S)
+
+    def _send(self, outbox: list[tuple[str, str]]) -> None:
+        for key, value in outbox:
+            if value != "+":
+                self._store.set(key, value)
+            elif self._store.add(key, 1) == self.world_size:
+                self._store.set(f"all-{key}", "1")
+
+    def _receive_plan(self) -> None:
+        if self.rank == 0:
+            return
+        number = self._horizon.next_number
+        if self._store.check([f"plan/{number}"]):
+            start, horizon, steps = json.loads(self._store.get(f"plan/{number}"))
+            with self._changed:
+                self._horizon.receive(Plan(number=number, start=start, horizon=horizon, steps=tuple(steps)))
+                self._changed.notify_all()
+
+    def _receive_requests(self) -> None:
+        if self._store.check(["request"]):
+            self._store.delete_key("request")
+            with self._changed:
+                self._requested = True
+
+    def _receive_results(self) -> None:
+        assert self._listener is not None
+        for checkpoint in sorted(self._open):
+            told = self._open[checkpoint]
+            if "sealed" not in told and self._store.check([f"all-sealed/{checkpoint}"]):
+                told.add("sealed")
+                self._listener.sealed_everywhere(checkpoint)
+            if self._store.check([f"all-committed/{checkpoint}"]):
+                self._listener.complete(checkpoint)
+            elif self._store.check([f"failed/{checkpoint}"]):
+                self._listener.incomplete(checkpoint, self._store.get(f"failed/{checkpoint}").decode())
+            else:
+                continue
+            with self._changed:
+                self._open = {other: said for other, said in self._open.items() if other > checkpoint}
+
+    def _lose(self, reason: str) -> None:
+        """Without agreement no checkpoint can be complete: stop them, keep training, say it."""
+        if not self._lost:
+            self._lost = True
+            logger.error("ranks_lost reason=%s", reason)
+        self._changed.notify_all()
+
+
+def make_ranks(run_id: str, every: int) -> Ranks:
+    """Return the ranks of the initialised process group, or this process alone."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return StoreRanks(run_id, every)
+    return OneRank(every)
+
+
+def _own_store(prefix: str) -> dist.Store:
+    """Return a connection of our own: a blocked wait on the default one stalls everybody's set."""
+    default = cast("dist.Store", dist.distributed_c10d._get_default_store())  # pyright: ignore[reportPrivateUsage]
+    with suppress(AttributeError, RuntimeError):
+        default = default.clone()
+    return dist.PrefixStore(prefix, default)
+
+
+def _pack_error(error: EverstepError) -> dict[str, str]:
+    return {"code": error.code, "message": error.message, "hint": error.hint}
+
+
+def _unpack_error(item: object, rank: int) -> EverstepError | None:
+    said = cast("dict[str, str]", item)
+    if "code" not in said:
+        return None
+    return error_from_code(said["code"], f"rank {rank}: {said['message']}", said["hint"])
+

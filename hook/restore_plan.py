@@ -1,0 +1,55 @@
+"""Which checkpoint is restored: the newest that every rank can have, and which shard each rank takes. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..checkpoint.manifest_types import Manifest
+from ..core.errors import StateMismatchError
+from ..core.ids import CheckpointId
+from ..proto.frames import Offer
+
+PER_RANK_PREFIXES = ("rng.",)
+"""Leaves that are each rank's own by nature: at another world size they are left as the script set them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A checkpoint and the shard that this rank takes of it."""
+
+    checkpoint: CheckpointId
+    shard: int
+    world_size: int
+
+
+def restorable(offers: Iterable[Offer], rank: int, world_size: int) -> dict[CheckpointId, Choice]:
+    """Return what this rank can restore: its own shard at the same world size, else the shard of rank 0."""
+    choices: dict[CheckpointId, Choice] = {}
+    for offer in offers:
+        shard = rank if offer.world_size == world_size else 0
+        if not offer.problem and (shard in offer.shards or (offer.in_memory and shard == rank)):
+            checkpoint = CheckpointId(offer.attempt, offer.step)
+            choices[checkpoint] = Choice(checkpoint=checkpoint, shard=shard, world_size=offer.world_size)
+    return choices
+
+
+def newest_common(offered: Sequence[Iterable[str]]) -> CheckpointId | None:
+    """Return the newest checkpoint that is in every rank's offer, or None."""
+    common = set(offered[0]).intersection(*offered[1:])
+    return max((CheckpointId.parse(text) for text in common), default=None)
+
+
+def check_replicated(manifest: Manifest, world_size: int) -> None:
+    """Raise StateMismatchError unless the checkpoint's tensors are the same on all its ranks.
+
+    Only then does one rank's shard hold all there is, and restores at another world size.
+    """
+    if manifest.world_size == 1 or manifest.world_size == world_size:
+        return
+    for leaf in manifest.leaves:
+        own = leaf.replicas != manifest.world_size and not leaf.name.startswith(PER_RANK_PREFIXES)
+        if own:
+            raise StateMismatchError(
+                f"checkpoint {manifest.checkpoint} was taken by {manifest.world_size} ranks and {leaf.name!r} is "
+                f"different on each; it cannot be restored by {world_size}",
+                hint=f"start {manifest.world_size} ranks, or attach(..., replicated=True) where all ranks hold the same",
+            )

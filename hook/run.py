@@ -1,0 +1,435 @@
+"""A run as the training loop sees it."""
+
+import contextlib
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+import torch
+
+from ..core.errors import EverstepError, FencedError, UsageError
+from ..core.ids import CheckpointId
+from ..proto import frames
+from ..proto.frames import Reply
+from .component import Component
+from .environment import environment_notes
+from .guard import OptimizerGuard
+from .history import History
+from .ledger_merge import adopt_ledgers
+from .link import Link
+from .loaders import position_loader, put_back_on_first_batch
+from .ranks import Ranks
+from .report import CostBook, Report
+from .restore import Fetched, Restored, RestoreSearch, check_may_restore
+from .rng_state import RngState
+from .run_state import RunState
+from .snapshot import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, SnapshotFacts, Snapshotter
+
+logger = logging.getLogger(__name__)
+
+CLOSE_DEADLINE_S = 600.0
+"""How long leaving a run waits for its last checkpoint to be complete."""
+
+_RETRY_S = 0.01
+_WAIT_REASONS = (NO_ARENA, NO_SLOT, STILL_COPYING, NO_DAEMON)
+"""What the last boundary waits for: it is not taken again."""
+
+
+class Run:
+    """One rank of a run. Made by `everstep.attach`; used by the thread that trains; a context manager.
+
+    `restore()` first, then `step()` at the end of each iteration. Leaving the `with` block normally takes a last
+    boundary and waits until it is complete; leaving it by an exception takes none, and what is sealed is still
+    persisted.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        link: Link,
+        ranks: Ranks,
+        attempt: int,
+        components: Sequence[Component],
+        objects: dict[str, object],
+        slots: int,
+    ) -> None:
+        self.name, self.attempt = name, attempt
+        self.rank, self.world_size = ranks.rank, ranks.world_size
+        self._link, self._ranks = link, ranks
+        self._state = RunState()
+        self._history = History()
+        self._rng = RngState()
+        self._components: list[Component] = [self._state, self._rng, self._history, *components]
+        self._loader = position_loader(objects)
+        self._costs = CostBook()
+        self._outstanding: set[CheckpointId] = set()
+        self._settled = threading.Condition()
+        self._fenced: FencedError | None = None
+        self._parent: CheckpointId | None = None
+        self._restored: Restored | None = None
+        self._asked_restore = self._started = self._closed = self._told_loss = False
+        self._saved_step = -1
+        self._guard_s = 0.0
+        self._notes = environment_notes()
+        self._snapshotter = Snapshotter(
+            link,
+            self._components,
+            rank=self.rank,
+            world_size=self.world_size,
+            slot_count=slots,
+            costs=self._costs,
+            on_sealed=self._on_sealed,
+            on_failed=self._on_failed,
+        )
+        self._guard = OptimizerGuard(objects, self._before_optimizer)
+
+    # -- what a training script uses
+
+    @property
+    def steps(self) -> int:
+        """Boundaries passed along the lineage of this run."""
+        return self._state.step
+
+    @property
+    def epoch(self) -> int:
+        """Epoch that `epochs()` is in, or will begin with."""
+        return self._state.epoch
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether `epochs()` came to its end, in this process or before the restored checkpoint."""
+        return self._state.finished
+
+    def restore(self) -> Restored | None:
+        """Bring the newest complete checkpoint back into the attached objects; None when there is none, and say why.
+
+        All ranks restore the same one. Nothing is changed unless every rank has verified its part. A checkpoint
+        that does not hold is skipped with its reason, and the next older one taken.
+
+        Raises:
+            CorruptDataError: checkpoints exist, but none can be restored.
+            StateMismatchError: the objects given do not fit.
+        """
+        check_may_restore(started=self._started, restored=self._asked_restore)
+        self._asked_restore = True
+        began_s = time.perf_counter()
+        search = RestoreSearch(
+            link=self._link, ranks=self._ranks, components=self._components, attempt=self.attempt
+        )
+        found = search.run()
+        if found is None:
+            self._say_nothing_restored()
+            return None
+        self._apply(found, search)
+        self._restored = Restored(
+            attempt=found.choice.checkpoint.attempt,
+            step=found.choice.checkpoint.step,
+            epoch=self._state.epoch,
+            source=found.source.value,
+            restore_s=time.perf_counter() - began_s,
+            world_size=found.choice.world_size,
+            skipped=tuple(search.skipped),
+        )
+        self._say_restored(found)
+        return self._restored
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs that are left of `count`, beginning in the one that was restored."""
+        self._start()
+        if self._loader is not None:
+            self._state.epoch = max(self._state.epoch, self._loader.epoch)
+        if self._state.epoch >= count:
+            logger.warning(
+                "run_finished run=%s epochs=%d: nothing left to train; more epochs, or attach(..., fresh=True)",
+                self.name,
+                self._state.epoch,
+            )
+        while self._state.epoch < count:
+            self._state.finished = False
+            yield self._state.epoch
+            self._state.epoch += 1
+        self._state.finished = True
+
+    def step(self) -> None:
+        """Mark a boundary: everything of one iteration has moved. Takes a checkpoint when one is due.
+
+        Raises:
+            FencedError: another trainer has taken the run over.
+            StateTypeError: an attached object cannot be saved; the path says which.
+        """
+        self._start()
+        arrived_s = time.perf_counter()
+        self._state.step += 1
+        busy = self._snapshotter.copying or bool(self._outstanding)
+        due = self._ranks.is_due(self._state.step)
+        self._costs.wait_s += time.perf_counter() - arrived_s
+        self._keep_daemon()
+        if due:
+            self._take()
+        elif self._costs.steps == 0 and not self._link.broken:
+            self._snapshotter.prepare()
+        guard_s, self._guard_s = self._guard_s, 0.0
+        self._guard.boundary()
+        self._costs.boundary(arrived_s, time.perf_counter(), busy=busy, guard_s=guard_s)
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""
+        self._check_usable()
+        self._ranks.ask_for_checkpoint()
+
+    @contextlib.contextmanager
+    def mutating(self) -> Iterator[None]:
+        """Wrap code that writes to parameters or optimizer state outside `optimizer.step()`: it waits for the copy."""
+        self._before_optimizer()
+        yield
+
+    def log(self, **values: float) -> None:
+        """Append values to the run's histories, at the step in progress; they are part of every checkpoint.
+
+        Numbers or tensors of one element. A CUDA tensor is read here, which waits for the device.
+        """
+        self._history.append(self._state.step, {key: float(value) for key, value in values.items()})
+
+    def history(self, key: str) -> list[tuple[int, float]]:
+        """Return what was logged under `key` along the lineage, as (step, value)."""
+        return self._history.series(key)
+
+    def report(self) -> Report:
+        """Return what checkpointing has cost so far, and what went wrong."""
+        return self._costs.report()
+
+    def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
+        """Wait until every checkpoint taken so far is complete or has failed; False when the deadline passed first."""
+        until_s = time.monotonic() + deadline_s
+        if not self._snapshotter.drain(deadline_s):
+            return False
+        with self._settled:
+            return self._settled.wait_for(
+                lambda: not self._outstanding or self._link.broken, max(0.0, until_s - time.monotonic())
+            )
+
+    def close(self) -> None:
+        """End the run normally: a last boundary, complete before this returns (or its failure is logged)."""
+        self._close(final=True)
+
+    def __enter__(self) -> "Run":
+        """Return the run."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; by an exception without a last boundary."""
+        self._close(final=kind is None)
+
+    # -- boundaries
+
+    def _start(self) -> None:
+        self._check_usable()
+        if self._started:
+            return
+        self._started = True
+        if not self._asked_restore and self._link.opened.highest_attempt > 0 and self._parent is None:
+            logger.warning(
+                "restore_not_called run=%s: earlier attempts exist; this one begins from the given objects", self.name
+            )
+        self._saved_step = self._state.step
+        self._ranks.start(self._state.step, self)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise UsageError(f"run {self.name!r} is closed", hint="attach again")
+        if self._fenced is not None:
+            raise self._fenced
+
+    def _take(self) -> None:
+        """Take the snapshot of this boundary, or count and say why not."""
+        reason = self._begin_snapshot()
+        if reason is not None:
+            self._skip(reason)
+
+    def _skip(self, reason: str) -> None:
+        self._costs.skipped[reason] += 1
+        logger.warning("checkpoint_skipped run=%s step=%d reason=%s", self.name, self._state.step, reason)
+        if self.world_size > 1:
+            self._ranks.failed(CheckpointId(self.attempt, self._state.step), f"skipped: {reason}")
+
+    def _begin_snapshot(self) -> str | None:
+        """Begin the snapshot of this boundary; return the reason when that is not possible now."""
+        checkpoint = CheckpointId(self.attempt, self._state.step)
+        notes = self._notes | {"epoch": str(self._state.epoch), "finished": str(self._state.finished).lower()}
+        with self._settled:
+            self._outstanding.add(checkpoint)
+        try:
+            reason = self._snapshotter.begin(
+                SnapshotFacts(checkpoint=checkpoint, parent=self._parent, notes=notes)
+            )
+        except BaseException:
+            self._settle(checkpoint)
+            raise
+        if reason is None:
+            self._saved_step = self._state.step
+            return None
+        self._settle(checkpoint)
+        return reason
+
+    def _before_optimizer(self) -> None:
+        waited_s = self._snapshotter.guard()
+        self._guard_s += waited_s
+        self._costs.guard_s += waited_s
+
+    def _keep_daemon(self) -> None:
+        """Notice that the daemon is gone, and look for another one beside training."""
+        if not self._link.broken:
+            self._told_loss = False
+            return
+        if not self._told_loss:
+            self._told_loss = True
+            self._daemon_lost()
+        self._link.keep_up(lambda: None)
+
+    def _daemon_lost(self) -> None:
+        logger.warning("daemon_lost run=%s: training goes on, checkpoints are skipped meanwhile", self.name)
+        self._snapshotter.daemon_lost()
+        with self._settled:
+            lost = list(self._outstanding)
+        for checkpoint in lost:
+            self._ranks.failed(checkpoint, "the daemon went away before it was committed")
+
+    # -- what happened to snapshots (other threads)
+
+    def _on_sealed(self, checkpoint: CheckpointId) -> None:
+        self._ranks.sealed(checkpoint)
+
+    def _on_failed(self, checkpoint: CheckpointId, reason: str) -> None:
+        self._ranks.failed(checkpoint, reason)
+
+    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
+        """Listener: every rank holds it in memory."""
+        self._link.tell(frames.SealedEverywhere(attempt=checkpoint.attempt, step=checkpoint.step))
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """Listener: every rank has committed it."""
+        if self.world_size > 1:
+            self._link.tell(frames.Complete(attempt=checkpoint.attempt, step=checkpoint.step))
+        self._costs.complete += 1
+        self._costs.last_complete = str(checkpoint)
+        self._settle(checkpoint)
+
+    def incomplete(self, checkpoint: CheckpointId, reason: str) -> None:
+        """Listener: it will never be complete."""
+        self._costs.failures.append(f"{checkpoint}: {reason}")
+        logger.error("checkpoint_failed run=%s checkpoint=%s reason=%s", self.name, checkpoint, reason)
+        self._settle(checkpoint)
+
+    def on_event(self, event: Reply) -> None:
+        """Take a frame of the daemon that answers no request; called on the link's reader thread."""
+        match event:
+            case frames.SlotFree():
+                self._snapshotter.slot_free(event.arena, event.slot)
+            case frames.Persisted():
+                self._ranks.committed(CheckpointId(event.attempt, event.step))
+            case frames.PersistFailed():
+                self._ranks.failed(CheckpointId(event.attempt, event.step), event.message)
+            case frames.Fenced():
+                self._fenced = FencedError(event.message, hint="stop this process")
+            case frames.Failure():
+                logger.error("daemon_refused code=%s message=%s", event.code, event.message)
+                self._costs.failures.append(event.message)
+            case _:
+                logger.error("frame_unexpected kind=%s", type(event).__name__)
+
+    def _settle(self, checkpoint: CheckpointId) -> None:
+        with self._settled:
+            self._outstanding.discard(checkpoint)
+            self._settled.notify_all()
+
+    # -- restore
+
+    def _apply(self, found: Fetched, search: RestoreSearch) -> None:
+        same_size = found.choice.world_size == self.world_size
+        for component in self._components:
+            if component is not self._rng or same_size:
+                component.apply(found.stored)
+        if not same_size:
+            adopt_ledgers(self._loader, found, search, rank=self.rank)
+        if self._loader is not None:
+            put_back_on_first_batch(self._loader, self._rng)
+        self._parent = found.choice.checkpoint
+        if found.keeps_arena:
+            self._snapshotter.adopt(found.arena)
+        else:
+            search.give_back(found)
+
+    def _say_restored(self, found: Fetched) -> None:
+        restored = self._restored
+        assert restored is not None
+        logger.warning(
+            "restored run=%s checkpoint=%s from=%s epoch=%d restore_s=%.2f",
+            self.name,
+            restored.checkpoint,
+            restored.source,
+            restored.epoch,
+            restored.restore_s,
+        )
+        then, now = found.manifest.notes.get("torch_threads", ""), str(torch.get_num_threads())
+        if then != now:
+            warnings.warn(
+                f"the checkpoint was taken with {then} intra-op threads, this process has {now}: the state is "
+                "bit-identical, further training may not be",
+                stacklevel=3,
+            )
+
+    def _say_nothing_restored(self) -> None:
+        where = ", ".join(device.path for device in self._link.devices)
+        if self._link.opened.new_store:
+            logger.warning("new_store run=%s at=%s: nothing to restore, the directories were empty", self.name, where)
+        else:
+            logger.warning("nothing_to_restore run=%s at=%s: this run has no checkpoint there", self.name, where)
+
+    # -- the end
+
+    def _close(self, *, final: bool) -> None:
+        if self._closed:
+            return
+        try:
+            if final and self._fenced is None:
+                self._last_boundary()
+                if not self.wait():
+                    logger.error("close_incomplete run=%s after_s=%.0f", self.name, CLOSE_DEADLINE_S)
+            else:
+                self._snapshotter.drain(CLOSE_DEADLINE_S)
+        finally:
+            self._closed = True
+            self._guard.close()
+            self._ranks.close()
+            if final and not self._link.broken:
+                self._detach()
+            self._snapshotter.close()
+            self._link.close()
+
+    def _last_boundary(self) -> None:
+        """Take the final state, if anything moved since the last snapshot; wait for room as long as it takes."""
+        if not self._started or (self._saved_step == self._state.step and not self._moved_since_saved()):
+            return
+        self._state.step += 1
+        until_s = time.monotonic() + CLOSE_DEADLINE_S
+        while (reason := self._begin_snapshot()) is not None:
+            if reason not in _WAIT_REASONS or time.monotonic() > until_s:
+                self._skip(reason)
+                return
+            time.sleep(_RETRY_S)
+            self._keep_daemon()
+
+    def _moved_since_saved(self) -> bool:
+        return self._costs.steps > 0
+
+    def _detach(self) -> None:
+        try:
+            self._link.client.request(lambda number: frames.Detach(request_id=number), CLOSE_DEADLINE_S)
+        except EverstepError as error:
+            logger.error("detach_failed run=%s reason=%s", self.name, error)

@@ -1,0 +1,333 @@
+"""Snapshots: at a boundary the eager part is copied at once, the lazy part by the copy thread, then the slot is sealed."""
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
+from ..checkpoint.manifest_format import encode_draft
+from ..checkpoint.manifest_types import Draft
+from ..checkpoint.value_format import dump_values
+from ..core.errors import EverstepError, StateTypeError
+from ..core.ids import CheckpointId
+from ..proto import frames
+from .capture import StateCapture, capture_state
+from .client import Answer
+from .component import Component, Laziness, TensorLeaf
+from .copier import Copier, CopyJob, Move, Unchanged
+from .cuda_copy import CudaCopies
+from .link import Link
+from .mapped_arena import MappedArena
+from .report import CostBook
+from .tensor_bytes import memmove
+
+logger = logging.getLogger(__name__)
+
+NO_ARENA = "the arena is being allocated"
+NO_SLOT = "no free slot: the devices are slower than the interval"
+STILL_COPYING = "the previous snapshot is still being copied"
+NO_DAEMON = "no daemon"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFacts:
+    """What a snapshot is called, and what `everstep show` tells of it."""
+
+    checkpoint: CheckpointId
+    parent: CheckpointId | None
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A piece's place: bytes [offset_in_leaf, +size) of leaf number `leaf` go to `slot_offset`."""
+
+    leaf: int
+    offset_in_leaf_bytes: int
+    size_bytes: int
+    slot_offset_bytes: int
+
+
+class Snapshotter:
+    """Owns the arena's mapping and the copy thread. `begin`, `guard` and `close` run on the training thread."""
+
+    def __init__(
+        self,
+        link: Link,
+        components: Sequence[Component],
+        *,
+        rank: int,
+        world_size: int,
+        slot_count: int,
+        costs: CostBook,
+        on_sealed: Callable[[CheckpointId], None],
+        on_failed: Callable[[CheckpointId, str], None],
+    ) -> None:
+        self._link, self._components, self._costs = link, components, costs
+        self._rank, self._world_size, self._slot_count = rank, world_size, slot_count
+        self._on_sealed, self._on_failed = on_sealed, on_failed
+        self._lock = threading.Lock()
+        self._arena: MappedArena | None = None
+        self._asked: tuple[str, Future[Answer]] | None = None
+        self._layout: Layout | None = None
+        self._placed: list[_Placed] = []
+        self._copier = Copier()
+        self._cuda = CudaCopies()
+        self._stale: list[MappedArena] = []
+
+    @property
+    def copying(self) -> bool:
+        """Tell whether a snapshot is being copied or sealed."""
+        return self._copier.busy
+
+    # -- arena
+
+    def adopt(self, arena: MappedArena) -> None:
+        """Use an arena that came with a restore from memory, if the layout turns out to be the same."""
+        self._replace_arena(arena)
+
+    def slot_free(self, arena: int, slot: int) -> None:
+        """The daemon has freed a slot; called on the reader thread."""
+        with self._lock:
+            if self._arena is not None and self._arena.number == arena:
+                self._arena.give(slot)
+
+    def daemon_lost(self) -> None:
+        """The daemon that owned the arena is gone: nothing of it can be sealed any more."""
+        with self._lock:
+            self._retire(self._arena)
+            self._arena, self._asked = None, None
+
+    def prepare(self) -> None:
+        """Ask for the arena that the present structure needs, ahead of the first checkpoint."""
+        layout = self._layout_of(capture_state(self._components), 0)
+        self._find_arena(layout)
+
+    def _find_arena(self, layout: Layout) -> MappedArena | None:
+        """Return the arena of `layout`, or None after asking for one."""
+        with self._lock:
+            if self._arena is not None and self._arena.layout_digest == layout.digest:
+                return self._arena
+        self._collect_answer()
+        with self._lock:
+            if self._arena is not None and self._arena.layout_digest == layout.digest:
+                return self._arena
+            if self._asked is None:
+                self._asked = (layout.digest, self._ask_arena(layout))
+        return None
+
+    def _ask_arena(self, layout: Layout) -> "Future[Answer]":
+        logger.info("arena_asked slots=%d slot_size_bytes=%d", self._slot_count, layout.slot_size_bytes)
+        return self._link.client.ask(
+            lambda number: frames.MakeArena(
+                request_id=number,
+                layout_digest=layout.digest,
+                slot_size_bytes=layout.slot_size_bytes,
+                slot_count=self._slot_count,
+            )
+        )
+
+    def _collect_answer(self) -> None:
+        """Map the arena that was asked for, when it has come. A refusal is raised once; the next call asks again."""
+        with self._lock:
+            if self._asked is None or not self._asked[1].done():
+                return
+            digest, future = self._asked
+            self._asked = None
+        ready, fd = future.result()
+        assert isinstance(ready, frames.ArenaReady)
+        assert fd is not None
+        self._replace_arena(MappedArena(ready.arena, fd, ready.slot_size_bytes, ready.slot_count, digest))
+        logger.info("arena_ready number=%d allocation_s=%.3f", ready.arena, ready.allocation_s)
+
+    def _replace_arena(self, arena: MappedArena) -> None:
+        with self._lock:
+            self._retire(self._arena)
+            self._arena = arena
+        self._cuda.register(arena)
+
+    def _retire(self, arena: MappedArena | None) -> None:
+        """Unmap now, or when the running copy has ended."""
+        if arena is not None:
+            self._stale.append(arena)
+        if not self._copier.busy:
+            while self._stale:
+                stale = self._stale.pop()
+                self._cuda.unregister(stale)
+                stale.close()
+
+    # -- snapshots
+
+    def begin(self, facts: SnapshotFacts) -> str | None:
+        """Take the snapshot of this boundary; return the reason when it had to be skipped.
+
+        Raises:
+            StateTypeError: something in the state cannot be saved: the path says what.
+        """
+        if self._copier.busy:
+            return STILL_COPYING
+        if self._link.broken:
+            return NO_DAEMON
+        capture = capture_state(self._components)
+        values = dump_values(capture.values)
+        layout = self._layout_of(capture, len(values))
+        try:
+            arena = self._find_arena(layout)
+        except EverstepError as error:
+            return error.message
+        if arena is None:
+            return NO_ARENA
+        with self._lock:
+            slot = arena.take()
+        if slot is None:
+            return NO_SLOT
+        try:
+            self._link.client.send(
+                frames.BeginSnapshot(
+                    arena=arena.number, slot=slot, attempt=facts.checkpoint.attempt, step=facts.checkpoint.step
+                )
+            )
+        except EverstepError:
+            return NO_DAEMON
+        self._copy(capture, layout, arena, slot, _Sealing(facts=facts, values=values))
+        return None
+
+    def guard(self) -> float:
+        """Wait until the lazy part may change again; return the seconds that the host stood still."""
+        self._cuda.guard()
+        return self._copier.guard()
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until the running copy is sealed or dropped."""
+        return self._copier.drain(deadline_s)
+
+    def close(self) -> None:
+        """End the copy thread and unmap."""
+        self._copier.close()
+        with self._lock:
+            self._retire(self._arena)
+            self._arena = None
+
+    def _layout_of(self, capture: StateCapture, values_size_bytes: int) -> Layout:
+        """Return the layout of this structure; computed anew only when the structure or the values' room changes."""
+        specs = tuple(leaf.spec for leaf in capture.leaves)
+        known = self._layout
+        if known is not None and known.leaves == specs and known.aliases == capture.aliases:
+            if 2 * values_size_bytes < known.draft_capacity_bytes:
+                return known
+        devices = [DeviceWeight(device_id=d.device_id, weight=d.weight) for d in self._link.devices]
+        layout = plan_layout(specs, capture.aliases, devices, values_size_bytes=values_size_bytes)
+        self._layout, self._placed = layout, _places(layout)
+        return layout
+
+    def _copy(
+        self, capture: StateCapture, layout: Layout, arena: MappedArena, slot: int, sealing: "_Sealing"
+    ) -> None:
+        began_s = time.perf_counter()
+        base = arena.slot_address(slot)
+        moves: list[Move] = []
+        largest, eager_bytes = (0, ""), 0
+        for place in self._placed:
+            leaf = capture.leaves[place.leaf]
+            eager = leaf.laziness is Laziness.EAGER
+            if leaf.tensor.is_cuda:
+                target = base + place.slot_offset_bytes
+                self._cuda.copy(target, leaf.tensor, place.offset_in_leaf_bytes, place.size_bytes, eager=eager)
+            else:
+                source = leaf.tensor.data_ptr() + place.offset_in_leaf_bytes
+                move = Move(base + place.slot_offset_bytes, source, place.size_bytes)
+                if eager:
+                    memmove(move.target, move.source, move.size_bytes)
+                else:
+                    moves.append(move)
+            if eager:
+                eager_bytes += place.size_bytes
+                largest = max(largest, (place.size_bytes, leaf.spec.name))
+        wait_cuda = self._cuda.record()
+        self._costs.eager_s += time.perf_counter() - began_s
+        self._costs.eager_bytes, self._costs.largest_eager_leaf = eager_bytes, largest[1]
+        job = CopyJob(
+            moves=moves,
+            unchanged=[_unchanged(leaf) for leaf in capture.leaves if leaf.laziness is Laziness.FROZEN],
+            keep_alive=[leaf.tensor for leaf in capture.leaves],
+            wait_cuda=wait_cuda,
+            finish=lambda: self._seal(job, layout, arena, slot, sealing),
+            fail=lambda error: self._drop(arena, slot, sealing.facts.checkpoint, error),
+        )
+        self._copier.submit(job)
+
+    # -- on the copy thread
+
+    def _seal(self, job: CopyJob, layout: Layout, arena: MappedArena, slot: int, sealing: "_Sealing") -> None:
+        self._costs.copy_s += job.copy_s
+        checkpoint = sealing.facts.checkpoint
+        draft = encode_draft(
+            Draft(
+                checkpoint=checkpoint,
+                rank=self._rank,
+                world_size=self._world_size,
+                parent=sealing.facts.parent,
+                layout_digest=layout.digest,
+                leaves=layout.leaves,
+                aliases=layout.aliases,
+                pieces=layout.pieces,
+                segments=layout.segments,
+                values=sealing.values,
+                notes=sealing.facts.notes,
+            )
+        )
+        if len(draft) > layout.draft_capacity_bytes:
+            raise StateTypeError(f"the manifest takes {len(draft)} bytes, more than {layout.draft_capacity_bytes}")
+        offset = arena.slot_address(slot) - arena.address + layout.draft_offset_bytes
+        arena.view(offset, len(draft))[:] = draft
+        self._link.client.send(
+            frames.Seal(
+                arena=arena.number,
+                slot=slot,
+                attempt=checkpoint.attempt,
+                step=checkpoint.step,
+                draft_offset_bytes=layout.draft_offset_bytes,
+                draft_size_bytes=len(draft),
+                draft_sha256=hashlib.sha256(draft).hexdigest(),
+            )
+        )
+        self._costs.sealed += 1
+        self._on_sealed(checkpoint)
+
+    def _drop(self, arena: MappedArena, slot: int, checkpoint: CheckpointId, error: EverstepError) -> None:
+        logger.warning("snapshot_dropped checkpoint=%s reason=%s", checkpoint, error)
+        if not self._link.broken:
+            self._link.client.send(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
+        self._on_failed(checkpoint, str(error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sealing:
+    """What goes into the draft beside the layout."""
+
+    facts: SnapshotFacts
+    values: bytes
+
+
+def _places(layout: Layout) -> list[_Placed]:
+    """Return where each piece goes in a slot, in the order of the pieces."""
+    number = {leaf.name: index for index, leaf in enumerate(layout.leaves)}
+    begins = {
+        (plan.segment, entry.key): plan.slot_offset_bytes + plan.header_size_bytes + entry.begin
+        for plan in layout.segments
+        for entry in plan.entries
+    }
+    return [
+        _Placed(number[piece.leaf], piece.offset_in_leaf_bytes, piece.size_bytes, begins[piece.segment, piece.key])
+        for piece in layout.pieces
+    ]
+
+
+def _unchanged(leaf: TensorLeaf) -> Unchanged:
+    return Unchanged(leaf.spec.name, leaf.tensor, leaf.tensor.data_ptr(), leaf.tensor._version)  # noqa: SLF001
+
+

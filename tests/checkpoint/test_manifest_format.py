@@ -1,0 +1,374 @@
+import contextlib
+import hashlib
+import json
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.checkpoint.layout_plan import DeviceWeight, plan_layout
+from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
+from everstep.checkpoint.manifest_format import (
+    MANIFEST_SIZE_BYTES_MAX,
+    ManifestName,
+    check_draft,
+    decode_draft,
+    decode_manifest,
+    decode_manifest_head,
+    draft_pieces_of,
+    encode_draft,
+    encode_manifest,
+    manifest_name,
+    parse_manifest_name,
+)
+from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Draft, Manifest, SegmentRecord
+from everstep.core.errors import CorruptDataError, DataError, FormatVersionError, StateTypeError
+from everstep.core.ids import CheckpointId, run_id_of
+
+DEVICES = ("a" * 32, "b" * 32)
+GENERATION = "c" * 32
+FRAME_BYTES = 56
+
+LEAVES = (
+    whole_leaf("model.weight", "float32", (600, 1024)),
+    LeafSpec(
+        name="channels_last",
+        dtype="bfloat16",
+        shape=(2, 3, 4, 5),
+        strides=(60, 1, 15, 3),
+        global_shape=(2, 3, 4, 5),
+        global_offset=(0, 0, 0, 0),
+    ),
+    whole_leaf("fp8", "float8_e4m3fnuz", (7,)),
+    whole_leaf("scalar", "float64", (), replicas=2),
+    whole_leaf("empty", "int64", (0, 4)),
+)
+ALIASES = (
+    Alias(
+        name="tied", of="model.weight", offset_bytes=0, dtype="float32", shape=(600, 1024), strides=(1024, 1)
+    ),
+)
+
+
+def make_draft(
+    leaves: tuple[LeafSpec, ...] = LEAVES, values: bytes = b'{"lr":0.1,"big":123456789012345678901}'
+) -> Draft:
+    layout = plan_layout(
+        leaves, ALIASES if leaves is LEAVES else (), [DeviceWeight(device_id=each) for each in DEVICES]
+    )
+    return Draft(
+        checkpoint=CheckpointId(2, 40),
+        rank=1,
+        world_size=2,
+        parent=CheckpointId(1, 30),
+        layout_digest=layout.digest,
+        leaves=layout.leaves,
+        aliases=layout.aliases,
+        pieces=layout.pieces,
+        segments=layout.segments,
+        values=values,
+        notes={"epoch": "3", "torch": "2.13.0"},
+    )
+
+
+def make_manifest(draft: Draft | None = None) -> Manifest:
+    draft = draft or make_draft()
+    return Manifest(
+        run_id=run_id_of("demo"),
+        run_name="demo",
+        owner_uid=1000,
+        checkpoint=draft.checkpoint,
+        rank=draft.rank,
+        world_size=draft.world_size,
+        parent=draft.parent,
+        generation=GENERATION,
+        created_unix_s=1_700_000_000.25,
+        layout_digest=draft.layout_digest,
+        leaves=draft.leaves,
+        aliases=draft.aliases,
+        pieces=by_leaf(draft, draft_pieces_of(draft, GENERATION)),
+        segments=tuple(
+            SegmentRecord(
+                segment=plan.segment,
+                device_id=plan.device_id,
+                generation=GENERATION,
+                file_size_bytes=plan.file_size_bytes,
+                header_size_bytes=plan.header_size_bytes,
+                dio_alignment_bytes=512,
+                block_checksums=tuple(
+                    2**64 - 1 - block for block in range(-(-plan.file_size_bytes // BLOCK_SIZE_BYTES))
+                ),
+            )
+            for plan in draft.segments
+        ),
+        values=draft.values,
+        notes=draft.notes,
+    )
+
+
+def by_leaf(draft: Draft, pieces: tuple[Any, ...]) -> tuple[Any, ...]:
+    order = {leaf.name: place for place, leaf in enumerate(draft.leaves)}
+    return tuple(sorted(pieces, key=lambda piece: (order[piece.leaf], piece.offset_in_leaf_bytes)))
+
+
+def signed(payload: bytes, *, version: int = 1, reserved: int = 0) -> bytes:
+    return (
+        struct.pack(
+            "<8sIIQ32s", b"EVSTEPMF", version, reserved, len(payload), hashlib.sha256(payload).digest()
+        )
+        + payload
+    )
+
+
+def test_manifest_reads_back() -> None:
+    manifest = make_manifest()
+    content = encode_manifest(manifest)
+    assert decode_manifest(content) == manifest
+    assert len({piece.segment for piece in manifest.pieces if piece.leaf == "model.weight"}) == 2
+
+
+def test_head_is_the_manifest_without_its_leaves() -> None:
+    manifest = make_manifest()
+    head = decode_manifest_head(encode_manifest(manifest))
+    for name in ("run_id", "checkpoint", "rank", "world_size", "parent", "generation", "segments", "notes"):
+        assert getattr(head, name) == getattr(manifest, name)
+
+
+def test_draft_reads_back_and_holds_together() -> None:
+    draft = make_draft()
+    found = decode_draft(encode_draft(draft))
+    assert found == replace(draft, pieces=by_leaf(draft, draft.pieces))
+    check_draft(found, 1 << 30)
+
+
+def test_payload_is_the_json_that_the_design_names() -> None:
+    document = json.loads(encode_manifest(make_manifest())[FRAME_BYTES:])
+    leaf = document["leaves"][0]
+    assert set(leaf) == {
+        "name", "dtype", "shape", "strides", "global_shape", "global_offset", "replicas", "pieces",
+    }  # fmt: skip
+    assert set(leaf["pieces"][0]) == {"device_id", "generation", "segment", "key", "offset_in_leaf", "size"}
+    assert document["values"] == {"lr": 0.1, "big": 123456789012345678901}
+    assert document["segments"][0]["xxh3"].startswith("f" * 16)
+
+
+def test_ten_thousand_leaves_are_fast() -> None:
+    manifest = make_manifest(
+        make_draft(tuple(whole_leaf(f"layer.{i}.weight", "float32", (4, 4)) for i in range(10_000)))
+    )
+    encode_manifest(manifest)  # the first call pays for allocation
+    started = time.process_time()
+    content = encode_manifest(manifest)
+    encoding_s = time.process_time() - started
+    assert decode_manifest_head(content).checkpoint == manifest.checkpoint
+    # Measured 0.05 s; the bound only catches a change of order on a loaded machine.
+    assert encoding_s < 0.5
+
+
+@given(st.data())
+def test_any_change_of_a_manifest_is_found(data: st.DataObject) -> None:
+    content = bytearray(CONTENT)
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(DataError):
+        decode_manifest(bytes(content))
+    with pytest.raises(DataError):
+        decode_manifest_head(bytes(content))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_a_manifest_by_chance(content: bytes) -> None:
+    for candidate in (
+        content,
+        CONTENT[:FRAME_BYTES] + content,
+        CONTENT + content + b"x",
+        CONTENT[: len(content) * 3],
+    ):
+        with pytest.raises(DataError):
+            decode_manifest(candidate)
+
+
+@given(st.data())
+def test_decoding_a_changed_but_signed_payload_raises_only_declared_errors(data: st.DataObject) -> None:
+    payload = bytearray(CONTENT[FRAME_BYTES:])
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(payload) - 1))
+        match data.draw(st.integers(0, 2)):
+            case 0:
+                payload[place] = data.draw(st.sampled_from(list(b'0123456789abcf"{}[],:\\-.eE\xff\x00')))
+            case 1:
+                del payload[place : place + data.draw(st.integers(1, 40))]
+            case _:
+                payload[place:place] = data.draw(st.binary(max_size=12))
+    for decode in (decode_manifest, decode_manifest_head):
+        with contextlib.suppress(DataError):
+            assert decode(signed(bytes(payload))).world_size > 0
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data(), json_values)
+def test_a_field_of_any_json_value_raises_only_declared_errors(data: st.DataObject, value: object) -> None:
+    document: Any = json.loads(CONTENT[FRAME_BYTES:])
+    place: Any = document
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans()):
+            place = place[key]
+            continue
+        place[key] = value
+        break
+    with contextlib.suppress(DataError):
+        decode_manifest(signed(json.dumps(document).encode()))
+
+
+@given(st.data())
+def test_decoding_any_draft_raises_only_declared_errors(data: st.DataObject) -> None:
+    content = bytearray(DRAFT)
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] = data.draw(st.sampled_from(list(b'0123456789abcf"{}[],:\\\xff')))
+    with contextlib.suppress(CorruptDataError):
+        check_draft(decode_draft(bytes(content)), 1 << 30)
+
+
+def changed(change: Callable[[Any], None]) -> bytes:
+    document = json.loads(CONTENT[FRAME_BYTES:])
+    change(document)
+    return signed(json.dumps(document).encode())
+
+
+def set_field(name: str, value: object) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        document[name] = value
+
+    return change
+
+
+def set_first(table: str, name: str, value: object) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        document[table][0][name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (set_field("run_name", "other"), "does not have the id"),
+        (set_field("run_name", "a\nb"), "printable"),
+        (set_field("rank", 2), "not below its world size"),
+        (set_field("parent", [2, 40]), "not older"),
+        (set_field("generation", "../../../etc/passwd" + "0" * 13), "regex"),
+        (set_field("generation", "c" * 32 + "\n"), "regex"),
+        (set_field("created_unix_s", -1), "created_unix_s"),
+        (set_field("surprise", 1), "unknown field"),
+        (set_field("leaves", []), "unknown leaf"),
+        (set_field("segments", []), "does not list"),
+        (set_first("segments", "xxh3", "00"), "regex"),
+        (set_first("segments", "xxh3", ""), "block checksums"),
+        (set_first("segments", "header_size", 100), "header of 100"),
+        (set_first("segments", "file_size", 4095), "header of"),
+        (set_first("segments", "segment", 1), "listed twice"),
+        (set_first("segments", "device_id", "b" * 32), "does not list"),
+        (set_first("leaves", "dtype", "float31"), "float31"),
+        (set_first("leaves", "name", "fp8"), "fp8"),
+        (set_first("leaves", "shape", [600, 1025]), "not dense"),
+        (set_first("leaves", "strides", [1024]), "differ in length"),
+        (set_first("leaves", "pieces", []), "its pieces have 0"),
+        (set_first("aliases", "of", "nobody"), "unknown leaf"),
+        (set_first("aliases", "offset", 4), "reaches byte"),
+        (set_first("aliases", "name", "fp8"), "two leaves"),
+        (set_first("aliases", "dtype", "object"), "object"),
+    ],
+)
+def test_a_signed_manifest_that_does_not_hold_together_is_refused(
+    change: Callable[[Any], None], reason: str
+) -> None:
+    with pytest.raises(CorruptDataError, match=reason):
+        decode_manifest(changed(change))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "magic"),
+        (signed(b"{}", reserved=7), "reserved 7"),
+        (signed(b"{}", version=0), "version 0"),
+        (signed(b"{}")[:-1], "length 2 for 1 bytes"),
+        (signed(b"[" * 5000), "does not hold together"),
+        (signed(b"\xff"), "does not hold together"),
+        (signed(b""), "does not hold together"),
+    ],
+)
+def test_a_wrong_frame_is_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(CorruptDataError, match=reason):
+        decode_manifest(content)
+
+
+def test_a_newer_version_is_told_from_damage() -> None:
+    with pytest.raises(FormatVersionError, match="version 2"):
+        decode_manifest(signed(b"whatever comes", version=2))
+
+
+@pytest.mark.parametrize("values", [b"", b"{", b'{"a":NaN}', b'"\xff"', b"{} {}", b"[" * 3000 + b"]" * 3000])
+def test_values_that_are_no_json_are_refused(values: bytes) -> None:
+    with pytest.raises(CorruptDataError, match="not valid JSON"):
+        encode_manifest(make_manifest(make_draft(values=values)))
+    with pytest.raises(CorruptDataError, match="not valid JSON"):
+        encode_draft(make_draft(values=values))
+
+
+def test_a_state_of_too_many_values_is_refused() -> None:
+    values = b'"' + b"x" * MANIFEST_SIZE_BYTES_MAX + b'"'
+    with pytest.raises(StateTypeError, match="more than"):
+        encode_draft(make_draft(values=values))
+    with pytest.raises(CorruptDataError, match="limit"):
+        decode_draft(values)
+    with pytest.raises(CorruptDataError, match="limit"):
+        decode_manifest(CONTENT + values)
+
+
+def test_a_piece_of_an_unknown_leaf_cannot_be_encoded() -> None:
+    draft = make_draft()
+    with pytest.raises(CorruptDataError, match="not in the draft"):
+        encode_draft(replace(draft, leaves=draft.leaves[1:]))
+
+
+@given(st.integers(1, 2**63), st.integers(0, 2**63), st.integers(0, 10_000))
+def test_manifest_names_read_back(attempt: int, step: int, rank: int) -> None:
+    checkpoint = CheckpointId(attempt, step)
+    assert parse_manifest_name(manifest_name(checkpoint, rank)) == ManifestName(checkpoint, rank)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".mf",
+        "1.2.mf",
+        "01.2.3.mf",
+        "1.2.3",
+        "1.2.+3.mf",
+        "0.2.3.mf",
+        "1.2.3.mf.mf",
+        "1.2.3.4.mf",
+        "1.2.٣.mf",
+    ],
+)
+def test_other_names_are_no_manifests(name: str) -> None:
+    assert parse_manifest_name(name) is None
+
+
+CONTENT = encode_manifest(make_manifest())
+DRAFT = encode_draft(make_draft())

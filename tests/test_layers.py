@@ -1,0 +1,139 @@
+"""Imports point one way, pure modules stay pure, and the daemon and the command line stay light."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "proto": {"core"},
+    "checkpoint": {"core", "proto"},
+    "dataloader": {"core", "proto"},
+    "daemon": {"core", "proto", "checkpoint", "dataloader"},
+    "hook": {"core", "proto", "checkpoint", "dataloader"},
+}
+TRAINING = {"torch", "numpy"}
+ONLY_THE_DAEMON = {"grpc", "google", "prometheus_client", "rich", "aiofiles"}
+UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+IMPURE = {
+    "aiofiles", "asyncio", "cffi", "concurrent", "ctypes", "datetime", "fcntl", "grpc", "logging", "mmap",
+    "multiprocessing", "os", "platform", "queue", "random", "resource", "secrets", "select", "selectors", "shutil",
+    "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "torch", "uuid", "warnings",
+}  # fmt: skip
+PURE_SUFFIXES = ("_machine", "_plan", "_format")
+PURE_PATHS = {"PurePath", "PurePosixPath"}
+RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
+TOUCHES_THE_WORLD = {"open", "print", "input"}
+
+
+def sources(*folders: str) -> Iterator[tuple[str, Path, ast.Module]]:
+    """Yield (folder, path, syntax tree) of every module that is not generated."""
+    for folder in folders or tuple(MAY_IMPORT):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "_pb2" not in path.name:
+                yield folder, path, ast.parse(path.read_text(), filename=str(path))
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[int, str, frozenset[str]]]:
+    """Yield (relative level, first name, names taken from it) of every import, wherever in the file it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name.split(".")[0], frozenset[str]()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names = frozenset(alias.name for alias in node.names)
+            if node.module:
+                yield node.level, node.module.split(".")[0], names
+            else:
+                yield from ((node.level, name, frozenset[str]()) for name in names)
+
+
+def absolute(tree: ast.Module) -> set[str]:
+    return {name for level, name, _ in imported(tree) if level == 0}
+
+
+def called(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Yield (plain or dotted name, call) of every call whose function is written as a name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            yield ast.unparse(node.func), node
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_imports_only_point_down(folder: str) -> None:
+    for _, path, tree in sources(folder):
+        up = {name for level, name, _ in imported(tree) if level == 2}
+        assert up <= MAY_IMPORT[folder], f"{path}: imports {sorted(up - MAY_IMPORT[folder])} by '..'"
+        assert not [name for level, name, _ in imported(tree) if level > 2], path
+        siblings = absolute(tree) & {"everstep", *MAY_IMPORT}
+        assert not siblings, f"{path}: {sorted(siblings)} must be imported relatively ('..')"
+
+
+def test_node_side_knows_neither_torch_nor_numpy() -> None:
+    for _, path, tree in sources("core", "proto", "checkpoint", "daemon"):
+        assert not absolute(tree) & TRAINING, f"{path}: {sorted(absolute(tree) & TRAINING)}"
+
+
+def test_only_the_daemon_knows_the_control_api_and_its_tools() -> None:
+    for _, path, tree in sources("core", "proto", "checkpoint", "dataloader", "hook"):
+        found = absolute(tree) & ONLY_THE_DAEMON
+        assert not found, f"{path}: {sorted(found)}; a trainer forks and must stay free of it"
+
+
+def test_pure_modules_import_nothing_that_acts() -> None:
+    for _, path, tree in sources():
+        if not path.stem.endswith(PURE_SUFFIXES):
+            continue
+        assert not absolute(tree) & IMPURE, f"{path}: {sorted(absolute(tree) & IMPURE)}"
+        for level, name, taken in imported(tree):
+            if level == 0 and name == "pathlib":
+                assert taken, f"{path}: import PurePath by name"
+                assert taken <= PURE_PATHS, f"{path}: {sorted(taken)}"
+        acts = {name for name, _ in called(tree)} & TOUCHES_THE_WORLD
+        acts |= {name for name, _ in called(tree) if "random" in name.split(".")}
+        assert not acts, f"{path}: calls {sorted(acts)}"
+
+
+def test_nothing_unpickles_or_runs_text() -> None:
+    for _, path, tree in sources():
+        assert not absolute(tree) & UNSAFE, f"{path}: {sorted(absolute(tree) & UNSAFE)}"
+        for name, call in called(tree):
+            where = f"{path}:{call.lineno}: {name}"
+            assert name not in RUNS_TEXT, where
+            assert name not in {
+                "os.system",
+                "os.popen",
+                "torch.load",
+                "torch.save",
+                "np.load",
+                "numpy.load",
+            }, where
+            for keyword in call.keywords:
+                assert keyword.arg not in {"shell", "allow_pickle"}, f"{where} with {keyword.arg}="
+
+
+def modules_after(statement: str) -> set[str]:
+    """Run a statement in a new interpreter and return the first names of all modules that are loaded then."""
+    code = f"{statement}\nimport sys\nsys.stdout.write('\\n'.join({{n.split('.')[0] for n in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_root_package_is_cheap() -> None:
+    loaded = modules_after("import everstep; everstep.__version__; dir(everstep)")
+    assert not loaded & (TRAINING | ONLY_THE_DAEMON | {"msgspec", "asyncio"})
+
+
+@pytest.mark.parametrize("module", ["cli", "main"])
+def test_daemon_and_command_line_start_without_torch(module: str) -> None:
+    if not (ROOT / "daemon" / f"{module}.py").is_file():
+        pytest.skip(f"daemon/{module}.py does not exist yet")
+    loaded = modules_after(f"import everstep.daemon.{module}")
+    assert not loaded & TRAINING

@@ -1,0 +1,70 @@
+"""Rules of the repository that linters do not know."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("core", "proto", "checkpoint", "dataloader", "daemon", "hook")
+OTHERS = ("everstep", "tests", "tools", "bench", "examples")
+LINES_MAX = 800
+
+
+def python_files() -> Iterator[Path]:
+    for folder in (*FOLDERS, *OTHERS):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "_pb2" not in path.name:
+                yield path
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_mapped_folder_is_a_regular_package_with_a_guard(folder: str) -> None:
+    text = (ROOT / folder / "__init__.py").read_text()
+    assert f'if __name__ != "everstep.{folder}":' in text
+    assert not list((ROOT / folder).rglob("conftest.py")), "pytest would import it under a second name"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_mapped_folder_has_a_map_of_its_files(folder: str) -> None:
+    readme = ROOT / folder / "README.md"
+    assert readme.is_file(), f"{folder}/README.md is missing"
+    text = readme.read_text()
+    unnamed = [path.name for path in sorted((ROOT / folder).glob("*.py")) if path.name not in text]
+    assert [name for name in unnamed if name != "__init__.py"] == [], f"not in {folder}/README.md"
+
+
+def test_tests_are_no_package() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in python_files()}
+    assert not {str(path): length for path, length in lengths.items() if length > LINES_MAX}
+
+
+def test_nothing_is_left_to_do() -> None:
+    mark = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in python_files()
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if mark.search(line)
+    ]
+    assert found == []
+
+
+def test_every_field_and_call_of_the_control_api_is_explained() -> None:
+    lines = (ROOT / "proto" / "node.proto").read_text().splitlines()
+    for before, line in itertools.pairwise(lines):
+        if re.match(r"\s+(rpc |(repeated |map<|\w+ )[^=]*= \d+;)", line) and "_UNSPECIFIED" not in line:
+            assert before.strip().startswith("//"), f"node.proto: no comment above {line.strip()!r}"
+
+
+def test_pinned_versions_are_exact_and_name_no_index() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert "torch==2.13.0" in pins
+    assert [line for line in pins if not re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.]+", line)] == []
