@@ -44,6 +44,7 @@ class Survey:
     inode: int = 0
     disk_id: DiskId | None = None
     has_runs: bool = False
+    """Something stands in runs/; an empty one is made before disk.id."""
 
 
 def survey_directory(ops: StorageOps, path: Path, *, uid: int) -> Survey:
@@ -66,7 +67,7 @@ def survey_directory(ops: StorageOps, path: Path, *, uid: int) -> Survey:
         file_system_id=found.file_system_id,
         inode=found.inode,
         disk_id=None if content is None else decode_disk_id(content, str(disk_id_path)),
-        has_runs=ops.stat(path / RUNS_NAME) is not None,
+        has_runs=ops.stat(path / RUNS_NAME) is not None and bool(ops.list_directory(path / RUNS_NAME)),
     )
 
 

@@ -29,8 +29,10 @@ _log = logging.getLogger(__name__)
 STALL_TIMEOUT_S = 60.0
 """Without any progress for so long the process is ended. The kernel gives a drive 30 s and tries again."""
 
+END_TIMEOUT_S = 5.0
+"""How long the process may take to end, first when asked, then when killed."""
+
 _START_TIMEOUT_S = 30.0
-_END_TIMEOUT_S = 5.0
 _PROGRESS_PERIOD_S = 0.1
 _MESSAGE_BYTES_MAX = 8192
 
@@ -98,9 +100,10 @@ class ProcessEngine:
         config: EngineConfig | None = None,
         *,
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        end_timeout_s: float = END_TIMEOUT_S,
     ) -> None:
         self.name = f"{kind.value} in a process"
-        self._stall_timeout_s = stall_timeout_s
+        self._end_timeout_s = end_timeout_s
         self._arenas: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._arenas_sent_count = 0
         self._broken = ""
@@ -142,14 +145,14 @@ class ProcessEngine:
             self._send(_Forget(arena), [])
 
     def close(self) -> None:
-        """End the process and reap it; one that does not end by itself in 5 s is killed."""
+        """End the process and reap it; one that does not end in time is killed."""
         self._broken = self._broken or "was closed"
         self._channel.close()
         self._arenas.clear()
         if not self._ended():
             self._process.kill()
             if not self._ended():
-                _log.error("engine_process_stuck pid=%d waited_s=%.0f", self.pid, 2 * _END_TIMEOUT_S)
+                _log.error("engine_process_stuck pid=%d waited_s=%.0f", self.pid, 2 * self._end_timeout_s)
 
     def _await_ready(self) -> None:
         match self._receive():
@@ -223,7 +226,7 @@ class ProcessEngine:
 
     def _ended(self) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_TIMEOUT_S)
+            self._process.wait(self._end_timeout_s)
         return self._process.returncode is not None
 
 

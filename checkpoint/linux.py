@@ -176,7 +176,8 @@ def fallocate(file_fd: int, length_bytes: int, *, offset_bytes: int = 0) -> None
 
     fallocate(2) itself: glibc's posix_fallocate, which Python offers, writes zeros where the file system
     cannot reserve, and a reservation that writes everything twice is none. Such a file system gives
-    EOPNOTSUPP here; a full one ENOSPC.
+    EOPNOTSUPP here; a full one ENOSPC, and ext4 then keeps the part that it could reserve [tried]: remove or
+    truncate the file at once, or the disk stays full.
     """
     _checked(SYSCALL.fallocate, file_fd, 0, offset_bytes, length_bytes)
 

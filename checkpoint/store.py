@@ -256,7 +256,8 @@ def open_store(
     locked = sorted(survey.path for survey in (*plan.known.values(), *plan.blank))
     locks: list[LockHandle] = []
     try:
-        locks += [lock_directory(ops, path, holder) for path in locked]
+        for path in locked:
+            locks.append(lock_directory(ops, path, holder))  # noqa: PERF401 (each counts at once, to be released)
         # What another process did before the locks were ours is seen only now.
         plan = plan_store([survey_directory(ops, path, uid=uid) for path in paths])
         if locked != sorted(survey.path for survey in (*plan.known.values(), *plan.blank)):

@@ -22,7 +22,7 @@ from .manifest_types import Draft, Manifest
 from .plain_engine import PlainEngine
 from .recovery import RecoveryReport, recover
 from .run_store import RunStore
-from .storage_ops import ArenaRange, RealStorage, SegmentHandle, StorageOps, storage_error
+from .storage_ops import ArenaRange, LockHandle, RealStorage, SegmentHandle, StorageOps, storage_error
 from .store import Store, open_store
 from .store_format import LockHolder
 
@@ -91,13 +91,20 @@ class FaultyStorage:
                 count = len(self.calls)
             if not self._fails(count):
                 return real(*args, **kwargs)
-            if self._mode is Mode.DONE or name == "close":
-                real(*args, **kwargs)  # a failing close(2) closes
+            if self._mode is Mode.DONE or name == "close":  # a failing close(2) closes
+                self._let_go(real(*args, **kwargs))
             if self._mode is Mode.CRASH:
                 raise CrashedError(f"crash at call {count}, {name}")
             raise storage_error(OSError(self._number, os.strerror(self._number)), path, name)
 
         return call
+
+    def _let_go(self, result: object) -> None:
+        """Release what a call gave that its caller never got."""
+        if isinstance(result, SegmentHandle):
+            self._ops.close(result)
+        elif hasattr(result, "release"):
+            cast(LockHandle, result).release()
 
     def _fails(self, count: int) -> bool:
         if not self._fail_at or count < self._fail_at:

@@ -18,7 +18,9 @@ class CheckpointId:
 
     def __post_init__(self) -> None:
         if self.attempt < 1 or self.step < 0:
-            raise ValueError(f"attempt must be >= 1 and step >= 0, got attempt={self.attempt} step={self.step}")
+            raise ValueError(
+                f"attempt must be >= 1 and step >= 0, got attempt={self.attempt} step={self.step}"
+            )
 
     def __str__(self) -> str:
         return f"{self.attempt}.{self.step}"

@@ -22,7 +22,9 @@ def data_socket_path(uid: int | None = None) -> Path:
 
 def control_socket_path(data_socket: Path) -> Path:
     """Return the control API's socket that belongs to a data socket."""
-    return data_socket.with_name("control.sock" if data_socket.name == "data.sock" else f"{data_socket.name}.control")
+    return data_socket.with_name(
+        "control.sock" if data_socket.name == "data.sock" else f"{data_socket.name}.control"
+    )
 
 
 def ensure_private_directory(path: Path) -> None:
@@ -35,7 +37,9 @@ def ensure_private_directory(path: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{path} is not a directory", hint=f"remove it or set {SOCKET_VARIABLE}")
     if status.st_uid != os.getuid():
-        raise ConfigError(f"{path} belongs to uid {status.st_uid}", hint=f"set {SOCKET_VARIABLE} to a path of your own")
+        raise ConfigError(
+            f"{path} belongs to uid {status.st_uid}", hint=f"set {SOCKET_VARIABLE} to a path of your own"
+        )
     if status.st_mode & 0o077:
         raise ConfigError(
             f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o})", hint=f"chmod 700 {path}"

@@ -44,7 +44,13 @@ class Arena:
 
 
 async def make_arena(
-    number: int, *, slot_size_bytes: int, slot_count: int, layout_digest: str, reserve_bytes: int, limit_bytes: int
+    number: int,
+    *,
+    slot_size_bytes: int,
+    slot_count: int,
+    layout_digest: str,
+    reserve_bytes: int,
+    limit_bytes: int,
 ) -> Arena:
     """Return a new arena, allocated and touched, without ever driving the node out of memory.
 

@@ -15,7 +15,7 @@ class DaemonSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """`[daemon]`: where it listens and how long it stays."""
 
     socket: str = ""
-    """Path of the data socket; empty: $EVERSTEP_SOCKET, /run/everstep/<uid>/data.sock or /tmp/everstep-<uid>/data.sock."""
+    """Path of the data socket; empty: see core/paths.py."""
     linger_s: float = 600.0
     """How long the snapshots of a crashed trainer stay in memory (and an otherwise idle private daemon alive)."""
     drain_s: float = 300.0
@@ -67,11 +67,23 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.io.engine not in ("auto", "aio", "plain"):
             raise ConfigError(f"io.engine is {self.io.engine!r}", hint="one of auto, aio, plain")
         if self.retention.keep_last < 2:
-            raise ConfigError(f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept")
-        if min(self.daemon.linger_s, self.daemon.drain_s, self.memory.reserve_bytes, self.memory.arena_max_bytes) < 0:
+            raise ConfigError(
+                f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept"
+            )
+        if (
+            min(
+                self.daemon.linger_s,
+                self.daemon.drain_s,
+                self.memory.reserve_bytes,
+                self.memory.arena_max_bytes,
+            )
+            < 0
+        ):
             raise ConfigError("linger_s, drain_s, reserve_bytes and arena_max_bytes must not be negative")
         if not 0 <= self.metrics.port <= 65535:
-            raise ConfigError(f"metrics.port is {self.metrics.port}", hint="0 to 65535; 0 takes any free port")
+            raise ConfigError(
+                f"metrics.port is {self.metrics.port}", hint="0 to 65535; 0 takes any free port"
+            )
         for name, directory in self.devices.items():
             if not directory.startswith("/"):
                 raise ConfigError(f"devices.{name} is {directory!r}", hint="name an absolute directory")
@@ -86,11 +98,15 @@ def load_config(path: Path) -> DaemonConfig:
     try:
         config = msgspec.toml.decode(path.read_bytes(), type=DaemonConfig)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="give --config an existing file") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", hint="give --config an existing file"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}", hint="see docs/configuration.md for the keys") from error
     if not config.devices:
-        raise ConfigError(f"{path} names no devices", hint='add a [devices] table, e.g. nvme0 = "/nvme0/everstep"')
+        raise ConfigError(
+            f"{path} names no devices", hint='add a [devices] table, e.g. nvme0 = "/nvme0/everstep"'
+        )
     return config
 
 

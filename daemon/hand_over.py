@@ -32,9 +32,9 @@ def _holder_socket(directory: Path, own: LockHolder) -> str:
     try:
         content = (directory / "lock").read_bytes()[:SMALL_FILE_BYTES_MAX]
         holder = decode_lock(content)
-    except (OSError, ValueError):
+    except OSError:
         return ""
-    return holder.socket if holder.pid != own.pid else ""
+    return holder.socket if holder is not None and holder.pid != own.pid else ""
 
 
 def _ask(path: str) -> bool:

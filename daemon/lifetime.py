@@ -28,7 +28,7 @@ class Lifetime:
 
     @property
     def idle(self) -> bool:
-        """Tell whether nobody is attached, nothing waits to be written and nobody's snapshots are held for a restart."""
+        """Tell whether nobody is attached, nothing waits to be written, no snapshots are held for a restart."""
         return not any(rank.lessee or rank.persisting or rank.lost for rank in self._node.registry.ranks())
 
     async def wait(self) -> str:

@@ -59,7 +59,9 @@ def _listen(path: Path) -> Iterator[socket.socket]:
     The lock is taken before anything is bound: a stale socket file proves nothing, a held lock does.
     """
     ensure_private_directory(path.parent)
-    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = os.open(
+        path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,7 +73,9 @@ def _listen(path: Path) -> Iterator[socket.socket]:
             try:
                 listener.bind(str(path))
             except OSError as error:
-                raise ConfigError(f"cannot listen on {path}: {error.strerror or error}", hint="a shorter path?") from error
+                raise ConfigError(
+                    f"cannot listen on {path}: {error.strerror or error}", hint="a shorter path?"
+                ) from error
             listener.listen(ACCEPT_BACKLOG)
             listener.setblocking(False)
             yield listener
@@ -103,7 +107,9 @@ async def _serve(config: DaemonConfig, listener: socket.socket, *, private: bool
         loop.add_reader(listener.fileno(), _accept, node, listener)
         await _write_address(_address_path(path), node)
         node.lifetime.changed()
-        logger.info("daemon_ready version=%s pid=%d socket=%s private=%s", VERSION, os.getpid(), path, private)
+        logger.info(
+            "daemon_ready version=%s pid=%d socket=%s private=%s", VERSION, os.getpid(), path, private
+        )
         reason = await node.lifetime.wait()
         logger.info("daemon_draining reason=%s", reason)
         loop.remove_reader(listener.fileno())
@@ -145,7 +151,12 @@ def _accept(node: Node, listener: socket.socket) -> None:
 
 
 async def _write_address(path: Path, node: Node) -> None:
-    facts = {"pid": os.getpid(), "version": VERSION, "metrics_port": node.metrics_port, "private": node.private}
+    facts = {
+        "pid": os.getpid(),
+        "version": VERSION,
+        "metrics_port": node.metrics_port,
+        "private": node.private,
+    }
     async with aiofiles.open(path, "w", encoding="utf-8") as file:
         await file.write(json.dumps(facts) + "\n")
 

@@ -13,18 +13,29 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
-        info = Gauge("everstep_build_info", "Constant 1, labelled with the version", ["version"], registry=self.registry)
+        info = Gauge(
+            "everstep_build_info",
+            "Constant 1, labelled with the version",
+            ["version"],
+            registry=self.registry,
+        )
         info.labels(version).set(1)
         self.sealed_total = self._counter("everstep_snapshots_sealed", "Snapshots that trainers sealed")
         self.persisted_total = self._counter("everstep_shards_persisted", "Shards committed to the devices")
         self.failed_total = self._counter("everstep_shards_failed", "Shards that could not be committed")
-        self.abandoned_total = self._counter("everstep_snapshots_abandoned", "Snapshots dropped before they were sealed")
+        self.abandoned_total = self._counter(
+            "everstep_snapshots_abandoned", "Snapshots dropped before they were sealed"
+        )
         self.written_bytes = self._counter("everstep_written_bytes", "Bytes of segments committed")
         self.restored_total = Counter(
             "everstep_restores", "Shards handed to trainers, verified", ["source"], registry=self.registry
         )
-        self.restore_failed_total = self._counter("everstep_restores_failed", "Shards that failed verification")
-        self.deleted_total = self._counter("everstep_checkpoints_deleted", "Checkpoints removed by retention or by hand")
+        self.restore_failed_total = self._counter(
+            "everstep_restores_failed", "Shards that failed verification"
+        )
+        self.deleted_total = self._counter(
+            "everstep_checkpoints_deleted", "Checkpoints removed by retention or by hand"
+        )
         self.attached = self._gauge("everstep_trainers_attached", "Trainers that hold a lease")
         self.arena_bytes = self._gauge("everstep_arena_bytes", "Bytes of all arenas")
         self.persisting = self._gauge("everstep_shards_persisting", "Shards being written now")

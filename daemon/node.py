@@ -173,7 +173,9 @@ class Node:
     def hand_over(self) -> None:
         """Another daemon wants the devices: an idle private daemon ends, any other refuses."""
         if not self.private or not self.lifetime.idle:
-            raise RunBusyError(f"the daemon (pid {os.getpid()}) is in use", hint="use its socket, or stop it first")
+            raise RunBusyError(
+                f"the daemon (pid {os.getpid()}) is in use", hint="use its socket, or stop it first"
+            )
         self.lifetime.end("handed over")
 
     # -- arenas
@@ -181,7 +183,9 @@ class Node:
     async def make_arena(self, rank: RankRecord, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
         """Allocate an arena for new snapshots, in the background of the trainer's steps."""
         if frame.slot_size_bytes <= 0 or frame.slot_size_bytes % 4096 or not 1 <= frame.slot_count <= 64:
-            raise UsageError(f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible")
+            raise UsageError(
+                f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible"
+            )
         lessee = rank.lessee
         arena = await make_arena(
             self.registry.next_arena_number(),

@@ -6,10 +6,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ..checkpoint.collect import collect
-from ..checkpoint.commit import PersistResult, persist_shard, slot_manifest
+from ..checkpoint.collect import collect_garbage
+from ..checkpoint.commit import PersistResult, persist_shard
 from ..checkpoint.manifest_format import decode_draft
 from ..checkpoint.manifest_types import Draft, Manifest
+from ..checkpoint.slot_manifest import slot_manifest
 from ..checkpoint.storage_ops import ArenaRange
 from ..core.errors import CorruptDataError, EverstepError
 from ..core.ids import CheckpointId
@@ -142,7 +143,13 @@ class Persister:
 
     def _report_failure(self, rank: RankRecord, checkpoint: CheckpointId, error: EverstepError) -> None:
         self._node.metrics.failed_total.inc()
-        logger.error("shard_failed run=%s rank=%d checkpoint=%s reason=%s", rank.run.run_id, rank.rank, checkpoint, error)
+        logger.error(
+            "shard_failed run=%s rank=%d checkpoint=%s reason=%s",
+            rank.run.run_id,
+            rank.rank,
+            checkpoint,
+            error,
+        )
         if rank.lessee is not None:
             rank.lessee.send(
                 frames.PersistFailed(
@@ -159,9 +166,11 @@ class Persister:
         async with lock:
             try:
                 await in_thread(run.store.set_complete_floor, checkpoint)
-                report = await in_thread(collect, run.store, keep_last=self._node.config.retention.keep_last)
+                report = await in_thread(collect_garbage, run.store, keep_last=self._node.config.retention.keep_last)
             except EverstepError as error:
-                logger.error("complete_not_recorded run=%s checkpoint=%s reason=%s", run.run_id, checkpoint, error)
+                logger.error(
+                    "complete_not_recorded run=%s checkpoint=%s reason=%s", run.run_id, checkpoint, error
+                )
             else:
                 self._node.metrics.deleted_total.inc(len(report.removed))
         self._completing -= 1
@@ -169,7 +178,7 @@ class Persister:
 
 
 def _read_draft(arena: Arena, rank: RankRecord, frame: frames.Seal, checkpoint: CheckpointId) -> Draft:
-    """Copy the draft out of shared memory, check its digest, then parse: the trainer can change the slot at any time."""
+    """Copy the draft out of shared memory, check its digest, then parse: the trainer can still write there."""
     begin = frame.draft_offset_bytes
     end = begin + frame.draft_size_bytes
     if not (0 <= begin <= end <= arena.slot_size_bytes and 0 <= frame.slot < len(arena.machine.slots)):

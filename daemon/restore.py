@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint.catalogue import CheckpointInfo
 from ..checkpoint.checksum import first_bad_block
-from ..checkpoint.fetch import ShardPlace, plan_fetch, read_shard
+from ..checkpoint.fetch import read_shard, shard_slot_offsets
 from ..checkpoint.manifest_format import encode_manifest
 from ..checkpoint.manifest_types import Manifest
 from ..checkpoint.storage_ops import ArenaRange
@@ -36,7 +36,9 @@ class Restorer:
         """
         await self._node.persister.settled(rank)
         store = rank.run.store
-        offers = {info.checkpoint: _offer(info) for info in store.checkpoints() if info.is_offered or info.problems}
+        offers = {
+            info.checkpoint: _offer(info) for info in store.checkpoints() if info.is_offered or info.problems
+        }
         floor = store.fresh_floor()
         for (number, _), snapshot in rank.snapshots.items():
             if rank.arenas[number].shared_with_dead:
@@ -73,9 +75,8 @@ class Restorer:
                     logger.error("memory_damaged checkpoint=%s reason=%s", checkpoint, error)
         try:
             return await self._from_disk(rank, checkpoint, shard, request_id)
-        except DataError as error:
+        except DataError:
             self._node.metrics.restore_failed_total.inc()
-            rank.run.store.mark_damaged(checkpoint, shard, str(error))
             raise
 
     async def manifest(self, rank: RankRecord, frame: frames.GetManifest) -> frames.ManifestBytes:
@@ -96,18 +97,25 @@ class Restorer:
     ) -> tuple[frames.Fetched, int]:
         await in_thread(_verify_memory, arena, snapshot)
         rank.current = arena.number
-        logger.info("restore_from_memory run=%s rank=%d checkpoint=%s", rank.run.run_id, rank.rank, snapshot.checkpoint)
-        return self._fetched(arena, snapshot.manifest, snapshot.offsets_bytes, frames.Source.MEMORY, request_id)
+        logger.info(
+            "restore_from_memory run=%s rank=%d checkpoint=%s",
+            rank.run.run_id,
+            rank.rank,
+            snapshot.checkpoint,
+        )
+        return self._fetched(
+            arena, snapshot.manifest, snapshot.offsets_bytes, frames.Source.MEMORY, request_id
+        )
 
     async def _from_disk(
         self, rank: RankRecord, checkpoint: CheckpointId, shard: int, request_id: int
     ) -> tuple[frames.Fetched, int]:
         node, run, lessee = self._node, rank.run, rank.lessee
         manifest = await in_thread(run.store.manifest, checkpoint, shard)
-        place: ShardPlace = plan_fetch(manifest)
+        offsets, size_bytes = shard_slot_offsets(manifest)
         arena = await make_arena(
             node.registry.next_arena_number(),
-            slot_size_bytes=max(place.slot_size_bytes, 4096),
+            slot_size_bytes=max(size_bytes, 4096),
             slot_count=1,
             layout_digest=manifest.layout_digest,
             reserve_bytes=node.config.memory.reserve_bytes,
@@ -126,11 +134,22 @@ class Restorer:
         rank.arenas[arena.number] = arena
         arena.machine.keep(0, checkpoint)
         node.update_arena_gauge()
-        logger.info("restore_from_disk run=%s rank=%d checkpoint=%s shard=%d", run.run_id, rank.rank, checkpoint, shard)
-        return self._fetched(arena, manifest, place.offsets_bytes, frames.Source.DISK, request_id)
+        logger.info(
+            "restore_from_disk run=%s rank=%d checkpoint=%s shard=%d",
+            run.run_id,
+            rank.rank,
+            checkpoint,
+            shard,
+        )
+        return self._fetched(arena, manifest, offsets, frames.Source.DISK, request_id)
 
     def _fetched(
-        self, arena: Arena, manifest: Manifest, offsets: tuple[int, ...], source: frames.Source, request_id: int
+        self,
+        arena: Arena,
+        manifest: Manifest,
+        offsets: tuple[int, ...],
+        source: frames.Source,
+        request_id: int,
     ) -> tuple[frames.Fetched, int]:
         self._node.metrics.restored_total.labels(source.value).inc()
         fetched = frames.Fetched(
@@ -162,8 +181,7 @@ def _offer(info: CheckpointInfo) -> frames.Offer:
 def _read(rank: RankRecord, manifest: Manifest, arena: Arena) -> None:
     with memoryview(arena.view) as view:
         place = ArenaRange(fd=arena.fd, map=view, slot_offset_bytes=0, slot_size_bytes=arena.slot_size_bytes)
-        with rank.run.store.reading(manifest.checkpoint):
-            read_shard(rank.run.store, manifest, place, engines=rank.run.opened.queues)
+        read_shard(rank.run.store, manifest, place, engines=rank.run.opened.queues)
 
 
 def _verify_memory(arena: Arena, snapshot: Snapshot) -> None:
@@ -176,5 +194,3 @@ def _verify_memory(arena: Arena, snapshot: Snapshot) -> None:
                 raise CorruptDataError(
                     f"block {bad} of segment {segment.segment} of {snapshot.checkpoint} changed in memory"
                 )
-
-

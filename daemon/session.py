@@ -108,7 +108,9 @@ class Session:
         node = self._node
         match frame:
             case frames.BeginAttempt():
-                self._answer(frame.request_id, lambda: node.begin_attempt(rank, frame.attempt, fresh=frame.fresh))
+                self._answer(
+                    frame.request_id, lambda: node.begin_attempt(rank, frame.attempt, fresh=frame.fresh)
+                )
             case frames.ListOffers():
                 self._answer(frame.request_id, lambda: node.restorer.offers(rank, frame.request_id))
             case frames.Fetch():
@@ -153,7 +155,9 @@ class Session:
 
     async def _open_run(self, frame: frames.OpenRun) -> Reply:
         if self.rank is not None:
-            raise UsageError("this connection has a run already", hint="attach another run in another process")
+            raise UsageError(
+                "this connection has a run already", hint="attach another run in another process"
+            )
         opened, rank = await self._node.open_run(self, frame)
         if self._ended:
             raise UsageError("the client left while its run was being opened")
@@ -169,9 +173,7 @@ class Session:
         """Do `work` beside the loop's other work and send what it returns; an error becomes a Failure."""
         return self._node.spawn(self._carry_out(request_id, work))
 
-    async def _carry_out(
-        self, request_id: int, work: Work
-    ) -> None:
+    async def _carry_out(self, request_id: int, work: Work) -> None:
         try:
             answer = await work()
         except EverstepError as error:

@@ -95,10 +95,10 @@ class SlotMachine:
         newest = self._sealed_everywhere
         freed: list[int] = []
         for index, slot in enumerate(self.slots):
-            if slot.state is SlotState.KEPT and newest is not None and slot.checkpoint is not None:
-                if slot.checkpoint < newest:
-                    slot.state, slot.checkpoint = SlotState.FREE, None
-                    freed.append(index)
+            held = slot.checkpoint if slot.state is SlotState.KEPT else None
+            if newest is not None and held is not None and held < newest:
+                slot.state, slot.checkpoint = SlotState.FREE, None
+                freed.append(index)
         return freed
 
     def _at(self, slot: int) -> Slot:

@@ -85,10 +85,16 @@ class StoreBook:
             StorageError: see checkpoint.store.open_store.
         """
         directories = self._directories(storage)
-        opened = {id(self._by_directory[path]): self._by_directory[path] for path in directories if path in self._by_directory}
+        opened = {
+            id(self._by_directory[path]): self._by_directory[path]
+            for path in directories
+            if path in self._by_directory
+        }
         if opened:
             (known, *others) = opened.values()
-            if others or {path for path, store in self._by_directory.items() if store is known} != set(directories):
+            if others or {path for path, store in self._by_directory.items() if store is known} != set(
+                directories
+            ):
                 raise ConfigError(
                     f"{', '.join(map(str, directories))} is not the whole of an open store ({known.describe()})",
                     hint="name all directories of one store",
@@ -150,11 +156,14 @@ class StoreBook:
         config, wanted = EngineConfig(), self._config.io.engine
         choice = choose_engine(path, config)
         kind, reason = choice.kind, choice.reason
-        if wanted != "auto" and wanted != kind.value:
+        if wanted not in ("auto", kind.value):
             kind, reason = EngineKind(wanted), f"io.engine = {wanted!r} in the configuration"
         if self._config.io.process:
             return EngineChoice(
-                kind=kind, reason=reason, alignment=choice.alignment, factory=lambda: ProcessEngine(kind, config)
+                kind=kind,
+                reason=reason,
+                alignment=choice.alignment,
+                factory=lambda: ProcessEngine(kind, config),
             )
         return EngineChoice(
             kind=kind, reason=reason, alignment=choice.alignment, factory=lambda: make_engine(kind, config)
@@ -164,10 +173,11 @@ class StoreBook:
 def _notes(store: Store, queues: dict[str, DeviceQueue]) -> list[str]:
     """Return what a user should know of a store."""
     notes = list(store.notes)
-    for device in store.devices:
-        if queues[device.device_id].choice.alignment is None:
-            notes.append(f"{device.path} cannot do direct I/O: writes go through the page cache and are slower")
-    return notes
+    return notes + [
+        f"{device.path} cannot do direct I/O: writes go through the page cache and are slower"
+        for device in store.devices
+        if queues[device.device_id].choice.alignment is None
+    ]
 
 
 def use_short_switch_interval() -> None:

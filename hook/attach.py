@@ -66,9 +66,17 @@ def attach(
     for note in link.opened.notes:
         logger.warning("storage run=%s: %s", name, note)
     if link.client.welcome.private and (reason := killed_with_the_job()):
-        logger.warning("private_daemon run=%s: %s, so memory does not outlive it; run a node daemon", name, reason)
+        logger.warning(
+            "private_daemon run=%s: %s, so memory does not outlive it; run a node daemon", name, reason
+        )
     run = Run(
-        name=name, link=link, ranks=ranks, attempt=attempt, components=components, objects=objects, slots=slots
+        name=name,
+        link=link,
+        ranks=ranks,
+        attempt=attempt,
+        components=components,
+        objects=objects,
+        slots=slots,
     )
     events.connect(run.on_event)
     return run
@@ -138,7 +146,11 @@ def _check_arguments(name: str, *, every: int, slots: int, objects: dict[str, ob
     if not 1 <= slots <= 64:
         raise UsageError(f"slots={slots}", hint="1 to 64; 2 lets one be written while the next is copied")
     if not objects:
-        raise UsageError("nothing to save", hint="attach(name, model=model, optimizer=optimizer, ..., storage=[...])")
+        raise UsageError(
+            "nothing to save", hint="attach(name, model=model, optimizer=optimizer, ..., storage=[...])"
+        )
     reserved = RESERVED_NAMES & objects.keys()
     if reserved:
-        raise UsageError(f"{sorted(reserved)} are names of everstep's own state", hint="use other keywords in attach()")
+        raise UsageError(
+            f"{sorted(reserved)} are names of everstep's own state", hint="use other keywords in attach()"
+        )

@@ -111,7 +111,9 @@ class DaemonClient:
         """After a fork: let go of the inherited descriptor without disturbing the parent's connection."""
         with contextlib.suppress(OSError):
             os.close(self._sock.detach())
-        self._broken = DaemonUnavailableError("this is a forked child; only the process that attached may checkpoint")
+        self._broken = DaemonUnavailableError(
+            "this is a forked child; only the process that attached may checkpoint"
+        )
 
     # -- reading
 
@@ -183,4 +185,3 @@ def _close_all_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_all_in_child)
-

@@ -41,7 +41,9 @@ class CudaCopies:
             code = int(torch.cuda.cudart().cudaHostRegister(address, length, 0))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
             if code != 0:
                 torch.cuda.cudart().cudaGetLastError()  # pyright: ignore[reportUnknownMemberType] - clears the sticky error
-                logger.warning("arena_not_pinned code=%d pinned_chunks=%d of %d", code, len(done), len(chunks))
+                logger.warning(
+                    "arena_not_pinned code=%d pinned_chunks=%d of %d", code, len(done), len(chunks)
+                )
                 break
             done.append(address)
         self._registered[arena.number] = done
@@ -51,7 +53,9 @@ class CudaCopies:
         for address in self._registered.pop(arena.number, []):
             torch.cuda.cudart().cudaHostUnregister(address)  # pyright: ignore[reportUnknownMemberType]
 
-    def copy(self, target: int, tensor: torch.Tensor, offset_bytes: int, size_bytes: int, *, eager: bool) -> None:
+    def copy(
+        self, target: int, tensor: torch.Tensor, offset_bytes: int, size_bytes: int, *, eager: bool
+    ) -> None:
         """Enqueue the copy of bytes [offset, +size) of a dense CUDA tensor to `target`."""
         device = tensor.device
         stream = torch.cuda.current_stream(device) if eager else self._side_stream(device)

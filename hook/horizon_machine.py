@@ -21,7 +21,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.start < self.horizon or any(not self.start <= step < self.horizon for step in self.steps):
-            raise ValueError(f"a plan lists boundaries within [{self.start}, {self.horizon}), got {self.steps}")
+            raise ValueError(
+                f"a plan lists boundaries within [{self.start}, {self.horizon}), got {self.steps}"
+            )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from .restore import Fetched, RestoreSearch
 
 
-def adopt_ledgers(loader: "AnyLoader | None", found: "Fetched", search: "RestoreSearch", *, rank: int) -> None:
+def adopt_ledgers(
+    loader: "AnyLoader | None", found: "Fetched", search: "RestoreSearch", *, rank: int
+) -> None:
     """Give rank 0 the sum of all old ranks' ledgers and the others empty ones."""
     if loader is None:
         return

@@ -33,7 +33,9 @@ class MappedArena:
     Python's own mmap would keep a duplicate of the descriptor, which forked loader workers would inherit.
     """
 
-    def __init__(self, number: int, fd: int, slot_size_bytes: int, slot_count: int, layout_digest: str) -> None:
+    def __init__(
+        self, number: int, fd: int, slot_size_bytes: int, slot_count: int, layout_digest: str
+    ) -> None:
         """Map the arena and close `fd`."""
         self.number, self.layout_digest = number, layout_digest
         self.slot_size_bytes, self.slot_count = slot_size_bytes, slot_count
@@ -42,7 +44,9 @@ class MappedArena:
         try:
             pointer = _libc.mmap(_ffi.NULL, self._size_bytes, _PROT_READ_WRITE, _MAP_SHARED, fd, 0)
             if int(cast("int", _ffi.cast("intptr_t", pointer))) == -1:
-                raise NodeError(f"mapping an arena of {self._size_bytes} bytes failed: {os.strerror(_ffi.errno)}")
+                raise NodeError(
+                    f"mapping an arena of {self._size_bytes} bytes failed: {os.strerror(_ffi.errno)}"
+                )
         finally:
             os.close(fd)
         self._pointer: object | None = pointer

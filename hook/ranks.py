@@ -349,4 +349,3 @@ def _unpack_error(item: object, rank: int) -> EverstepError | None:
     if "code" not in said:
         return None
     return error_from_code(said["code"], f"rank {rank}: {said['message']}", said["hint"])
-

@@ -7,7 +7,14 @@ from typing import cast
 
 from ..checkpoint.manifest_format import decode_manifest
 from ..checkpoint.manifest_types import Manifest
-from ..core.errors import CorruptDataError, DataError, EverstepError, NotFoundError, UsageError, error_from_code
+from ..core.errors import (
+    CorruptDataError,
+    DataError,
+    EverstepError,
+    NotFoundError,
+    UsageError,
+    error_from_code,
+)
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .component import Component
@@ -77,7 +84,9 @@ class RestoreSearch:
         """
         offers = self._offers()
         choices = restorable(offers, self.ranks.rank, self.ranks.world_size)
-        self.skipped += [f"{offer.attempt}.{offer.step}: {offer.problem}" for offer in offers if offer.problem]
+        self.skipped += [
+            f"{offer.attempt}.{offer.step}: {offer.problem}" for offer in offers if offer.problem
+        ]
         while True:
             offered = self.ranks.gather("offer", [str(checkpoint) for checkpoint in choices])
             newest = newest_common(cast("list[list[str]]", offered))
@@ -90,7 +99,9 @@ class RestoreSearch:
             del choices[newest]
 
     def _offers(self) -> list[frames.Offer]:
-        reply, _ = self.link.client.request(lambda number: frames.ListOffers(request_id=number), FETCH_DEADLINE_S)
+        reply, _ = self.link.client.request(
+            lambda number: frames.ListOffers(request_id=number), FETCH_DEADLINE_S
+        )
         assert isinstance(reply, frames.Offers)
         return reply.items
 
@@ -107,7 +118,8 @@ class RestoreSearch:
         """Return the shard when every rank could fetch and check its own, else None; a misfit is raised by all."""
         found, error = self._fetch_checked(choice)
         said = self.ranks.gather(
-            "restore", None if error is None else {"code": error.code, "message": error.message, "hint": error.hint}
+            "restore",
+            None if error is None else {"code": error.code, "message": error.message, "hint": error.hint},
         )
         failures = [cast("dict[str, str]", item) for item in said if item is not None]
         if not failures:
@@ -189,5 +201,3 @@ def check_may_restore(*, started: bool, restored: bool) -> None:
             "restore() comes once, before the first step() or epochs()",
             hint="attach, restore, then train",
         )
-
-

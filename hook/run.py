@@ -235,7 +235,8 @@ class Run:
         self._started = True
         if not self._asked_restore and self._link.opened.highest_attempt > 0 and self._parent is None:
             logger.warning(
-                "restore_not_called run=%s: earlier attempts exist; this one begins from the given objects", self.name
+                "restore_not_called run=%s: earlier attempts exist; this one begins from the given objects",
+                self.name,
             )
         self._saved_step = self._state.step
         self._ranks.start(self._state.step, self)
@@ -387,9 +388,13 @@ class Run:
     def _say_nothing_restored(self) -> None:
         where = ", ".join(device.path for device in self._link.devices)
         if self._link.opened.new_store:
-            logger.warning("new_store run=%s at=%s: nothing to restore, the directories were empty", self.name, where)
+            logger.warning(
+                "new_store run=%s at=%s: nothing to restore, the directories were empty", self.name, where
+            )
         else:
-            logger.warning("nothing_to_restore run=%s at=%s: this run has no checkpoint there", self.name, where)
+            logger.warning(
+                "nothing_to_restore run=%s at=%s: this run has no checkpoint there", self.name, where
+            )
 
     # -- the end
 

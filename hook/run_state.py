@@ -41,4 +41,6 @@ class RunState:
             document = cast("dict[str, int]", values)
             return int(document["step"]), int(document["epoch"]), bool(document["finished"])
         except (TypeError, KeyError, ValueError) as error:
-            raise StateMismatchError(f"the checkpoint's own record is not readable: {values!r:.200}") from error
+            raise StateMismatchError(
+                f"the checkpoint's own record is not readable: {values!r:.200}"
+            ) from error

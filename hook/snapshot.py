@@ -188,7 +188,10 @@ class Snapshotter:
         try:
             self._link.client.send(
                 frames.BeginSnapshot(
-                    arena=arena.number, slot=slot, attempt=facts.checkpoint.attempt, step=facts.checkpoint.step
+                    arena=arena.number,
+                    slot=slot,
+                    attempt=facts.checkpoint.attempt,
+                    step=facts.checkpoint.step,
                 )
             )
         except EverstepError:
@@ -236,7 +239,9 @@ class Snapshotter:
             eager = leaf.laziness is Laziness.EAGER
             if leaf.tensor.is_cuda:
                 target = base + place.slot_offset_bytes
-                self._cuda.copy(target, leaf.tensor, place.offset_in_leaf_bytes, place.size_bytes, eager=eager)
+                self._cuda.copy(
+                    target, leaf.tensor, place.offset_in_leaf_bytes, place.size_bytes, eager=eager
+                )
             else:
                 source = leaf.tensor.data_ptr() + place.offset_in_leaf_bytes
                 move = Move(base + place.slot_offset_bytes, source, place.size_bytes)
@@ -281,7 +286,9 @@ class Snapshotter:
             )
         )
         if len(draft) > layout.draft_capacity_bytes:
-            raise StateTypeError(f"the manifest takes {len(draft)} bytes, more than {layout.draft_capacity_bytes}")
+            raise StateTypeError(
+                f"the manifest takes {len(draft)} bytes, more than {layout.draft_capacity_bytes}"
+            )
         offset = arena.slot_address(slot) - arena.address + layout.draft_offset_bytes
         arena.view(offset, len(draft))[:] = draft
         self._link.client.send(
@@ -322,12 +329,12 @@ def _places(layout: Layout) -> list[_Placed]:
         for entry in plan.entries
     }
     return [
-        _Placed(number[piece.leaf], piece.offset_in_leaf_bytes, piece.size_bytes, begins[piece.segment, piece.key])
+        _Placed(
+            number[piece.leaf], piece.offset_in_leaf_bytes, piece.size_bytes, begins[piece.segment, piece.key]
+        )
         for piece in layout.pieces
     ]
 
 
 def _unchanged(leaf: TensorLeaf) -> Unchanged:
     return Unchanged(leaf.spec.name, leaf.tensor, leaf.tensor.data_ptr(), leaf.tensor._version)  # noqa: SLF001
-
-

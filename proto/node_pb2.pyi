@@ -18,6 +18,7 @@ class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RANK_STATE_UNSPECIFIED: _ClassVar[RankState]
     RANK_STATE_ATTACHED: _ClassVar[RankState]
     RANK_STATE_LINGERING: _ClassVar[RankState]
+    RANK_STATE_CLOSED: _ClassVar[RankState]
 
 class SlotState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -40,7 +41,6 @@ class CheckpointState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHECKPOINT_STATE_UNSPECIFIED: _ClassVar[CheckpointState]
     CHECKPOINT_STATE_COMPLETE: _ClassVar[CheckpointState]
     CHECKPOINT_STATE_LOCAL: _ClassVar[CheckpointState]
-    CHECKPOINT_STATE_INCOMPLETE: _ClassVar[CheckpointState]
     CHECKPOINT_STATE_DAMAGED: _ClassVar[CheckpointState]
 DAEMON_KIND_UNSPECIFIED: DaemonKind
 DAEMON_KIND_PRIVATE: DaemonKind
@@ -48,6 +48,7 @@ DAEMON_KIND_NODE: DaemonKind
 RANK_STATE_UNSPECIFIED: RankState
 RANK_STATE_ATTACHED: RankState
 RANK_STATE_LINGERING: RankState
+RANK_STATE_CLOSED: RankState
 SLOT_STATE_UNSPECIFIED: SlotState
 SLOT_STATE_FREE: SlotState
 SLOT_STATE_COPYING: SlotState
@@ -61,7 +62,6 @@ DEVICE_STATE_MISSING: DeviceState
 CHECKPOINT_STATE_UNSPECIFIED: CheckpointState
 CHECKPOINT_STATE_COMPLETE: CheckpointState
 CHECKPOINT_STATE_LOCAL: CheckpointState
-CHECKPOINT_STATE_INCOMPLETE: CheckpointState
 CHECKPOINT_STATE_DAMAGED: CheckpointState
 
 class Selector(_message.Message):
@@ -77,17 +77,17 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("daemon", "runs", "devices")
+    __slots__ = ("daemon", "runs", "stores")
     DAEMON_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
     daemon: DaemonInfo
     runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
-    devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
-    def __init__(self, daemon: _Optional[_Union[DaemonInfo, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ...) -> None: ...
+    stores: _containers.RepeatedCompositeFieldContainer[StoreStatus]
+    def __init__(self, daemon: _Optional[_Union[DaemonInfo, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ...) -> None: ...
 
 class DaemonInfo(_message.Message):
-    __slots__ = ("version", "pid", "kind", "uptime_s", "socket", "uid", "arena_bytes", "metrics_port", "draining")
+    __slots__ = ("version", "pid", "kind", "uptime_s", "socket", "uid", "arena_bytes", "metrics_port", "draining", "persisted_count", "failed_count")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,8 @@ class DaemonInfo(_message.Message):
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PERSISTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COUNT_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
     kind: DaemonKind
@@ -106,17 +108,17 @@ class DaemonInfo(_message.Message):
     arena_bytes: int
     metrics_port: int
     draining: bool
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., kind: _Optional[_Union[DaemonKind, str]] = ..., uptime_s: _Optional[float] = ..., socket: _Optional[str] = ..., uid: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., metrics_port: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    persisted_count: int
+    failed_count: int
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., kind: _Optional[_Union[DaemonKind, str]] = ..., uptime_s: _Optional[float] = ..., socket: _Optional[str] = ..., uid: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., metrics_port: _Optional[int] = ..., draining: _Optional[bool] = ..., persisted_count: _Optional[int] = ..., failed_count: _Optional[int] = ...) -> None: ...
 
 class SlotStatus(_message.Message):
-    __slots__ = ("state", "step", "written_bytes")
+    __slots__ = ("state", "checkpoint")
     STATE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     state: SlotState
-    step: int
-    written_bytes: int
-    def __init__(self, state: _Optional[_Union[SlotState, str]] = ..., step: _Optional[int] = ..., written_bytes: _Optional[int] = ...) -> None: ...
+    checkpoint: str
+    def __init__(self, state: _Optional[_Union[SlotState, str]] = ..., checkpoint: _Optional[str] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("rank", "state", "step", "slots", "arena_bytes", "pid")
@@ -135,7 +137,7 @@ class RankStatus(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., state: _Optional[_Union[RankState, str]] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "run_id", "owner_uid", "attempt", "world_size", "ranks", "complete_floor", "persisted_count", "failed_count", "last_failure")
+    __slots__ = ("name", "run_id", "owner_uid", "attempt", "world_size", "ranks", "complete_floor")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_UID_FIELD_NUMBER: _ClassVar[int]
@@ -143,9 +145,6 @@ class RunStatus(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FLOOR_FIELD_NUMBER: _ClassVar[int]
-    PERSISTED_COUNT_FIELD_NUMBER: _ClassVar[int]
-    FAILED_COUNT_FIELD_NUMBER: _ClassVar[int]
-    LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
     name: str
     run_id: str
     owner_uid: int
@@ -153,13 +152,10 @@ class RunStatus(_message.Message):
     world_size: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
     complete_floor: str
-    persisted_count: int
-    failed_count: int
-    last_failure: str
-    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ..., persisted_count: _Optional[int] = ..., failed_count: _Optional[int] = ..., last_failure: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "store_id")
+    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason")
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -168,7 +164,6 @@ class DeviceStatus(_message.Message):
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     device_id: str
     path: str
     free_bytes: int
@@ -177,11 +172,22 @@ class DeviceStatus(_message.Message):
     direct: bool
     state: DeviceState
     reason: str
+    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StoreStatus(_message.Message):
+    __slots__ = ("store_id", "devices", "notes", "problems")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     store_id: str
-    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, store_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CheckpointSummary(_message.Message):
-    __slots__ = ("run_name", "run_id", "owner_uid", "attempt", "step", "world_size", "ranks", "size_bytes", "created_unix_s", "state", "in_memory", "notes", "parent", "problems")
+    __slots__ = ("run_name", "run_id", "owner_uid", "attempt", "step", "world_size", "ranks", "size_bytes", "created_unix_s", "state", "in_memory", "notes", "parent", "problems", "offered")
     class NotesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +209,7 @@ class CheckpointSummary(_message.Message):
     NOTES_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_FIELD_NUMBER: _ClassVar[int]
     run_name: str
     run_id: str
     owner_uid: int
@@ -217,7 +224,8 @@ class CheckpointSummary(_message.Message):
     notes: _containers.ScalarMap[str, str]
     parent: str
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., created_unix_s: _Optional[float] = ..., state: _Optional[_Union[CheckpointState, str]] = ..., in_memory: _Optional[bool] = ..., notes: _Optional[_Mapping[str, str]] = ..., parent: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    offered: bool
+    def __init__(self, run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., created_unix_s: _Optional[float] = ..., state: _Optional[_Union[CheckpointState, str]] = ..., in_memory: _Optional[bool] = ..., notes: _Optional[_Mapping[str, str]] = ..., parent: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., offered: _Optional[bool] = ...) -> None: ...
 
 class ListCheckpointsRequest(_message.Message):
     __slots__ = ("run", "count_max")
@@ -292,28 +300,46 @@ class VerifyCheckpointRequest(_message.Message):
     def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ...) -> None: ...
 
 class SegmentCheck(_message.Message):
-    __slots__ = ("segment", "checked_bytes", "bad_blocks", "problem")
-    SEGMENT_FIELD_NUMBER: _ClassVar[int]
-    CHECKED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    BAD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("rank", "path", "size_bytes", "bad_block", "problem")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BAD_BLOCK_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    segment: SegmentInfo
-    checked_bytes: int
-    bad_blocks: _containers.RepeatedScalarFieldContainer[int]
+    rank: int
+    path: str
+    size_bytes: int
+    bad_block: int
     problem: str
-    def __init__(self, segment: _Optional[_Union[SegmentInfo, _Mapping]] = ..., checked_bytes: _Optional[int] = ..., bad_blocks: _Optional[_Iterable[int]] = ..., problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., bad_block: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class LoaderRecord(_message.Message):
+    __slots__ = ("rank", "place", "ledger_json", "state_json")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_JSON_FIELD_NUMBER: _ClassVar[int]
+    STATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    place: str
+    ledger_json: str
+    state_json: str
+    def __init__(self, rank: _Optional[int] = ..., place: _Optional[str] = ..., ledger_json: _Optional[str] = ..., state_json: _Optional[str] = ...) -> None: ...
 
 class VerifyCheckpointResponse(_message.Message):
-    __slots__ = ("summary", "ok", "segments", "elapsed_s")
+    __slots__ = ("summary", "ok", "segments", "elapsed_s", "problems", "loaders")
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    LOADERS_FIELD_NUMBER: _ClassVar[int]
     summary: CheckpointSummary
     ok: bool
     segments: _containers.RepeatedCompositeFieldContainer[SegmentCheck]
     elapsed_s: float
-    def __init__(self, summary: _Optional[_Union[CheckpointSummary, _Mapping]] = ..., ok: _Optional[bool] = ..., segments: _Optional[_Iterable[_Union[SegmentCheck, _Mapping]]] = ..., elapsed_s: _Optional[float] = ...) -> None: ...
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    loaders: _containers.RepeatedCompositeFieldContainer[LoaderRecord]
+    def __init__(self, summary: _Optional[_Union[CheckpointSummary, _Mapping]] = ..., ok: _Optional[bool] = ..., segments: _Optional[_Iterable[_Union[SegmentCheck, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., problems: _Optional[_Iterable[str]] = ..., loaders: _Optional[_Iterable[_Union[LoaderRecord, _Mapping]]] = ...) -> None: ...
 
 class RemoveCheckpointRequest(_message.Message):
     __slots__ = ("selector", "force")
@@ -331,6 +357,20 @@ class RemoveCheckpointResponse(_message.Message):
     freed_bytes: int
     def __init__(self, removed: _Optional[_Union[CheckpointSummary, _Mapping]] = ..., freed_bytes: _Optional[int] = ...) -> None: ...
 
+class RemoveRunRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class RemoveRunResponse(_message.Message):
+    __slots__ = ("removed_count", "freed_bytes")
+    REMOVED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    removed_count: int
+    freed_bytes: int
+    def __init__(self, removed_count: _Optional[int] = ..., freed_bytes: _Optional[int] = ...) -> None: ...
+
 class ShutdownRequest(_message.Message):
     __slots__ = ("drain_s",)
     DRAIN_S_FIELD_NUMBER: _ClassVar[int]
@@ -338,9 +378,11 @@ class ShutdownRequest(_message.Message):
     def __init__(self, drain_s: _Optional[float] = ...) -> None: ...
 
 class ShutdownResponse(_message.Message):
-    __slots__ = ("persisted_count", "lost_count")
+    __slots__ = ("persisted_count", "lost_count", "attached_count")
     PERSISTED_COUNT_FIELD_NUMBER: _ClassVar[int]
     LOST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_COUNT_FIELD_NUMBER: _ClassVar[int]
     persisted_count: int
     lost_count: int
-    def __init__(self, persisted_count: _Optional[int] = ..., lost_count: _Optional[int] = ...) -> None: ...
+    attached_count: int
+    def __init__(self, persisted_count: _Optional[int] = ..., lost_count: _Optional[int] = ..., attached_count: _Optional[int] = ...) -> None: ...

@@ -59,6 +59,11 @@ class NodeStub:
                 request_serializer=everstep_dot_proto_dot_node__pb2.RemoveCheckpointRequest.SerializeToString,
                 response_deserializer=everstep_dot_proto_dot_node__pb2.RemoveCheckpointResponse.FromString,
                 _registered_method=True)
+        self.RemoveRun = channel.unary_unary(
+                '/everstep.node.v1.Node/RemoveRun',
+                request_serializer=everstep_dot_proto_dot_node__pb2.RemoveRunRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.RemoveRunResponse.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/everstep.node.v1.Node/Shutdown',
                 request_serializer=everstep_dot_proto_dot_node__pb2.ShutdownRequest.SerializeToString,
@@ -106,6 +111,14 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveRun(self, request, context):
+        """Remove all checkpoints of a run, in memory too; its attempts stay known. FAILED_PRECONDITION while a trainer of the
+        run lives or one of its snapshots is being written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """Persist what is sealed, refuse new snapshots, then exit; returns when nothing is left to persist.
         PERMISSION_DENIED unless the caller is the daemon's user or root.
@@ -141,6 +154,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.RemoveCheckpoint,
                     request_deserializer=everstep_dot_proto_dot_node__pb2.RemoveCheckpointRequest.FromString,
                     response_serializer=everstep_dot_proto_dot_node__pb2.RemoveCheckpointResponse.SerializeToString,
+            ),
+            'RemoveRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveRun,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.RemoveRunRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.RemoveRunResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -283,6 +301,33 @@ class Node:
             '/everstep.node.v1.Node/RemoveCheckpoint',
             everstep_dot_proto_dot_node__pb2.RemoveCheckpointRequest.SerializeToString,
             everstep_dot_proto_dot_node__pb2.RemoveCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/RemoveRun',
+            everstep_dot_proto_dot_node__pb2.RemoveRunRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.RemoveRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

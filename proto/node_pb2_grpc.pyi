@@ -13,6 +13,7 @@ class NodeStub:
     GetCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.GetCheckpointRequest, node_pb2.GetCheckpointResponse]
     VerifyCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.VerifyCheckpointRequest, node_pb2.VerifyCheckpointResponse]
     RemoveCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.RemoveCheckpointRequest, node_pb2.RemoveCheckpointResponse]
+    RemoveRun: grpc.UnaryUnaryMultiCallable[node_pb2.RemoveRunRequest, node_pb2.RemoveRunResponse]
     Shutdown: grpc.UnaryUnaryMultiCallable[node_pb2.ShutdownRequest, node_pb2.ShutdownResponse]
     def __init__(self, channel: grpc.Channel) -> None: ...
 
@@ -42,6 +43,11 @@ class NodeServicer:
         request: node_pb2.RemoveCheckpointRequest,
         context: grpc.aio.ServicerContext[node_pb2.RemoveCheckpointRequest, node_pb2.RemoveCheckpointResponse],
     ) -> Awaitable[node_pb2.RemoveCheckpointResponse]: ...
+    def RemoveRun(
+        self,
+        request: node_pb2.RemoveRunRequest,
+        context: grpc.aio.ServicerContext[node_pb2.RemoveRunRequest, node_pb2.RemoveRunResponse],
+    ) -> Awaitable[node_pb2.RemoveRunResponse]: ...
     def Shutdown(
         self,
         request: node_pb2.ShutdownRequest,

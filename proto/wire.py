@@ -28,7 +28,9 @@ def pack(frame: Request | Reply) -> bytes:
     """Return the bytes of one frame."""
     body = _encoder.encode(frame)
     if len(body) > FRAME_SIZE_BYTES_MAX:
-        raise FrameError(f"a {type(frame).__name__} frame of {len(body)} bytes is above {FRAME_SIZE_BYTES_MAX}")
+        raise FrameError(
+            f"a {type(frame).__name__} frame of {len(body)} bytes is above {FRAME_SIZE_BYTES_MAX}"
+        )
     return _LENGTH.pack(len(body)) + body
 
 

@@ -28,8 +28,10 @@ STAMP = SegmentStamp(
     rank=2,
     segment=1,
 )
-ALL_DTYPES = ("F64", "I64", "U64", "F32", "I32", "U32", "BF16", "F16", "I16", "U16", "F8_E4M3", "F8_E5M2")
-ALL_DTYPES += ("BOOL", "I8", "U8")
+ALL_DTYPES = (
+    *("F64", "I64", "U64", "F32", "I32", "U32", "BF16", "F16", "I16", "U16", "F8_E4M3", "F8_E5M2"),
+    *("BOOL", "I8", "U8"),
+)
 
 
 def place(items: list[tuple[str, str, tuple[int, ...]]]) -> tuple[SegmentEntry, ...]:

@@ -6,6 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from everstep.core.errors import LoaderStateError
 from everstep.dataloader.ledger import Ledger, VectorClosedForms, sum_id_array
 from everstep.dataloader.ledger_format import (
@@ -19,8 +22,6 @@ from everstep.dataloader.ledger_format import (
 from everstep.dataloader.order_format import OrderKind, OrderSpec
 from everstep.dataloader.order_plan import order
 from everstep.dataloader.state_format import LoaderState
-from hypothesis import given
-from hypothesis import strategies as st
 
 SPEC = OrderSpec(kind=OrderKind.PERMUTED, seed=11)
 ids_lists = st.lists(st.integers(0, 2**62), max_size=50)
@@ -152,6 +153,13 @@ def test_other_seeds_are_refused() -> None:
         Ledger(11).merge(other)
 
 
+GOLDEN = {
+    "format": "everstep-ledger/1",
+    "seed": 42,
+    "epochs": [
+        {"epoch": 3, "count": 3, "sum": "4ff75f811e4fa6cc77baaded837a4bdc", "padding": 1, "dropped": 0},
+    ],
+}
 GOOD: dict[str, object] = {"epoch": 0, "count": 1, "sum": "0" * 32, "padding": 0, "dropped": 0}
 
 
@@ -197,6 +205,3 @@ def test_the_command_lines_path_imports_neither_numpy_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-GOLDEN: dict[str, object] = {}

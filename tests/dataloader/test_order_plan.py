@@ -6,12 +6,13 @@ from itertools import permutations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from everstep.dataloader.hash_format import mix64, mix64_twice
 from everstep.dataloader.hash_vector import mix64_array, mix64_twice_array
 from everstep.dataloader.order_format import OrderKind, OrderSpec, feistel_once, feistel_shape, ids_between
 from everstep.dataloader.order_plan import FeistelOrder, Ids, Order, TableOrder, order
-from hypothesis import given
-from hypothesis import strategies as st
 
 PERMUTED = OrderKind.PERMUTED
 EDGES = sorted({n for k in range(1, 17) for n in (2**k - 1, 2**k, 2**k + 1)} | {1, 2, 3})

@@ -1,9 +1,10 @@
 """Splits: every position exactly once, whatever the ranks, also when their number changes in mid-epoch."""
 
 import pytest
-from everstep.dataloader.split_plan import Part, Split, Uneven
 from hypothesis import given
 from hypothesis import strategies as st
+
+from everstep.dataloader.split_plan import Part, Split, Uneven
 
 sizes = st.integers(1, 9)
 counts = st.integers(0, 200)

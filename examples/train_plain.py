@@ -1,0 +1,33 @@
+"""Train a small GPT, without everstep: a crash loses everything."""
+
+import argparse
+import logging
+
+import torch
+from model import GPT, Bytes
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--windows", type=int, default=6400)
+args = parser.parse_args()
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+
+torch.manual_seed(0)
+loader = DataLoader(Bytes(args.windows, 128), batch_size=16, shuffle=True, num_workers=1)
+model = GPT()
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
+
+losses = []
+for epoch in range(args.epochs):
+    for x, y in loader:
+        loss = functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        print(f"epoch {epoch} loss {loss.item():.4f}", flush=True)

@@ -1,0 +1,215 @@
+"""What only an engine in a process can do: die, stand still, outlive or not outlive its parent."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from everstep.checkpoint.engine import EngineConfig, EngineKind, Transfer, TransferDone, TransferKind
+from everstep.checkpoint.engine_process import ProcessEngine
+from everstep.core.errors import StorageError
+
+KINDS = list(EngineKind)
+LENGTH = 256 << 20
+SLOW = EngineConfig(block_size_bytes=4096, queue_depth=1)  # 65,536 single blocks: seconds, never milliseconds
+
+
+@contextmanager
+def sparse_transfer(folder: Path, length: int = LENGTH) -> Generator[Transfer]:
+    """A write of `length` zero bytes that takes memory only as it goes."""
+    arena_fd = os.memfd_create("everstep-test-arena")
+    file_fd = os.open(folder / "file", os.O_CREAT | os.O_RDWR)
+    try:
+        os.ftruncate(arena_fd, length)
+        yield Transfer(
+            kind=TransferKind.WRITE,
+            arena_fd=arena_fd,
+            arena_offset_bytes=0,
+            file_fd=file_fd,
+            file_offset_bytes=0,
+            length_bytes=length,
+        )
+    finally:
+        os.close(arena_fd)
+        os.close(file_fd)
+
+
+class InThread:
+    """A transfer running in a thread, and how it ended."""
+
+    def __init__(self, work: Callable[[], TransferDone]) -> None:
+        self.outcome: TransferDone | Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,))
+        self._thread.start()
+
+    def _run(self, work: Callable[[], TransferDone]) -> None:
+        try:
+            self.outcome = work()
+        except Exception as exc:  # noqa: BLE001 - the test looks at it
+            self.outcome = exc
+
+    def wait(self, timeout_s: float) -> TransferDone | Exception | None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive()
+        return self.outcome
+
+
+def _wait_until_written(file_fd: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while os.fstat(file_fd).st_size == 0:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def _is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kill_in_mid_transfer_is_an_error_within_two_seconds(kind: EngineKind, tmp_path: Path) -> None:
+    engine = ProcessEngine(kind, SLOW)
+    try:
+        with sparse_transfer(tmp_path) as transfer:
+            running = InThread(lambda: engine.run(transfer))
+            _wait_until_written(transfer.file_fd)
+            killed_s = time.monotonic()
+            os.kill(engine.pid, signal.SIGKILL)
+            outcome = running.wait(10)
+            assert time.monotonic() - killed_s < 2
+            assert isinstance(outcome, StorageError)
+            assert f"{engine.pid} ended (exit status -9)" in str(outcome)
+            assert os.fstat(transfer.file_fd).st_size < LENGTH
+            assert _is_gone(engine.pid)
+            with pytest.raises(StorageError, match="make a new engine"):
+                engine.run(transfer)
+    finally:
+        engine.close()
+
+
+def test_a_process_that_died_between_transfers_is_an_error(tmp_path: Path) -> None:
+    engine = ProcessEngine(EngineKind.PLAIN)
+    try:
+        os.kill(engine.pid, signal.SIGKILL)
+        with sparse_transfer(tmp_path, 4096) as transfer, pytest.raises(StorageError, match="ended"):
+            engine.run(transfer)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_that_stands_still_is_ended(kind: EngineKind, tmp_path: Path) -> None:
+    engine = ProcessEngine(kind, stall_timeout_s=0.3)
+    try:
+        os.kill(engine.pid, signal.SIGSTOP)
+        with sparse_transfer(tmp_path, 4096) as transfer:
+            with pytest.raises(StorageError, match=r"no progress for 0\.3 s"):
+                engine.run(transfer)
+            assert _is_gone(engine.pid)
+    finally:
+        engine.close()
+
+
+def test_progress_keeps_a_long_transfer_alive(tmp_path: Path) -> None:
+    engine = ProcessEngine(EngineKind.PLAIN, SLOW, stall_timeout_s=0.4)
+    try:
+        with sparse_transfer(tmp_path, 384 << 20) as transfer:
+            running = InThread(lambda: engine.run(transfer))
+            outcome = running.wait(60)
+            assert isinstance(outcome, TransferDone)
+            assert outcome.bytes_moved == 384 << 20
+            assert outcome.busy_s > 0.4
+    finally:
+        engine.close()
+
+
+def test_the_signals_that_stop_the_daemon_do_not_stop_the_process(tmp_path: Path) -> None:
+    engine = ProcessEngine(EngineKind.PLAIN)
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(engine.pid, number)
+        with sparse_transfer(tmp_path, 4096) as transfer:
+            assert engine.run(transfer).bytes_moved == 4096
+    finally:
+        engine.close()
+
+
+def test_close_ends_and_reaps_the_process_and_may_be_repeated(tmp_path: Path) -> None:
+    engine = ProcessEngine(EngineKind.AIO)
+    started_s = time.monotonic()
+    engine.close()
+
+    assert _is_gone(engine.pid)
+    assert time.monotonic() - started_s < 4  # by itself, not by the kill after 5 s
+    engine.close()
+    with sparse_transfer(tmp_path, 4096) as transfer, pytest.raises(StorageError, match="was closed"):
+        engine.run(transfer)
+
+
+def test_close_kills_a_process_that_does_not_end() -> None:
+    engine = ProcessEngine(EngineKind.AIO, end_timeout_s=0.2)
+    os.kill(engine.pid, signal.SIGSTOP)
+
+    engine.close()
+
+    assert _is_gone(engine.pid)
+
+
+_PARENT = """
+import os, signal
+from everstep.checkpoint.engine import EngineKind
+from everstep.checkpoint.engine_process import ProcessEngine
+
+engine = ProcessEngine(EngineKind.AIO)
+print(engine.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_the_process_ends_when_its_parent_is_killed() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        pidfd = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            parent.kill()
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            assert poller.poll(10_000), "the I/O process outlives its parent"
+        finally:
+            os.close(pidfd)
+    finally:
+        parent.kill()
+        parent.communicate()
+
+
+def test_a_process_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(StorageError, match=r"ended \(exit status 1\)"):
+        ProcessEngine(EngineKind.PLAIN)
+
+    monkeypatch.setattr(sys, "executable", "/absent/python")
+    with pytest.raises(FileNotFoundError):
+        ProcessEngine(EngineKind.PLAIN)
+
+
+def test_the_process_inherits_nothing_but_its_socket() -> None:
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    engine = ProcessEngine(EngineKind.PLAIN)
+    try:
+        folder = Path(f"/proc/{engine.pid}/fd")
+        targets = {entry.name: str(entry.readlink()) for entry in folder.iterdir() if int(entry.name) > 2}
+        assert [target.partition(":")[0] for target in targets.values()] == ["socket"]
+        assert Path(f"/proc/{engine.pid}/cwd").readlink() == Path("/")
+    finally:
+        engine.close()
+        os.close(reader)
+        os.close(writer)

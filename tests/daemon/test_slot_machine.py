@@ -1,0 +1,123 @@
+"""The slots of an arena: any order of events keeps the promises of design section 2."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from everstep.core.errors import UsageError
+from everstep.core.ids import CheckpointId
+from everstep.daemon.slot_machine import SlotMachine, SlotState
+
+
+def step(number: int) -> CheckpointId:
+    return CheckpointId(1, number)
+
+
+def test_a_kept_snapshot_is_freed_only_when_a_newer_one_is_sealed_everywhere() -> None:
+    machine = SlotMachine(2)
+    machine.begin(0, step(10))
+    machine.seal(0, step(10))
+    assert machine.sealed_everywhere(step(10)) == []
+    machine.persist(0)
+    assert machine.settle(0) == []
+    machine.begin(1, step(20))
+    machine.seal(1, step(20))
+    assert machine.slots[0].state is SlotState.KEPT
+    assert machine.sealed_everywhere(step(20)) == [0]
+    assert machine.free_slots == [0]
+
+
+def test_a_slot_still_being_written_is_freed_when_the_write_ends() -> None:
+    machine = SlotMachine(2)
+    for slot, number in ((0, 10), (1, 20)):
+        machine.begin(slot, step(number))
+        machine.seal(slot, step(number))
+        machine.persist(slot)
+    assert machine.sealed_everywhere(step(20)) == []
+    assert machine.settle(0) == [0]
+    assert machine.settle(1) == []
+
+
+def test_a_dead_trainer_loses_only_what_it_was_copying() -> None:
+    machine = SlotMachine(2)
+    machine.begin(0, step(10))
+    machine.seal(0, step(10))
+    machine.begin(1, step(20))
+    assert machine.trainer_gone() == [1]
+    assert machine.slots[0].checkpoint == step(10)
+
+
+@pytest.mark.parametrize("slot", [-1, 2, 10**9])
+def test_a_slot_that_does_not_exist_is_refused(slot: int) -> None:
+    with pytest.raises(UsageError, match="there is no slot"):
+        SlotMachine(2).begin(slot, step(1))
+
+
+def test_sealing_another_checkpoint_than_was_begun_changes_nothing() -> None:
+    machine = SlotMachine(1)
+    machine.begin(0, step(10))
+    with pytest.raises(UsageError, match=r"holds 1\.10"):
+        machine.seal(0, step(11))
+    assert machine.slots[0].state is SlotState.COPYING
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Random events against what must always hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = SlotMachine(3)
+        self.number = 0
+        self.everywhere = 0
+
+    def _in(self, state: SlotState) -> list[int]:
+        return [index for index, slot in enumerate(self.machine.slots) if slot.state is state]
+
+    @rule()
+    def begin(self) -> None:
+        for slot in self.machine.free_slots[:1]:
+            self.number += 1
+            self.machine.begin(slot, step(self.number))
+
+    @rule(pick=st.integers(0, 2))
+    def seal(self, pick: int) -> None:
+        for slot in self._in(SlotState.COPYING)[pick : pick + 1]:
+            held = self.machine.slots[slot].checkpoint
+            assert held is not None
+            self.machine.seal(slot, held)
+            self.machine.persist(slot)
+
+    @rule(pick=st.integers(0, 2))
+    def settle(self, pick: int) -> None:
+        for slot in self._in(SlotState.PERSISTING)[pick : pick + 1]:
+            self.machine.settle(slot)
+
+    @rule(pick=st.integers(0, 2))
+    def sealed_everywhere(self, pick: int) -> None:
+        held = [slot for state in (SlotState.PERSISTING, SlotState.KEPT) for slot in self._in(state)]
+        for slot in held[pick : pick + 1]:
+            checkpoint = self.machine.slots[slot].checkpoint
+            assert checkpoint is not None
+            self.everywhere = max(self.everywhere, checkpoint.step)
+            freed = self.machine.sealed_everywhere(checkpoint)
+            assert slot not in freed
+
+    @rule()
+    def trainer_dies(self) -> None:
+        self.machine.trainer_gone()
+
+    @invariant()
+    def the_newest_sealed_everywhere_is_never_lost(self) -> None:
+        if self.everywhere:
+            steps = [slot.checkpoint.step for slot in self.machine.slots if slot.checkpoint is not None]
+            assert self.everywhere in steps
+
+    @invariant()
+    def free_means_empty(self) -> None:
+        for slot in self.machine.slots:
+            assert (slot.state is SlotState.FREE) == (slot.checkpoint is None)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,52 @@
+"""Ranks that read the plans at different moments decide alike."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.hook.horizon_machine import Horizon, Planner
+
+
+def test_multiples_of_the_interval_are_due() -> None:
+    planner, horizon = Planner(every=5), Horizon()
+    horizon.receive(planner.first(0))
+    due: list[int] = []
+    for step in range(1, 30):
+        if planner.wants_next(step):
+            horizon.receive(planner.next(requested=False))
+        assert horizon.knows(step)
+        if horizon.is_due(step):
+            due.append(step)
+    assert due == [5, 10, 15, 20, 25]
+
+
+def test_a_request_becomes_a_boundary_that_no_rank_has_passed() -> None:
+    planner = Planner(every=1000)
+    plan = planner.first(0)
+    following = planner.next(requested=True)
+    assert following.start == plan.horizon
+    assert following.steps == (plan.horizon,)
+
+
+@given(
+    start=st.integers(0, 10**9),
+    every=st.integers(1, 50),
+    requests=st.lists(st.booleans(), min_size=1, max_size=20),
+    lags=st.lists(st.integers(0, 5), min_size=2, max_size=4),
+)
+def test_every_rank_takes_the_same_checkpoints_however_late_it_reads(
+    start: int, every: int, requests: list[bool], lags: list[int]
+) -> None:
+    planner = Planner(every=every)
+    plans = [planner.first(start), *(planner.next(requested=asked) for asked in requests)]
+    taken: list[list[int]] = []
+    for lag in lags:
+        horizon, received, due = Horizon(), 0, list[int]()
+        for step in range(start + 1, plans[-1].horizon):
+            while received < len(plans) and (not horizon.knows(step + lag) or not horizon.knows(step)):
+                horizon.receive(plans[received])
+                received += 1
+            if horizon.is_due(step):
+                due.append(step)
+        taken.append(due)
+    assert all(due == taken[0] for due in taken)
+    assert taken[0] == sorted({step for plan in plans for step in plan.steps})
