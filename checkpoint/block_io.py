@@ -42,7 +42,7 @@ class Span:
         assert 0 <= moved_bytes <= asked_bytes
         if moved_bytes == asked_bytes or position_bytes + moved_bytes >= self.transfer.length_bytes:
             return asked_bytes
-        usable_bytes = moved_bytes
+        usable_bytes = moved_bytes - moved_bytes % self.alignment_bytes
         if usable_bytes:
             return usable_bytes
         at_bytes = self.transfer.file_offset_bytes + position_bytes + moved_bytes

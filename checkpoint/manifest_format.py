@@ -355,8 +355,11 @@ def decode_draft(content: bytes) -> Draft:
 
 
 def draft_pieces_of(draft: Draft, generation: str) -> tuple[Piece, ...]:
-    """Return the draft's pieces with the generation that they get at admission."""
-    return tuple(replace(piece, generation=generation) for piece in draft.pieces)
+    """Return the draft's pieces with the generation that they get at admission, in the order of the leaves."""
+    by_leaf = _pieces_by_leaf(draft.pieces)
+    return tuple(
+        replace(piece, generation=generation) for leaf in draft.leaves for piece in by_leaf.get(leaf.name, ())
+    )
 
 
 def _refuse_large(size_bytes: int, what: str) -> None:

@@ -349,6 +349,13 @@ class _Recovery:
         if len(found.whole) > 1:
             self._put_aside_conflict(run, name, paths, found)
             return
+        if found.bad and not found.whole and self._writes and not self._store.may_delete:
+            reason = "; ".join(str(error) for error in found.bad.values())
+            self._problem(
+                f"run {run.name!r}: {manifest_name(*name)} is not offered, nor put aside while a device"
+                f" that may have a whole copy is not there: {reason}"
+            )
+            return
         for device, error in found.bad.items():
             suffix = _COPY_SUFFIX if found.whole else _LOST_SUFFIX
             self._quarantine(device, paths[device], run.run_id, suffix, error)

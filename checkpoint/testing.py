@@ -72,13 +72,26 @@ class FaultyStorage:
         self._mode = Mode.NOT_DONE
         self._times = 1
         self._number = errno.EIO
+        self._only: Callable[[Call], bool] = lambda _: True
+        self._count = 0
+        self._crashed = False
 
     def arm(
-        self, fail_at: int, mode: Mode = Mode.NOT_DONE, *, times: int = 1, number: int = errno.EIO
+        self,
+        fail_at: int,
+        mode: Mode = Mode.NOT_DONE,
+        *,
+        times: int = 1,
+        number: int = errno.EIO,
+        only: Callable[[Call], bool] = lambda _: True,
     ) -> None:
-        """Let the call `fail_at` from here (1: the next, 0: none) and the `times` - 1 after it fail."""
+        """Let the call `fail_at` from here (1: the next, 0: none) and the `times` - 1 after it fail.
+
+        Only those are counted that `only` says; in a crash, everything after the first of them is gone too.
+        """
         with self._lock:
             self.calls = []
+            self._count, self._only, self._crashed = 0, only, False
             self._fail_at, self._mode, self._times, self._number = fail_at, mode, times, number
 
     def __getattr__(self, name: str) -> Callable[..., object]:
@@ -86,15 +99,12 @@ class FaultyStorage:
 
         def call(*args: object, **kwargs: object) -> object:
             path = args[0].path if isinstance(args[0], SegmentHandle) else cast(Path, args[0])
-            with self._lock:
-                self.calls.append(Call(name, path))
-                count = len(self.calls)
-            if not self._fails(count):
+            if not self._fails(Call(name, path)):
                 return real(*args, **kwargs)
             if self._mode is Mode.DONE or name == "close":  # a failing close(2) closes
                 self._let_go(real(*args, **kwargs))
             if self._mode is Mode.CRASH:
-                raise CrashedError(f"crash at call {count}, {name}")
+                raise CrashedError(f"crash at call {self._count}, {name}")
             raise storage_error(OSError(self._number, os.strerror(self._number)), path, name)
 
         return call
@@ -106,10 +116,18 @@ class FaultyStorage:
         elif hasattr(result, "release"):
             cast(LockHandle, result).release()
 
-    def _fails(self, count: int) -> bool:
-        if not self._fail_at or count < self._fail_at:
-            return False
-        return self._mode is Mode.CRASH or count < self._fail_at + self._times
+    def _fails(self, made: Call) -> bool:
+        with self._lock:
+            self.calls.append(made)
+            if self._crashed:
+                return True
+            if not self._fail_at or not self._only(made):
+                return False
+            self._count += 1
+            if not self._fail_at <= self._count < self._fail_at + self._times:
+                return False
+            self._crashed = self._mode is Mode.CRASH
+            return True
 
     def as_ops(self) -> StorageOps:
         """Return this as what it stands for."""

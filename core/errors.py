@@ -7,6 +7,7 @@ EverstepError
 │   ├── LoaderStateError       a loader state does not fit the loader                 give the right dataset
 │   ├── RunBusyError           the run's trainer still lives                          wait or take it over
 │   ├── FencedError            a newer attempt of the run has started                 stop this process
+│   ├── ProtectedError         a checkpoint that must stay was to be removed          keep it, or force
 │   ├── ConfigError            a configuration value is not allowed                   correct the file
 │   └── NotFoundError          no such run, checkpoint or device (or not yours)       check the name
 ├── NodeError                  the machine cannot do it now                           retry by policy
@@ -68,6 +69,10 @@ class RunBusyError(UsageError):
 
 class FencedError(UsageError):
     """A newer attempt of the run has started; this one can start nothing new."""
+
+
+class ProtectedError(UsageError):
+    """A restart may need the checkpoint: the newest complete one, the one before it, or anything newer."""
 
 
 class ConfigError(UsageError):

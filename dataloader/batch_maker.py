@@ -104,10 +104,10 @@ class WorkerInit:
         """Run once in each worker process, before any batch."""
         info = get_worker_info()
         assert info is not None
-        if isinstance(info.dataset, BatchMaker):
-            vars(info)["dataset"] = (
-                info.dataset.dataset
-            )  # it refuses setattr; torch itself reads its own reference
+        maker = cast(object, info.dataset)  # pyright: ignore[reportUnknownMemberType]
+        if isinstance(maker, BatchMaker):
+            # The info is read-only for users; torch itself keeps its own reference to the maker.
+            object.__setattr__(info, "dataset", maker.dataset)
         if self._user_function is not None:
             self._user_function(worker_id)
 

@@ -15,8 +15,10 @@ Callback = Callable[[], object]
 class EpochIterator(Generic[T_co]):
     """The rest of one epoch; moves the loader's position by each batch it returns, and to the next epoch at the end.
 
-    After an error (in the dataset, a worker, an interrupt) it returns nothing more, and the next iter() of the loader
-    begins with the batch that failed.
+    After an error while a batch was prepared (in the dataset, a worker, an interrupt) it returns nothing more, and
+    the next iter() of the loader begins with the batch that failed. What a signal handler throws at another moment
+    (Ctrl-C, torch's handler for dead workers) can come between counting a batch and the loop's body: whoever catches
+    that should go on from a checkpoint, not from this loader.
     """
 
     def __init__(

@@ -416,6 +416,22 @@ class Run:
                 self._detach()
             self._snapshotter.close()
             self._link.close()
+            self._say_closed()
+
+    def _say_closed(self) -> None:
+        report = self.report()
+        logger.info(
+            "run_closed run=%s step=%d complete=%d last_complete=%s stall_per_checkpoint_ms=%.2f slowdown_percent=%.2f "
+            "skipped=%d failed=%d",
+            self.name,
+            self._state.step,
+            report.checkpoints_complete,
+            report.last_complete or "none",
+            report.stall_per_checkpoint_s * 1000,
+            report.slowdown * 100,
+            sum(report.skipped.values()),
+            len(report.failures),
+        )
 
     def _last_boundary(self) -> None:
         """Take the final state, if anything moved since the last snapshot; wait for room as long as it takes."""

@@ -91,7 +91,7 @@ def make_manifest(draft: Draft | None = None) -> Manifest:
         layout_digest=draft.layout_digest,
         leaves=draft.leaves,
         aliases=draft.aliases,
-        pieces=by_leaf(draft, draft_pieces_of(draft, GENERATION)),
+        pieces=draft_pieces_of(draft, GENERATION),
         segments=tuple(
             SegmentRecord(
                 segment=plan.segment,

@@ -151,6 +151,7 @@ def test_exactly_once_whatever_is_killed_and_resumed(
         if is_last:
             stored = job.boundary()
     assert trained == {epoch: whole_order(n, 3, epoch) for epoch in range(3) if n}
+    assert stored is not None
     state, ledgers = stored
     assert Ledger.verify([Ledger.from_state(each) for each in ledgers], state) == []
     assert (state["epoch"], state["cursor"]) == (3, 0)
@@ -167,7 +168,8 @@ def test_uneven_end_weights_and_padding() -> None:
 
 @pytest.mark.parametrize(("more", "kept"), [({"uneven": "drop"}, 10), ({"drop_last": True}, 8)])
 def test_dropped_ends_are_declared(more: dict[str, object], kept: int) -> None:
-    loaders = [make(11, batch=2, rank=rank, world=2, **more) for rank in range(2)]
+    build = cast(Callable[..., DataLoader[int]], make)
+    loaders = [build(11, batch=2, rank=rank, world=2, **more) for rank in range(2)]
     seen = [numbers(batch) for loader in loaders for batch in loader]
     assert len({len(list(loader)) for loader in loaders}) == 1
     assert sum(len(each) for each in seen) == kept
@@ -400,7 +402,7 @@ class Failing(Numbers):
     ("error", "raised", "message"),
     [
         (OSError("disk gone"), OSError, "disk gone"),
-        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (KeyboardInterrupt("stopped"), KeyboardInterrupt, "stopped"),
         (StopIteration(), UsageError, "raised StopIteration at sample 4"),
     ],
 )

@@ -1,0 +1,354 @@
+"""The control API: gRPC on a unix socket beside the data socket. Decode, call, encode; nothing is decided here.
+
+Every call needs a token from the data socket and a deadline of at most an hour; the guard checks both before any
+handler runs. A caller sees its own runs (root: all); what belongs to others answers as if it did not exist.
+"""
+
+# ruff: noqa: N802 - the methods are named by node.proto
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import grpc
+import grpc.aio
+
+from ..checkpoint.engine import Engine, Transfer, TransferDone
+from ..checkpoint.run_store import RunStore
+from ..core.errors import ConfigError, EverstepError, NotFoundError, RunBusyError, UsageError
+from ..core.ids import CheckpointId
+from ..proto import node_pb2 as pb
+from ..proto import node_pb2_grpc
+from . import node_views, store_views
+from .blocking import in_thread
+from .control_messages import (
+    detail_to_message,
+    id_from_text,
+    status_to_message,
+    summary_to_message,
+    verdict_to_message,
+)
+from .status_codes import status_code
+from .views import CheckpointView, StatusView, Verdict
+
+if TYPE_CHECKING:
+    from .node import Node
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_S_MAX = 3600.0
+REQUEST_BYTES_MAX = 1024 * 1024
+RESPONSE_BYTES_MAX = 16 * 1024 * 1024
+"""Room for the leaves of a checkpoint: about 200 bytes each."""
+LEAF_COUNT_MAX = 20_000
+STREAMS_MAX = 64
+CALLS_MAX = 64
+METADATA_BYTES_MAX = 8192
+MESSAGE_CHARS_MAX, HINT_CHARS_MAX = 2000, 500
+"""Errors travel in trailing metadata, which is bounded."""
+CODE_KEY, HINT_KEY = "everstep-code", "everstep-hint-bin"
+SOCKET_PATH_BYTES_MAX = 107
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+    ("grpc.max_send_message_length", RESPONSE_BYTES_MAX),
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+]
+
+# A handler's context carries no type of its own messages here: the guard wraps handlers of every type.
+# (The classes are generic for the type checker only.)
+if TYPE_CHECKING:
+    _Context = grpc.aio.ServicerContext[Any, Any]
+    _MethodHandler = grpc.RpcMethodHandler[Any, Any]
+else:
+    _Context, _MethodHandler = grpc.aio.ServicerContext, grpc.RpcMethodHandler
+_Handler = Callable[[Any, _Context], Awaitable[object]]
+_T = TypeVar("_T")
+
+_caller_uid: ContextVar[int] = ContextVar("everstep_caller_uid")
+
+
+async def serve_control(node: "Node", path: Path) -> grpc.aio.Server:
+    """Return the server, answering on `path`; the caller stops it.
+
+    The directory of `path` must be private, and the caller must hold the daemon's lock file: gRPC removes whatever
+    socket stands at the path before it binds.
+
+    Raises:
+        ConfigError: the path cannot be bound.
+    """
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"the control socket {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes",
+            hint="choose a shorter path",
+        )
+    server = grpc.aio.server(interceptors=[Guard(node)], options=_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
+    node_pb2_grpc.add_NodeServicer_to_server(NodeService(node), server)
+    before = os.umask(0o077)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {path}: {error}", hint="is its directory writable?") from error
+    finally:
+        os.umask(before)
+    await server.start()
+    return server
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets a call through that has a valid token and a deadline, and turns EverstepError into a status."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_MethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _MethodHandler | None:
+        """Return the method's handler with the checks before it."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler  # gRPC answers UNIMPLEMENTED
+        inner = cast(_Handler, handler.unary_unary)
+
+        async def guarded(request: object, context: _Context) -> object:
+            return await self._call(inner, request, context)
+
+        return cast(
+            _MethodHandler,
+            grpc.unary_unary_rpc_method_handler(
+                cast(Any, guarded),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            ),
+        )
+
+    async def _call(self, inner: _Handler, request: object, context: _Context) -> object:
+        _caller_uid.set(await self._authenticate(context))
+        await self._check_deadline(context)
+        try:
+            return await inner(request, context)
+        except EverstepError as error:
+            logger.info("control_refused code=%s message=%s", error.code, error.message)
+            await context.abort(
+                status_code(error),
+                error.message[:MESSAGE_CHARS_MAX],
+                trailing_metadata=(
+                    (CODE_KEY, error.code),
+                    (HINT_KEY, error.hint[:HINT_CHARS_MAX].encode()),
+                ),
+            )
+
+    async def _authenticate(self, context: _Context) -> int:
+        """Return the caller's uid."""
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        token = str(given).removeprefix("Bearer ")
+        holder = self._node.tokens.holder(token) if token != given else None
+        if holder is None:
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                "the metadata `authorization: Bearer <token>` is missing or its token is not valid (any more):"
+                " the data socket gives one, valid while that connection lasts",
+            )
+        return holder.uid
+
+    @staticmethod
+    async def _check_deadline(context: _Context) -> None:
+        left_s = cast("float | None", context.time_remaining())
+        if left_s is None or left_s > DEADLINE_S_MAX + 1:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"every call needs a deadline of at most {DEADLINE_S_MAX:.0f} s"
+                + ("" if left_s is None else f", this one has {left_s:.0f} s"),
+            )
+
+
+class NodeService(node_pb2_grpc.NodeServicer):
+    """The methods of node.proto. Runs on the event loop; blocking work goes to threads."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._began_s = time.monotonic()
+        self._is_draining = False
+        self._verifying = asyncio.Semaphore(1)  # each takes 64 MiB per device
+        node.spawn(self._watch_end())
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
+        """See node.proto."""
+        node = self._node
+        stores = [await in_thread(node_views.store_view, opened) for opened in node.stores.stores]
+        daemon = node_views.daemon_view(node, began_s=self._began_s, is_draining=self._is_draining)
+        runs = node_views.run_views(node, _visible_uid())
+        return status_to_message(StatusView(daemon=daemon, runs=runs, stores=tuple(stores)))
+
+    async def ListCheckpoints(
+        self, request: pb.ListCheckpointsRequest, context: _Context
+    ) -> pb.ListCheckpointsResponse:
+        """See node.proto."""
+        found: list[CheckpointView] = []
+        for run in [self._run(request.run)] if request.run else self._runs():
+            views = store_views.checkpoint_views(run, node_views.in_memory(self._node, run))
+            found += views[: request.count_max or None]
+        return pb.ListCheckpointsResponse(checkpoints=[summary_to_message(view) for view in found])
+
+    async def GetCheckpoint(
+        self, request: pb.GetCheckpointRequest, context: _Context
+    ) -> pb.GetCheckpointResponse:
+        """See node.proto."""
+        run, checkpoint = self._selected(request.selector)
+        detail = await in_thread(
+            store_views.checkpoint_detail,
+            run,
+            checkpoint,
+            leaf_count_max=min(request.leaf_count_max, LEAF_COUNT_MAX),
+            in_memory=node_views.in_memory(self._node, run),
+        )
+        return await in_thread(detail_to_message, detail)
+
+    async def VerifyCheckpoint(
+        self, request: pb.VerifyCheckpointRequest, context: _Context
+    ) -> pb.VerifyCheckpointResponse:
+        """See node.proto."""
+        run, checkpoint = self._selected(request.selector)
+        async with self._verifying:
+            return verdict_to_message(await self._verify(run, checkpoint))
+
+    async def RemoveCheckpoint(
+        self, request: pb.RemoveCheckpointRequest, context: _Context
+    ) -> pb.RemoveCheckpointResponse:
+        """See node.proto."""
+        if not request.selector.checkpoint:
+            raise UsageError("the checkpoint to remove is not named", hint="name it as <attempt>.<step>")
+        run, checkpoint = self._selected(request.selector)
+        views = store_views.checkpoint_views(run, node_views.in_memory(self._node, run))
+        view = next(each for each in views if each.checkpoint == checkpoint)
+        removed = await in_thread(store_views.remove, run, checkpoint, force=request.force)
+        self._node.metrics.deleted_total.inc(removed.checkpoint_count)
+        logger.info("removed_by_hand run=%s checkpoint=%s force=%s", run.run_id, checkpoint, request.force)
+        return pb.RemoveCheckpointResponse(removed=summary_to_message(view), freed_bytes=removed.freed_bytes)
+
+    async def RemoveRun(self, request: pb.RemoveRunRequest, context: _Context) -> pb.RemoveRunResponse:
+        """See node.proto."""
+        run = self._run(request.run)
+        busy = node_views.busy_reason(self._node, run)
+        if busy:
+            raise RunBusyError(busy, hint="stop the trainer first, or remove single checkpoints")
+        self._forget_memory(run)
+        removed = await in_thread(store_views.remove_all, run)
+        self._node.metrics.deleted_total.inc(removed.checkpoint_count)
+        logger.info("run_removed_by_hand run=%s checkpoints=%d", run.run_id, removed.checkpoint_count)
+        return pb.RemoveRunResponse(removed_count=removed.checkpoint_count, freed_bytes=removed.freed_bytes)
+
+    async def Shutdown(self, request: pb.ShutdownRequest, context: _Context) -> pb.ShutdownResponse:
+        """See node.proto."""
+        node, uid = self._node, _caller_uid.get()
+        if uid not in (0, os.getuid()):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, f"this daemon belongs to uid {os.getuid()}"
+            )
+        persisted, failed = (
+            node_views.total(node, name) for name in (node_views.PERSISTED, node_views.FAILED)
+        )
+        attached_count = node_views.attached_count(node)
+        node.lifetime.end(f"stopped by uid {uid}")
+        unsettled_count = 0
+        try:
+            async with asyncio.timeout(request.drain_s or node.config.daemon.drain_s):
+                await node.persister.idle()
+        except TimeoutError:
+            unsettled_count = sum(rank.writing for rank in node.registry.ranks())
+        return pb.ShutdownResponse(
+            persisted_count=node_views.total(node, node_views.PERSISTED) - persisted,
+            lost_count=node_views.total(node, node_views.FAILED) - failed + unsettled_count,
+            attached_count=attached_count,
+        )
+
+    # -- parts
+
+    async def _watch_end(self) -> None:
+        await self._node.lifetime.wait()
+        self._is_draining = True
+
+    def _runs(self) -> list[RunStore]:
+        return store_views.visible_runs([opened.store for opened in self._node.stores.stores], _visible_uid())
+
+    def _run(self, text: str) -> RunStore:
+        if not text:
+            raise UsageError("no run is named", hint="name it as given to attach(), or by its id")
+        stores = [opened.store for opened in self._node.stores.stores]
+        return store_views.find_run(stores, text, _visible_uid())
+
+    def _selected(self, selector: pb.Selector) -> tuple[RunStore, CheckpointId]:
+        run = self._run(selector.run)
+        return run, store_views.select_checkpoint(run, id_from_text(selector.checkpoint))
+
+    async def _verify(self, run: RunStore, checkpoint: CheckpointId) -> Verdict:
+        """Read through the devices' queues; a cancelled call ends after the chunks that are being read."""
+        opened = next((each for each in self._node.stores.stores if each.store is run.store), None)
+        if opened is None:
+            raise NotFoundError(f"the store of run {run.name!r} has been closed")
+        stop = threading.Event()
+        engines = {key: _Stoppable(queue, stop) for key, queue in opened.queues.items()}
+        memory = node_views.in_memory(self._node, run)
+        work = asyncio.ensure_future(
+            in_thread(store_views.verify, run, checkpoint, engines=engines, in_memory=memory)
+        )
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([work])
+            work.exception()  # seen: _StoppedError, or whatever came first
+            raise
+
+    def _forget_memory(self, run: RunStore) -> None:
+        """Drop the snapshots that wait for a restart: the run is removed, they must not bring it back."""
+        record = node_views.record_of(self._node, run)
+        for rank in record.ranks.values() if record else ():
+            rank.lost = False
+            self._node.drop_memory(rank)
+        self._node.lifetime.changed()
+
+
+class _StoppedError(Exception):
+    """The caller of a verification is gone. No EverstepError: those count as damage of what is read."""
+
+
+class _Stoppable:
+    """An engine that moves nothing more once `stop` is set."""
+
+    def __init__(self, engine: Engine, stop: threading.Event) -> None:
+        self._engine, self._stop = engine, stop
+
+    @property
+    def name(self) -> str:
+        """Name of the engine behind."""
+        return self._engine.name
+
+    def run(self, transfer: Transfer) -> TransferDone:
+        """Move, or raise when stopped."""
+        if self._stop.is_set():
+            raise _StoppedError
+        return self._engine.run(transfer)
+
+    def forget(self, arena_fd: int) -> None:
+        """Let go of an arena."""
+        self._engine.forget(arena_fd)
+
+    def close(self) -> None:
+        """Leave the engine behind to its owner."""
+
+
+def _visible_uid() -> int | None:
+    """Return whose runs the caller may see; None: everybody's."""
+    uid = _caller_uid.get()
+    return uid or None

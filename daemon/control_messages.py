@@ -1,0 +1,369 @@
+"""Views to and from the messages of the control API: each pair of functions stands together. Pure translation."""
+
+import json
+from typing import cast
+
+from ..core.errors import UsageError
+from ..core.ids import CheckpointId
+from ..proto import node_pb2 as pb
+from .views import (
+    CheckpointDetail,
+    CheckpointStatus,
+    CheckpointView,
+    DaemonView,
+    DeviceStatus,
+    DeviceView,
+    LeafView,
+    LoaderRecord,
+    RankState,
+    RankView,
+    RunView,
+    SegmentVerdictView,
+    SegmentView,
+    SlotStatus,
+    SlotView,
+    StatusView,
+    StoreView,
+    Verdict,
+)
+
+_RANK_STATES = {
+    RankState.ATTACHED: pb.RANK_STATE_ATTACHED,
+    RankState.LINGERING: pb.RANK_STATE_LINGERING,
+    RankState.CLOSED: pb.RANK_STATE_CLOSED,
+}
+_SLOT_STATES = {
+    SlotStatus.FREE: pb.SLOT_STATE_FREE,
+    SlotStatus.COPYING: pb.SLOT_STATE_COPYING,
+    SlotStatus.SEALED: pb.SLOT_STATE_SEALED,
+    SlotStatus.PERSISTING: pb.SLOT_STATE_PERSISTING,
+    SlotStatus.KEPT: pb.SLOT_STATE_KEPT,
+}
+_DEVICE_STATES = {
+    DeviceStatus.OK: pb.DEVICE_STATE_OK,
+    DeviceStatus.SUSPECT: pb.DEVICE_STATE_SUSPECT,
+    DeviceStatus.MISSING: pb.DEVICE_STATE_MISSING,
+}
+_CHECKPOINT_STATES = {
+    CheckpointStatus.COMPLETE: pb.CHECKPOINT_STATE_COMPLETE,
+    CheckpointStatus.LOCAL: pb.CHECKPOINT_STATE_LOCAL,
+    CheckpointStatus.DAMAGED: pb.CHECKPOINT_STATE_DAMAGED,
+}
+_RANK_STATE_OF = {number: state for state, number in _RANK_STATES.items()}
+_SLOT_STATE_OF = {number: state for state, number in _SLOT_STATES.items()}
+_DEVICE_STATE_OF = {number: state for state, number in _DEVICE_STATES.items()}
+_CHECKPOINT_STATE_OF = {number: state for state, number in _CHECKPOINT_STATES.items()}
+
+
+def id_to_text(checkpoint: CheckpointId | None) -> str:
+    """Return `<attempt>.<step>`, or nothing for None."""
+    return "" if checkpoint is None else str(checkpoint)
+
+
+def id_from_text(text: str) -> CheckpointId | None:
+    """Return the checkpoint of a text, None of an empty one; UsageError on anything else."""
+    try:
+        return CheckpointId.parse(text) if text else None
+    except ValueError as error:
+        raise UsageError(str(error), hint="e.g. 1.200; `everstep ls` lists them") from error
+
+
+# --- status ---------------------------------------------------------------------------------------------------------
+
+
+def status_to_message(status: StatusView) -> pb.GetStatusResponse:
+    """Return the message of a status."""
+    daemon = status.daemon
+    return pb.GetStatusResponse(
+        daemon=pb.DaemonInfo(
+            version=daemon.version,
+            pid=daemon.pid,
+            kind=pb.DAEMON_KIND_PRIVATE if daemon.is_private else pb.DAEMON_KIND_NODE,
+            uptime_s=daemon.uptime_s,
+            socket=daemon.socket,
+            uid=daemon.uid,
+            arena_bytes=daemon.arena_bytes,
+            metrics_port=daemon.metrics_port,
+            draining=daemon.is_draining,
+            persisted_count=daemon.persisted_count,
+            failed_count=daemon.failed_count,
+        ),
+        runs=[_run_to_message(run) for run in status.runs],
+        stores=[_store_to_message(store) for store in status.stores],
+    )
+
+
+def status_from_message(message: pb.GetStatusResponse) -> StatusView:
+    """Return the status of a message."""
+    daemon = message.daemon
+    return StatusView(
+        daemon=DaemonView(
+            version=daemon.version,
+            pid=daemon.pid,
+            is_private=daemon.kind == pb.DAEMON_KIND_PRIVATE,
+            uptime_s=daemon.uptime_s,
+            socket=daemon.socket,
+            uid=daemon.uid,
+            arena_bytes=daemon.arena_bytes,
+            metrics_port=daemon.metrics_port,
+            is_draining=daemon.draining,
+            persisted_count=daemon.persisted_count,
+            failed_count=daemon.failed_count,
+        ),
+        runs=tuple(_run_from_message(run) for run in message.runs),
+        stores=tuple(_store_from_message(store) for store in message.stores),
+    )
+
+
+def _run_to_message(run: RunView) -> pb.RunStatus:
+    return pb.RunStatus(
+        name=run.name,
+        run_id=run.run_id,
+        owner_uid=run.owner_uid,
+        attempt=run.attempt,
+        world_size=run.world_size,
+        complete_floor=id_to_text(run.complete_floor),
+        ranks=[
+            pb.RankStatus(
+                rank=rank.rank,
+                state=_RANK_STATES[rank.state],
+                step=rank.step,
+                arena_bytes=rank.arena_bytes,
+                pid=rank.pid,
+                slots=[
+                    pb.SlotStatus(state=_SLOT_STATES[slot.state], checkpoint=id_to_text(slot.checkpoint))
+                    for slot in rank.slots
+                ],
+            )
+            for rank in run.ranks
+        ],
+    )
+
+
+def _run_from_message(run: pb.RunStatus) -> RunView:
+    return RunView(
+        name=run.name,
+        run_id=run.run_id,
+        owner_uid=run.owner_uid,
+        attempt=run.attempt,
+        world_size=run.world_size,
+        complete_floor=id_from_text(run.complete_floor),
+        ranks=tuple(
+            RankView(
+                rank=rank.rank,
+                state=_RANK_STATE_OF[rank.state],
+                step=rank.step,
+                arena_bytes=rank.arena_bytes,
+                pid=rank.pid,
+                slots=tuple(
+                    SlotView(state=_SLOT_STATE_OF[slot.state], checkpoint=id_from_text(slot.checkpoint))
+                    for slot in rank.slots
+                ),
+            )
+            for rank in run.ranks
+        ),
+    )
+
+
+def _store_to_message(store: StoreView) -> pb.StoreStatus:
+    return pb.StoreStatus(
+        store_id=store.store_id,
+        notes=store.notes,
+        problems=store.problems,
+        devices=[
+            pb.DeviceStatus(
+                device_id=device.device_id,
+                path=device.path,
+                free_bytes=device.free_bytes,
+                total_bytes=device.total_bytes,
+                engine=device.engine,
+                direct=device.is_direct,
+                state=_DEVICE_STATES[device.state],
+                reason=device.reason,
+            )
+            for device in store.devices
+        ],
+    )
+
+
+def _store_from_message(store: pb.StoreStatus) -> StoreView:
+    return StoreView(
+        store_id=store.store_id,
+        notes=tuple(store.notes),
+        problems=tuple(store.problems),
+        devices=tuple(
+            DeviceView(
+                device_id=device.device_id,
+                path=device.path,
+                free_bytes=device.free_bytes,
+                total_bytes=device.total_bytes,
+                engine=device.engine,
+                is_direct=device.direct,
+                state=_DEVICE_STATE_OF[device.state],
+                reason=device.reason,
+            )
+            for device in store.devices
+        ),
+    )
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def summary_to_message(view: CheckpointView) -> pb.CheckpointSummary:
+    """Return the message of one checkpoint in a list."""
+    return pb.CheckpointSummary(
+        run_name=view.run_name,
+        run_id=view.run_id,
+        owner_uid=view.owner_uid,
+        attempt=view.checkpoint.attempt,
+        step=view.checkpoint.step,
+        world_size=view.world_size,
+        ranks=view.ranks,
+        size_bytes=view.size_bytes,
+        created_unix_s=view.created_unix_s,
+        state=_CHECKPOINT_STATES[view.state],
+        in_memory=view.is_in_memory,
+        notes=view.notes,
+        parent=id_to_text(view.parent),
+        problems=view.problems,
+        offered=view.is_offered,
+    )
+
+
+def summary_from_message(message: pb.CheckpointSummary) -> CheckpointView:
+    """Return one checkpoint of a list."""
+    return CheckpointView(
+        run_name=message.run_name,
+        run_id=message.run_id,
+        owner_uid=message.owner_uid,
+        checkpoint=CheckpointId(message.attempt, message.step),
+        world_size=message.world_size,
+        ranks=tuple(message.ranks),
+        size_bytes=message.size_bytes,
+        created_unix_s=message.created_unix_s,
+        state=_CHECKPOINT_STATE_OF[message.state],
+        is_in_memory=message.in_memory,
+        notes=dict(message.notes),
+        parent=id_from_text(message.parent),
+        problems=tuple(message.problems),
+        is_offered=message.offered,
+    )
+
+
+def detail_to_message(detail: CheckpointDetail) -> pb.GetCheckpointResponse:
+    """Return the message of a checkpoint with its leaves and files."""
+    return pb.GetCheckpointResponse(
+        summary=summary_to_message(detail.summary),
+        leaf_count=detail.leaf_count,
+        leaves=[
+            pb.LeafInfo(
+                name=leaf.name,
+                dtype=leaf.dtype,
+                shape=leaf.shape,
+                global_shape=leaf.global_shape,
+                size_bytes=leaf.size_bytes,
+                aliases=leaf.aliases,
+                rank=leaf.rank,
+            )
+            for leaf in detail.leaves
+        ],
+        segments=[
+            pb.SegmentInfo(
+                rank=segment.rank,
+                device_id=segment.device_id,
+                file=segment.file,
+                size_bytes=segment.size_bytes,
+                block_count=segment.block_count,
+            )
+            for segment in detail.segments
+        ],
+    )
+
+
+def detail_from_message(message: pb.GetCheckpointResponse) -> CheckpointDetail:
+    """Return a checkpoint with its leaves and files."""
+    return CheckpointDetail(
+        summary=summary_from_message(message.summary),
+        leaf_count=message.leaf_count,
+        leaves=tuple(
+            LeafView(
+                name=leaf.name,
+                dtype=leaf.dtype,
+                shape=tuple(leaf.shape),
+                global_shape=tuple(leaf.global_shape),
+                size_bytes=leaf.size_bytes,
+                aliases=tuple(leaf.aliases),
+                rank=leaf.rank,
+            )
+            for leaf in message.leaves
+        ),
+        segments=tuple(
+            SegmentView(
+                rank=segment.rank,
+                device_id=segment.device_id,
+                file=segment.file,
+                size_bytes=segment.size_bytes,
+                block_count=segment.block_count,
+            )
+            for segment in message.segments
+        ),
+    )
+
+
+def verdict_to_message(verdict: Verdict) -> pb.VerifyCheckpointResponse:
+    """Return the message of a verdict."""
+    return pb.VerifyCheckpointResponse(
+        summary=summary_to_message(verdict.summary),
+        ok=verdict.is_intact,
+        problems=verdict.problems,
+        elapsed_s=verdict.elapsed_s,
+        segments=[
+            pb.SegmentCheck(
+                rank=segment.rank,
+                path=segment.path,
+                size_bytes=segment.size_bytes,
+                bad_block=segment.bad_block,
+                problem=segment.problem,
+            )
+            for segment in verdict.segments
+        ],
+        loaders=[
+            pb.LoaderRecord(
+                rank=loader.rank,
+                place=loader.place,
+                ledger_json=json.dumps(loader.ledger),
+                state_json=json.dumps(loader.state),
+            )
+            for loader in verdict.loaders
+        ],
+    )
+
+
+def verdict_from_message(message: pb.VerifyCheckpointResponse) -> Verdict:
+    """Return a verdict."""
+    return Verdict(
+        summary=summary_from_message(message.summary),
+        is_intact=message.ok,
+        problems=tuple(message.problems),
+        elapsed_s=message.elapsed_s,
+        segments=tuple(
+            SegmentVerdictView(
+                rank=segment.rank,
+                path=segment.path,
+                size_bytes=segment.size_bytes,
+                bad_block=segment.bad_block if segment.HasField("bad_block") else None,
+                problem=segment.problem,
+            )
+            for segment in message.segments
+        ),
+        loaders=tuple(
+            LoaderRecord(
+                rank=loader.rank,
+                place=loader.place,
+                ledger=cast(object, json.loads(loader.ledger_json)),
+                state=cast(object, json.loads(loader.state_json)),
+            )
+            for loader in message.loaders
+        ),
+    )

@@ -1,0 +1,109 @@
+"""The exactly-once proof of a checkpoint: finds the ledgers in the shards' values and compares their sum; no numpy.
+
+The daemon only finds them (find_loaders); summing is work for the command that asks (check_loaders): about 1 µs for
+each sample of each epoch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from ..checkpoint.value_format import decode_value, load_values
+from ..core.errors import EverstepError
+from ..dataloader.ledger_format import LEDGER_FORMAT, ledger_problems
+from ..dataloader.state_format import STATE_FORMAT, parse_state
+from .views import CheckpointView, LoaderRecord
+
+LEDGER_KEY = "ledger"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerVerdict:
+    """What the ledgers of one loader, of all ranks, prove."""
+
+    place: str
+    """Name of the loader in the state."""
+    position: str
+    """How far the loader is, for people."""
+    problems: tuple[str, ...]
+    """Empty: each sample was handed out exactly once."""
+
+
+def find_loaders(rank: int, values: bytes) -> list[LoaderRecord]:
+    """Return what the values of one shard's manifest say of the data that its rank handed out.
+
+    A loader's state is any object with a key `ledger` that holds a ledger; the position stands in the same object or
+    in one right below it.
+
+    Raises:
+        CorruptDataError: the values are not JSON.
+    """
+    if LEDGER_FORMAT.encode() not in values:
+        return []
+    return [
+        LoaderRecord(
+            rank=rank,
+            place=place,
+            ledger=holder[LEDGER_KEY],
+            state=_position_beside(holder),
+        )
+        for place, holder in _objects(load_values(values))
+        if _format_of(holder.get(LEDGER_KEY)) == LEDGER_FORMAT
+    ]
+
+
+def check_loaders(summary: CheckpointView, records: Sequence[LoaderRecord]) -> list[LedgerVerdict]:
+    """Return a verdict for each loader of the checkpoint; none when no loader kept a ledger."""
+    by_place: dict[str, list[LoaderRecord]] = {}
+    for record in records:
+        by_place.setdefault(record.place, []).append(record)
+    return [_check(summary, place, found) for place, found in sorted(by_place.items())]
+
+
+def _check(summary: CheckpointView, place: str, records: Sequence[LoaderRecord]) -> LedgerVerdict:
+    state = records[0].state
+    missing = sorted(set(range(summary.world_size)) - {record.rank for record in records})
+    if missing:
+        ranks = ", ".join(map(str, missing))
+        problems = [f"the ledgers of ranks {ranks} are not here: only all of them together prove anything"]
+    elif any(record.state != state for record in records):
+        problems = ["the ranks' loaders do not stand at the same position"]
+    else:
+        try:
+            ledgers = [decode_value(record.ledger) for record in records]
+            problems = ledger_problems(ledgers, decode_value(state))
+        except EverstepError as error:
+            problems = [str(error)]
+    return LedgerVerdict(place=place, position=_position_text(state), problems=tuple(problems))
+
+
+def _position_text(state: object) -> str:
+    try:
+        known = parse_state(decode_value(state))
+    except EverstepError:
+        return "unknown"
+    return f"epoch {known.epoch}, {known.cursor} of {known.sample_count} samples"
+
+
+def _objects(document: object) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield every JSON object with the dotted path to it; a stack, because the depth is the writer's choice."""
+    waiting: list[tuple[str, object]] = [("", document)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, dict):
+            mapping = cast(dict[str, object], value)
+            yield path, mapping
+            waiting += [(f"{path}.{key}" if path else key, item) for key, item in mapping.items()]
+        elif isinstance(value, list):
+            items = cast(list[object], value)
+            waiting += [(f"{path}[{index}]", item) for index, item in enumerate(items)]
+
+
+def _position_beside(holder: dict[str, object]) -> object:
+    if _format_of(holder) == STATE_FORMAT:
+        return {key: value for key, value in holder.items() if key != LEDGER_KEY}
+    return next((value for value in holder.values() if _format_of(value) == STATE_FORMAT), None)
+
+
+def _format_of(value: object) -> object:
+    return cast(dict[str, object], value).get("format") if isinstance(value, dict) else None

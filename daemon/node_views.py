@@ -1,0 +1,178 @@
+"""What a running node holds, as views. Reads the registry: on the event loop only, but for `store_view`."""
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from ..core.ids import CheckpointId
+from .registry import RankRecord, RunRecord
+from .session import Session
+from .stores import OpenStore
+from .views import (
+    DaemonView,
+    DeviceStatus,
+    DeviceView,
+    RankState,
+    RankView,
+    RunView,
+    SlotStatus,
+    SlotView,
+    StoreView,
+)
+
+if TYPE_CHECKING:
+    from ..checkpoint.run_store import RunStore
+    from .node import Node
+
+PERSISTED = "everstep_shards_persisted_total"
+FAILED = "everstep_shards_failed_total"
+
+
+def daemon_view(node: "Node", *, began_s: float, is_draining: bool) -> DaemonView:
+    """Return the daemon itself; `began_s` is of the monotonic clock."""
+    return DaemonView(
+        version=node.version,
+        pid=os.getpid(),
+        is_private=node.private,
+        uptime_s=time.monotonic() - began_s,
+        socket=str(node.config.socket_path()),
+        uid=os.getuid(),
+        arena_bytes=node.registry.arena_size_bytes(),
+        metrics_port=node.metrics_port,
+        is_draining=is_draining,
+        persisted_count=total(node, PERSISTED),
+        failed_count=total(node, FAILED),
+    )
+
+
+def total(node: "Node", name: str) -> int:
+    """Return one of the daemon's counters."""
+    return int(node.metrics.registry.get_sample_value(name) or 0)
+
+
+def run_views(node: "Node", uid: int | None) -> tuple[RunView, ...]:
+    """Return the runs of this user (None: all), by name, then owner."""
+    records = [run for run in node.registry.runs.values() if uid is None or run.uid == uid]
+    return tuple(_run_view(run) for run in sorted(records, key=lambda run: (run.name, run.uid)))
+
+
+def attached_count(node: "Node") -> int:
+    """Return how many trainers hold a lease."""
+    return sum(rank.lessee is not None for rank in node.registry.ranks())
+
+
+def busy_reason(node: "Node", run: "RunStore") -> str:
+    """Return why a run's checkpoints cannot all be removed now; empty when they can."""
+    record = record_of(node, run)
+    for rank in record.ranks.values() if record else ():
+        if rank.lessee is not None and rank.lessee.alive:
+            return f"rank {rank.rank} of run {run.name!r} is held by a living trainer"
+        if rank.persisting:
+            return f"a snapshot of rank {rank.rank} of run {run.name!r} is being written"
+    return ""
+
+
+def record_of(node: "Node", run: "RunStore") -> RunRecord | None:
+    """Return what the registry knows of a stored run; None when nobody attached to it in this store."""
+    record = node.registry.runs.get((run.owner_uid, run.run_id))
+    return record if record is not None and record.store is run else None
+
+
+def in_memory(node: "Node", run: "RunStore") -> frozenset[CheckpointId]:
+    """Return the checkpoints of which this daemon holds every shard that is on its devices in memory, too."""
+    record = record_of(node, run)
+    if record is None:
+        return frozenset()
+    held = {rank.rank: _held(rank) for rank in record.ranks.values()}
+    return frozenset(
+        info.checkpoint
+        for info in run.checkpoints()
+        if all(info.checkpoint in held.get(rank, ()) for rank in info.ranks)
+    )
+
+
+def store_view(opened: OpenStore) -> StoreView:
+    """Return an open store; asks the file systems, so call it in a thread."""
+    store = opened.store
+    present = tuple(_device_view(opened, device.device_id, str(device.path)) for device in store.devices)
+    missing = tuple(_missing_view(device.device_id, device.path) for device in store.missing)
+    return StoreView(
+        store_id=store.store_id,
+        devices=present + missing,
+        notes=tuple(opened.notes),
+        problems=tuple(opened.report.problems),
+    )
+
+
+def _held(rank: RankRecord) -> set[CheckpointId]:
+    """Return what a restore could take from this rank's memory."""
+    return {
+        snapshot.checkpoint
+        for (number, _), snapshot in rank.snapshots.items()
+        if not rank.arenas[number].shared_with_dead
+    }
+
+
+def _run_view(run: RunRecord) -> RunView:
+    ranks = [run.ranks[number] for number in sorted(run.ranks)]
+    return RunView(
+        name=run.name,
+        run_id=run.run_id,
+        owner_uid=run.uid,
+        attempt=max(run.attempt, run.store.highest_attempt()),
+        world_size=max((rank.world_size for rank in ranks), default=0),
+        ranks=tuple(_rank_view(rank) for rank in ranks),
+        complete_floor=run.store.complete_floor(),
+    )
+
+
+def _rank_view(rank: RankRecord) -> RankView:
+    state = RankState.LINGERING if rank.lost else RankState.CLOSED
+    if rank.lessee is not None:
+        state = RankState.ATTACHED
+    return RankView(
+        rank=rank.rank,
+        state=state,
+        step=rank.step,
+        slots=tuple(
+            SlotView(state=SlotStatus(slot.state.value), checkpoint=slot.checkpoint)
+            for arena in rank.arenas.values()
+            for slot in arena.machine.slots
+        ),
+        arena_bytes=sum(arena.size_bytes for arena in rank.arenas.values()),
+        pid=rank.lessee.peer.pid if isinstance(rank.lessee, Session) else 0,
+    )
+
+
+def _device_view(opened: OpenStore, device_id: str, path: str) -> DeviceView:
+    state, reason = opened.store.device_state(device_id)
+    choice = opened.queues[device_id].choice
+    try:
+        space = os.statvfs(path)
+        free_bytes, total_bytes = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+    except OSError as error:
+        free_bytes = total_bytes = 0
+        reason = reason or f"{path}: {error.strerror}"
+    return DeviceView(
+        device_id=device_id,
+        path=path,
+        free_bytes=free_bytes,
+        total_bytes=total_bytes,
+        engine=choice.name,
+        is_direct=choice.alignment is not None,
+        state=DeviceStatus(state.value),
+        reason=reason,
+    )
+
+
+def _missing_view(device_id: str, path: str) -> DeviceView:
+    return DeviceView(
+        device_id=device_id,
+        path=path,
+        free_bytes=0,
+        total_bytes=0,
+        engine="",
+        is_direct=False,
+        state=DeviceStatus.MISSING,
+        reason="mount it: nothing is deleted while a member is missing",
+    )

@@ -1,0 +1,122 @@
+"""Reading stores without a daemon: their directories are opened for one command and let go.
+
+Reading takes no lock, so a daemon may hold the store and write meanwhile; what retention removes under the reader is
+told apart from damage by looking again. Removing takes the locks.
+"""
+
+import logging
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..checkpoint.recovery import recover
+from ..checkpoint.storage_ops import RealStorage
+from ..checkpoint.store import Store, open_store
+from ..checkpoint.store_format import LockHolder
+from ..core.errors import NotFoundError
+from ..core.ids import CheckpointId
+from . import store_views
+from .views import CheckpointDetail, CheckpointView, Removed, Verdict
+
+LOOK_COUNT_MAX = 3
+
+
+class OfflineStore:
+    """One store, opened by its directories; a Source (views.py)."""
+
+    def __init__(self, store: Store, problems: Sequence[str]) -> None:
+        self._store = store
+        self.notes = (*store.notes, *(f"missing: {missing.path}" for missing in store.missing), *problems)
+        """What a user should know of the store."""
+
+    @property
+    def label(self) -> str:
+        """What answers."""
+        return ", ".join(str(device.path) for device in self._store.devices)
+
+    def checkpoints(self, run: str) -> list[CheckpointView]:
+        """See Source."""
+        stores = [self._store]
+        runs = [store_views.find_run(stores, run, None)] if run else store_views.visible_runs(stores, None)
+        return [view for each in runs for view in store_views.checkpoint_views(each)]
+
+    def detail(self, run: str, checkpoint: CheckpointId | None, *, leaf_count_max: int) -> CheckpointDetail:
+        """See Source."""
+        found = store_views.find_run([self._store], run, None)
+        return store_views.checkpoint_detail(
+            found, store_views.select_checkpoint(found, checkpoint), leaf_count_max=leaf_count_max
+        )
+
+    def verify(self, run: str, checkpoint: CheckpointId) -> Verdict:
+        """See Source."""
+        return store_views.verify(store_views.find_run([self._store], run, None), checkpoint)
+
+    def remove(self, run: str, checkpoint: CheckpointId, *, force: bool) -> Removed:
+        """See Source."""
+        return store_views.remove(store_views.find_run([self._store], run, None), checkpoint, force=force)
+
+    def remove_run(self, run: str) -> Removed:
+        """See Source."""
+        return store_views.remove_all(store_views.find_run([self._store], run, None))
+
+
+@contextmanager
+def reading(directories: Sequence[Path]) -> Generator[OfflineStore]:
+    """Give the store of these directories to read; nothing in it is changed.
+
+    Root reads anybody's store, everybody else their own.
+
+    Raises:
+        NotFoundError: there is no store.
+        ConfigError, CorruptDataError, FormatVersionError, StorageError: see checkpoint.store.open_store.
+    """
+    uid = os.getuid() or _owner_uid(directories)
+    # The lines of recovery are shown as notes of the answer; in the log of a command they would come twice.
+    logging.getLogger("everstep.checkpoint").setLevel(logging.ERROR)
+    store, problems = _recovered(directories, uid)
+    with store:
+        yield OfflineStore(store, problems)
+
+
+@contextmanager
+def changing(directories: Sequence[Path]) -> Generator[OfflineStore]:
+    """Give the store of these directories, locked, to remove from.
+
+    Raises:
+        NotFoundError: there is no store; none is made.
+        DeviceLockedError: a daemon holds it; the message says which.
+        StorageError and others as for `reading`.
+    """
+    with reading(directories):  # an absent store must not be made by opening it
+        pass
+    holder = LockHolder(pid=os.getpid(), socket="", uid=os.getuid(), kind="everstep rm")
+    with open_store(directories, ops=RealStorage(), holder=holder, uid=os.getuid()) as store:
+        yield OfflineStore(store, recover(store).problems)
+
+
+def _recovered(directories: Sequence[Path], uid: int) -> tuple[Store, Sequence[str]]:
+    """Return the store with its catalogue; looked at again while something seems damaged that is gone the next time."""
+    seen: Sequence[str] | None = None
+    for _ in range(LOOK_COUNT_MAX):
+        store = open_store(directories, ops=RealStorage(), holder=_nobody(), uid=uid, read_only=True)
+        problems = recover(store).problems
+        if not problems or problems == seen:
+            return store, problems
+        seen = problems
+    return store, problems
+
+
+def _nobody() -> LockHolder:
+    """Return the holder that open_store asks for; reading takes no lock."""
+    return LockHolder(pid=os.getpid(), socket="", uid=os.getuid(), kind="everstep")
+
+
+def _owner_uid(directories: Sequence[Path]) -> int:
+    """Return whose store it is: of the first directory that is there."""
+    for directory in directories:
+        try:
+            return directory.stat().st_uid
+        except OSError:
+            continue
+    raise NotFoundError(f"none of {', '.join(map(str, directories))} is a directory", hint="check the paths")

@@ -1,0 +1,245 @@
+"""What stores hold, as views, and the operations on them that a person may ask for; blocking, for threads.
+
+Used by the control API on the daemon's open stores and by offline.py on stores opened for one command.
+"""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from ..checkpoint.catalogue import CheckpointInfo, CheckpointState
+from ..checkpoint.collect import remove_checkpoint
+from ..checkpoint.collect_plan import plan_collection
+from ..checkpoint.engine import Engine
+from ..checkpoint.manifest_format import manifest_name
+from ..checkpoint.manifest_types import Manifest, SegmentRecord
+from ..checkpoint.run_store import RunStore
+from ..checkpoint.store import Store
+from ..checkpoint.verify import CheckpointVerdict, verify_checkpoint
+from ..core.errors import DataError, NotFoundError, ProtectedError, UsageError
+from ..core.ids import CheckpointId
+from .ledger_check import find_loaders
+from .views import (
+    CheckpointDetail,
+    CheckpointStatus,
+    CheckpointView,
+    LeafView,
+    LoaderRecord,
+    Removed,
+    SegmentVerdictView,
+    SegmentView,
+    Verdict,
+)
+
+InMemory = Collection[CheckpointId]
+"""Checkpoints of a run that the daemon also keeps in memory."""
+
+
+def visible_runs(stores: Sequence[Store], uid: int | None) -> list[RunStore]:
+    """Return the runs that this user may see (None: all), by name, then owner."""
+    found = [run for store in stores for run in store.runs() if uid is None or run.owner_uid == uid]
+    return sorted(found, key=lambda run: (run.name, run.owner_uid, run.store.store_id))
+
+
+def find_run(stores: Sequence[Store], text: str, uid: int | None) -> RunStore:
+    """Return the run of this name, else of this id.
+
+    Raises:
+        NotFoundError: there is none that this user may see.
+        UsageError: several are meant.
+    """
+    runs = visible_runs(stores, uid)
+    found = [run for run in runs if run.name == text] or [run for run in runs if run.run_id == text]
+    if not found:
+        raise NotFoundError(f"no run {text!r}", hint="`everstep ls` lists the runs")
+    if len(found) > 1:
+        places = "; ".join(f"uid {run.owner_uid} in {run.store.devices[0].path}" for run in found)
+        raise UsageError(
+            f"run {text!r} is there {len(found)} times: {places}", hint="name the directories of one store"
+        )
+    return found[0]
+
+
+def checkpoint_views(run: RunStore, in_memory: InMemory = ()) -> list[CheckpointView]:
+    """Return the run's checkpoints, the newest first."""
+    return [_view(run, info, in_memory) for info in run.checkpoints()]
+
+
+def select_checkpoint(run: RunStore, checkpoint: CheckpointId | None) -> CheckpointId:
+    """Return the checkpoint, which must be there; None: the newest complete one, else the newest intact one."""
+    if checkpoint is not None:
+        return run.info(checkpoint).checkpoint
+    infos = run.checkpoints()
+    for wanted in (CheckpointState.COMPLETE, CheckpointState.LOCAL):
+        for info in infos:
+            if info.state is wanted:
+                return info.checkpoint
+    raise NotFoundError(
+        f"run {run.name!r} has no intact checkpoint", hint=f"`everstep ls {run.name}` lists what is there"
+    )
+
+
+def checkpoint_detail(
+    run: RunStore, checkpoint: CheckpointId, *, leaf_count_max: int, in_memory: InMemory = ()
+) -> CheckpointDetail:
+    """Return a checkpoint with its files and up to `leaf_count_max` of its leaves.
+
+    Raises:
+        NotFoundError: there is none.
+        CorruptDataError: a manifest is broken.
+    """
+    info = run.info(checkpoint)
+    with run.reading(checkpoint):
+        manifests = [run.manifest(checkpoint, rank) for rank in info.ranks]
+    leaves: list[LeafView] = []
+    for manifest in manifests:
+        leaves += _leaf_views(manifest, leaf_count_max - len(leaves))
+    return CheckpointDetail(
+        summary=_view(run, info, in_memory),
+        leaves=tuple(leaves),
+        segments=tuple(
+            _segment_view(run, manifest, record) for manifest in manifests for record in manifest.segments
+        ),
+        leaf_count=sum(len(manifest.leaves) for manifest in manifests),
+    )
+
+
+def verify(
+    run: RunStore,
+    checkpoint: CheckpointId,
+    *,
+    engines: Mapping[str, Engine] | None = None,
+    in_memory: InMemory = (),
+) -> Verdict:
+    """Return what every byte of a checkpoint is worth, and its ledgers; damage is remembered in the catalogue."""
+    began_s = time.monotonic()
+    before = run.info(checkpoint)
+    with run.reading(checkpoint):
+        found = verify_checkpoint(run, checkpoint, engines=engines)
+        loaders = [record for rank in before.ranks for record in _loaders(run, checkpoint, rank)]
+    # A store that is read beside its daemon may lose the checkpoint to retention meanwhile: that is no damage.
+    if not found.is_intact and _is_gone(run, checkpoint, before):
+        raise NotFoundError(f"checkpoint {checkpoint} of run {run.name!r} was removed while it was read")
+    return _verdict(_view(run, run.info(checkpoint), in_memory), found, loaders, time.monotonic() - began_s)
+
+
+def remove(run: RunStore, checkpoint: CheckpointId, *, force: bool) -> Removed:
+    """Remove a checkpoint durably.
+
+    Raises:
+        NotFoundError: there is none.
+        ProtectedError: it must stay, and `force` is not set.
+        RunBusyError: it is being read or written.
+        StorageError: a device is missing or failed.
+    """
+    run.info(checkpoint)
+    if not force and is_protected(run, checkpoint):
+        raise ProtectedError(
+            f"checkpoint {checkpoint} of run {run.name!r} is kept for a restart: it is the newest complete one, the"
+            f" one before it, or newer",
+            hint="--force removes it all the same",
+        )
+    done = remove_checkpoint(run, checkpoint)
+    return Removed(checkpoint_count=len(done.removed), freed_bytes=done.freed_bytes)
+
+
+def remove_all(run: RunStore) -> Removed:
+    """Remove every checkpoint of a run, the oldest first, so that what a crash leaves is the newest."""
+    count = freed_bytes = 0
+    for info in reversed(run.checkpoints()):
+        freed_bytes += remove_checkpoint(run, info.checkpoint).freed_bytes
+        count += 1
+    return Removed(checkpoint_count=count, freed_bytes=freed_bytes)
+
+
+def is_protected(run: RunStore, checkpoint: CheckpointId) -> bool:
+    """Tell whether retention would never let the checkpoint go, however little it was told to keep."""
+    return checkpoint not in plan_collection(run.checkpoints(), floor=run.complete_floor(), keep_last=1)
+
+
+def _view(run: RunStore, info: CheckpointInfo, in_memory: InMemory) -> CheckpointView:
+    return CheckpointView(
+        run_name=run.name,
+        run_id=run.run_id,
+        owner_uid=run.owner_uid,
+        checkpoint=info.checkpoint,
+        parent=info.parent,
+        world_size=info.world_size,
+        ranks=info.ranks,
+        size_bytes=info.size_bytes,
+        created_unix_s=info.created_unix_s,
+        state=CheckpointStatus(info.state.value),
+        is_in_memory=info.checkpoint in in_memory,
+        is_offered=info.is_offered,
+        notes=dict(info.notes),
+        problems=info.problems,
+    )
+
+
+def _leaf_views(manifest: Manifest, count_max: int) -> list[LeafView]:
+    aliases: dict[str, list[str]] = {}
+    for alias in manifest.aliases:
+        aliases.setdefault(alias.of, []).append(alias.name)
+    return [
+        LeafView(
+            name=leaf.name,
+            dtype=leaf.dtype,
+            shape=leaf.shape,
+            global_shape=leaf.global_shape,
+            size_bytes=leaf.size_bytes,
+            aliases=tuple(aliases.get(leaf.name, ())),
+            rank=manifest.rank,
+        )
+        for leaf in manifest.leaves[: max(count_max, 0)]
+    ]
+
+
+def _segment_view(run: RunStore, manifest: Manifest, record: SegmentRecord) -> SegmentView:
+    return SegmentView(
+        rank=manifest.rank,
+        device_id=record.device_id,
+        file=_file_below_device(run, record),
+        size_bytes=record.file_size_bytes,
+        block_count=len(record.block_checksums),
+    )
+
+
+def _file_below_device(run: RunStore, record: SegmentRecord) -> str:
+    device = run.store.device(record.device_id)
+    return "" if device is None else str(run.segment_path(record).relative_to(device.path))
+
+
+def _loaders(run: RunStore, checkpoint: CheckpointId, rank: int) -> list[LoaderRecord]:
+    """Return one shard's ledgers; none from a broken manifest, which the verdict names anyway."""
+    try:
+        return find_loaders(rank, run.manifest(checkpoint, rank).values)
+    except DataError:
+        return []
+
+
+def _is_gone(run: RunStore, checkpoint: CheckpointId, before: CheckpointInfo) -> bool:
+    """Tell whether no device has a manifest of the checkpoint any more."""
+    names = [manifest_name(checkpoint, rank) for rank in before.ranks]
+    paths = [run.commits_path(device) / name for device in run.store.devices for name in names]
+    return all(run.store.ops.stat(path) is None for path in paths)
+
+
+def _verdict(
+    summary: CheckpointView, found: CheckpointVerdict, loaders: Sequence[LoaderRecord], elapsed_s: float
+) -> Verdict:
+    return Verdict(
+        summary=summary,
+        is_intact=found.is_intact,
+        segments=tuple(
+            SegmentVerdictView(
+                rank=segment.rank,
+                path=segment.path,
+                size_bytes=segment.size_bytes,
+                bad_block=segment.bad_block,
+                problem=segment.problem,
+            )
+            for segment in found.segments
+        ),
+        problems=found.problems,
+        loaders=tuple(loaders),
+        elapsed_s=elapsed_s,
+    )

@@ -1,0 +1,265 @@
+"""A real daemon process and a trainer that is not torch, for tests; nothing of the product imports this."""
+
+import hashlib
+import mmap
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
+from ..checkpoint.leaf import LeafSpec
+from ..checkpoint.manifest_format import encode_draft
+from ..checkpoint.manifest_types import Draft
+from ..checkpoint.testing import SMALL_LEAVES
+from ..core.ids import CheckpointId
+from ..core.version import VERSION
+from ..proto import frames
+from ..proto.frames import Reply, Request, Role
+from ..proto.wire import FrameReader, decode_reply, pack
+
+DEADLINE_S = 20.0
+
+
+@contextmanager
+def daemon_process(socket_path: Path, *, linger_s: float = 600.0) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a private daemon on `socket_path`; it is ended, and its end checked, when the block is left."""
+    environment = {**os.environ, "EVERSTEP_LINGER_S": str(linger_s)}
+    command = [sys.executable, "-P", "-m", "everstep.daemon", "--private", "--socket", str(socket_path)]
+    log = socket_path.with_name("daemon.log")
+    socket_path.parent.mkdir(mode=0o700, exist_ok=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
+    try:
+        _wait_for_line(log, "daemon_ready", process)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(DEADLINE_S)
+
+
+def _wait_for_line(log: Path, line: str, process: subprocess.Popen[bytes]) -> None:
+    """Poll the log: it is the one sign of life that needs no connection."""
+    for _ in range(int(DEADLINE_S / 0.02)):
+        if line in log.read_text():
+            return
+        if process.poll() is not None:
+            raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
+        threading.Event().wait(0.02)
+    raise AssertionError(f"no {line!r} in the log:\n{log.read_text()}")
+
+
+class FakeTrainer:
+    """Speaks the data socket by hand: each method is one exchange, everything received is kept."""
+
+    def __init__(self, socket_path: Path, *, protocol: int = frames.PROTOCOL, hello: bool = True) -> None:
+        import socket
+
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(DEADLINE_S)
+        self.sock.connect(str(socket_path))
+        self.reader = FrameReader(size_bytes_max=frames.FRAME_SIZE_BYTES_MAX)
+        self.events: list[Reply] = []
+        self.devices: list[frames.DeviceInfo] = []
+        self._number = 0
+        if hello:
+            self.send(frames.Hello(protocol=protocol, version=VERSION, role=Role.TRAINER))
+            self.hello = self.receive()
+
+    def __enter__(self) -> "FakeTrainer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Vanish."""
+        self.reader.close()
+        self.sock.close()
+
+    def send(self, frame: Request) -> None:
+        """Send a frame."""
+        self.sock.sendall(pack(frame))
+
+    def receive(self) -> Reply:
+        """Return the next frame; EOFError when the daemon has closed the connection."""
+        while (body := self.reader.next_body()) is None:
+            if not self.reader.receive(self.sock):
+                raise EOFError
+        return decode_reply(body)
+
+    def number(self) -> int:
+        """Return a fresh request id."""
+        self._number += 1
+        return self._number
+
+    def ask(self, frame: Request) -> Reply:
+        """Send a request and return its answer; events that come before it are kept."""
+        self.send(frame)
+        while True:
+            reply = self.receive()
+            if getattr(reply, "re", None) == getattr(frame, "request_id", 0):
+                return reply
+            self.events.append(reply)
+
+    def event(self, kind: type[Reply]) -> Reply:
+        """Return the oldest event of this kind, waiting for it."""
+        while True:
+            for event in self.events:
+                if isinstance(event, kind):
+                    self.events.remove(event)
+                    return event
+            self.events.append(self.receive())
+
+    def open_run(
+        self,
+        storage: list[Path],
+        *,
+        name: str = "test",
+        rank: int = 0,
+        world_size: int = 1,
+        takeover: bool = False,
+    ) -> Reply:
+        """Take the lease."""
+        reply = self.ask(
+            frames.OpenRun(
+                request_id=self.number(),
+                name=name,
+                rank=rank,
+                world_size=world_size,
+                storage=[str(path) for path in storage],
+                takeover=takeover,
+            )
+        )
+        if isinstance(reply, frames.RunOpened):
+            self.devices = reply.devices
+        return reply
+
+    def begin_attempt(self, attempt: int, *, fresh: bool = False) -> Reply:
+        """Begin an attempt."""
+        return self.ask(frames.BeginAttempt(request_id=self.number(), attempt=attempt, fresh=fresh))
+
+    def offers(self) -> list[frames.Offer]:
+        """Return what can be restored."""
+        reply = self.ask(frames.ListOffers(request_id=self.number()))
+        assert isinstance(reply, frames.Offers), reply
+        return reply.items
+
+    def fetch(self, checkpoint: CheckpointId, shard: int = 0) -> Reply:
+        """Fetch a shard."""
+        return self.ask(
+            frames.Fetch(
+                request_id=self.number(), attempt=checkpoint.attempt, step=checkpoint.step, rank=shard
+            )
+        )
+
+    def make_arena(self, layout: Layout, slot_count: int = 2) -> "FakeArena":
+        """Get an arena and map it."""
+        reply = self.ask(
+            frames.MakeArena(
+                request_id=self.number(),
+                layout_digest=layout.digest,
+                slot_size_bytes=layout.slot_size_bytes,
+                slot_count=slot_count,
+            )
+        )
+        assert isinstance(reply, frames.ArenaReady), reply
+        return FakeArena(self, reply, layout)
+
+    def layout(self, leaves: tuple[LeafSpec, ...] = SMALL_LEAVES) -> Layout:
+        """Return a layout over the run's devices."""
+        return plan_layout(leaves, [], [DeviceWeight(device_id=device.device_id) for device in self.devices])
+
+
+class FakeArena:
+    """A mapped arena; `save` does what a hook does at a boundary."""
+
+    def __init__(self, trainer: FakeTrainer, ready: frames.ArenaReady, layout: Layout) -> None:
+        self.trainer, self.ready, self.layout = trainer, ready, layout
+        fd = trainer.reader.take_fd()
+        self.map = mmap.mmap(fd, ready.slot_size_bytes * ready.slot_count)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Unmap."""
+        self.map.close()
+
+    def content(self, seed: int) -> dict[str, bytes]:
+        """Return random bytes for every leaf."""
+        source = random.Random(seed)  # noqa: S311 - test data
+        return {leaf.name: source.randbytes(leaf.size_bytes) for leaf in self.layout.leaves}
+
+    def begin(self, checkpoint: CheckpointId, slot: int = 0) -> None:
+        """Say that a copy begins."""
+        self.trainer.send(
+            frames.BeginSnapshot(
+                arena=self.ready.arena, slot=slot, attempt=checkpoint.attempt, step=checkpoint.step
+            )
+        )
+
+    def fill(self, seed: int, slot: int = 0) -> None:
+        """Copy random leaves to their places."""
+        content = self.content(seed)
+        for piece in self.layout.pieces:
+            plan = self.layout.segments[piece.segment]
+            begin = next(entry.begin for entry in plan.entries if entry.key == piece.key)
+            place = self._base(slot) + plan.slot_offset_bytes + plan.header_size_bytes + begin
+            part = content[piece.leaf][piece.offset_in_leaf_bytes :][: piece.size_bytes]
+            self.map[place : place + len(part)] = part
+
+    def seal(
+        self,
+        checkpoint: CheckpointId,
+        slot: int = 0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        spoil: bool = False,
+    ) -> None:
+        """Write the draft and seal; `spoil` changes a byte after its digest was taken."""
+        draft = encode_draft(
+            Draft(
+                checkpoint=checkpoint,
+                rank=rank,
+                world_size=world_size,
+                parent=None,
+                layout_digest=self.layout.digest,
+                leaves=self.layout.leaves,
+                aliases=self.layout.aliases,
+                pieces=self.layout.pieces,
+                segments=self.layout.segments,
+                values=b"{}",
+                notes={},
+            )
+        )
+        begin = self._base(slot) + self.layout.draft_offset_bytes
+        self.map[begin : begin + len(draft)] = draft
+        if spoil:
+            self.map[begin + 10] ^= 1
+        self.trainer.send(
+            frames.Seal(
+                arena=self.ready.arena,
+                slot=slot,
+                attempt=checkpoint.attempt,
+                step=checkpoint.step,
+                draft_offset_bytes=self.layout.draft_offset_bytes,
+                draft_size_bytes=len(draft),
+                draft_sha256=hashlib.sha256(draft).hexdigest(),
+            )
+        )
+
+    def save(
+        self, checkpoint: CheckpointId, seed: int, slot: int = 0, *, rank: int = 0, world_size: int = 1
+    ) -> None:
+        """Begin, fill and seal."""
+        self.begin(checkpoint, slot)
+        self.fill(seed, slot)
+        self.seal(checkpoint, slot, rank=rank, world_size=world_size)
+
+    def _base(self, slot: int) -> int:
+        return slot * self.ready.slot_size_bytes

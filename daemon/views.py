@@ -1,0 +1,283 @@
+"""What operators see of a daemon and of stores, as values: the same whether the daemon answered or the disks were read.
+
+The control API, the command line and its JSON speak these; nothing here does I/O or imports a wire format.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from ..core.ids import CheckpointId
+
+
+class RankState(Enum):
+    """Whether a trainer holds a rank."""
+
+    ATTACHED = "attached"
+    LINGERING = "lingering"
+    """The trainer is gone; its snapshot in memory waits for the restart."""
+    CLOSED = "closed"
+
+
+class CheckpointStatus(Enum):
+    """What is known of a checkpoint here (checkpoint/catalogue.py says when)."""
+
+    COMPLETE = "complete"
+    LOCAL = "local"
+    DAMAGED = "damaged"
+
+
+class DeviceStatus(Enum):
+    """Whether a device can be relied on."""
+
+    OK = "ok"
+    SUSPECT = "suspect"
+    MISSING = "missing"
+
+
+class SlotStatus(Enum):
+    """Where a slot of an arena is in its life."""
+
+    FREE = "free"
+    COPYING = "copying"
+    SEALED = "sealed"
+    PERSISTING = "persisting"
+    KEPT = "kept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonView:
+    """A daemon itself."""
+
+    version: str
+    pid: int
+    is_private: bool
+    uptime_s: float
+    socket: str
+    uid: int
+    arena_bytes: int
+    metrics_port: int
+    """0: no metrics are served."""
+    is_draining: bool
+    persisted_count: int
+    failed_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotView:
+    """One slot of a rank's arenas."""
+
+    state: SlotStatus
+    checkpoint: CheckpointId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """One rank that attached since the daemon started."""
+
+    rank: int
+    state: RankState
+    step: int
+    """Of the newest snapshot that was sealed."""
+    slots: tuple[SlotView, ...]
+    arena_bytes: int
+    pid: int
+    """0 when the trainer is gone or its pid is not known here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One run that attached since the daemon started."""
+
+    name: str
+    run_id: str
+    owner_uid: int
+    attempt: int
+    world_size: int
+    ranks: tuple[RankView, ...]
+    complete_floor: CheckpointId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """One member of a store."""
+
+    device_id: str
+    path: str
+    free_bytes: int
+    total_bytes: int
+    engine: str
+    is_direct: bool
+    state: DeviceStatus
+    reason: str
+    """Why the state is not OK."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreView:
+    """One open store."""
+
+    store_id: str
+    devices: tuple[DeviceView, ...]
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusView:
+    """All that `everstep status` shows."""
+
+    daemon: DaemonView
+    runs: tuple[RunView, ...]
+    stores: tuple[StoreView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointView:
+    """One checkpoint in a list."""
+
+    run_name: str
+    run_id: str
+    owner_uid: int
+    checkpoint: CheckpointId
+    parent: CheckpointId | None
+    world_size: int
+    ranks: tuple[int, ...]
+    """Whose shards are here."""
+    size_bytes: int
+    created_unix_s: float
+    state: CheckpointStatus
+    is_in_memory: bool
+    """The daemon also keeps it in memory, for every rank in `ranks`."""
+    is_offered: bool
+    """A restore would take it."""
+    notes: Mapping[str, str]
+    problems: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """`<run>@<attempt>.<step>`, as commands name it."""
+        return f"{self.run_name}@{self.checkpoint}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafView:
+    """One tensor of one rank's shard."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    size_bytes: int
+    aliases: tuple[str, ...]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentView:
+    """One file of one rank's shard."""
+
+    rank: int
+    device_id: str
+    file: str
+    """Below the device's directory."""
+    size_bytes: int
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDetail:
+    """All that `everstep show` shows."""
+
+    summary: CheckpointView
+    leaves: tuple[LeafView, ...]
+    segments: tuple[SegmentView, ...]
+    leaf_count: int
+    """Of all ranks, whether listed or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentVerdictView:
+    """What reading one file showed."""
+
+    rank: int
+    path: str
+    size_bytes: int
+    bad_block: int | None
+    problem: str
+    """Empty: every byte is what was committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderRecord:
+    """What one shard says of the data that its rank handed out through one loader."""
+
+    rank: int
+    place: str
+    """Name of the loader in the state."""
+    ledger: object
+    state: object
+    """JSON as it stands in the manifest (checkpoint/value_format.py), not checked yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What reading a whole checkpoint showed."""
+
+    summary: CheckpointView
+    is_intact: bool
+    segments: tuple[SegmentVerdictView, ...]
+    problems: tuple[str, ...]
+    """Of its manifests."""
+    loaders: tuple[LoaderRecord, ...]
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What a removal gave back."""
+
+    checkpoint_count: int
+    freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """How a daemon ended."""
+
+    persisted_count: int
+    lost_count: int
+    attached_count: int
+
+
+class Source(Protocol):
+    """Where a command gets what it shows: a daemon (control_client.py) or directories (offline.py).
+
+    Every method raises NotFoundError for what does not exist or belongs to somebody else.
+    """
+
+    @property
+    def label(self) -> str:
+        """What answers, for messages."""
+        ...
+
+    def checkpoints(self, run: str) -> list[CheckpointView]:
+        """Return the checkpoints of a run (name or id; empty: of all runs), by run, the newest first."""
+        ...
+
+    def detail(self, run: str, checkpoint: CheckpointId | None, *, leaf_count_max: int) -> CheckpointDetail:
+        """Return one checkpoint; None: the newest complete one, else the newest intact one."""
+        ...
+
+    def verify(self, run: str, checkpoint: CheckpointId) -> Verdict:
+        """Return what every byte of a checkpoint is worth."""
+        ...
+
+    def remove(self, run: str, checkpoint: CheckpointId, *, force: bool) -> Removed:
+        """Remove one checkpoint; ProtectedError for one that must stay, unless forced."""
+        ...
+
+    def remove_run(self, run: str) -> Removed:
+        """Remove all checkpoints of a run; RunBusyError while its trainer lives."""
+        ...

@@ -1,0 +1,304 @@
+"""State of an nn.Module: parameters, all buffers, extra state, under names without wrapper prefixes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from ..core.errors import StateMismatchError, UsageError
+from .document import mismatch, read_document
+from .object_tree import TreeDecoder, TreeEncoder, leaf_names
+from .state_protocol import Laziness, Sink
+from .stored_state import StoredState
+from .tensor_bytes import copy_bits
+
+KIND = "module"
+
+_WRAPPED_CHILDREN = {"_orig_mod", "_checkpoint_wrapped_module"}
+"""Names that torch.compile and the activation checkpoint wrapper give their only child; nobody else uses them."""
+
+
+class Role(Enum):
+    """What a tensor is to its module."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CACHE = "non-persistent buffer"
+    """Not in state_dict(); its size may be made by the forward pass, so another size is no mismatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """A tensor of a module tree and where it hangs."""
+
+    fqn: str
+    """Dotted path without the prefixes of wrappers."""
+    tensor: torch.Tensor
+    role: Role
+    owner: nn.Module
+    key: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModule:
+    """A module of a tree, with the prefix of what hangs below it (empty or ending with a dot)."""
+
+    prefix: str
+    module: nn.Module
+    replicas: int
+
+
+def walk(root: nn.Module, world_size: int) -> Iterator[NamedModule]:
+    """Yield each module under every name that it has, wrappers removed, in the order of named_modules().
+
+    What lies under DistributedDataParallel is held by all ranks: `replicas` is then `world_size`, else 1.
+    """
+    pending = [NamedModule("", root, 1)]
+    while pending:
+        named = pending.pop()
+        module, prefix, replicas = named.module, named.prefix, named.replicas
+        if isinstance(module, DistributedDataParallel):
+            replicas = world_size
+        yield NamedModule(prefix, module, replicas)
+        unwrap = isinstance(module, DistributedDataParallel | DataParallel)
+        children: list[NamedModule] = []
+        for name, child in module._modules.items():  # noqa: SLF001  # named_children() drops shared modules
+            if child is not None:
+                below = prefix if unwrap or name in _WRAPPED_CHILDREN else f"{prefix}{name}."
+                children.append(NamedModule(below, child, replicas))
+        pending += reversed(children)
+
+
+def tensors_of(named: NamedModule) -> Iterator[NamedTensor]:
+    """Yield the parameters and buffers that hang directly at a module."""
+    module, prefix, replicas = named.module, named.prefix, named.replicas
+    for key, tensor in module._parameters.items():  # noqa: SLF001  # named_parameters() walks the tree again
+        if tensor is not None:
+            yield NamedTensor(prefix + key, tensor, Role.PARAMETER, module, key, replicas)
+    for key, tensor in module._buffers.items():  # noqa: SLF001
+        if tensor is not None:
+            cache = key in module._non_persistent_buffers_set  # noqa: SLF001
+            yield NamedTensor(
+                prefix + key, tensor, Role.CACHE if cache else Role.BUFFER, module, key, replicas
+            )
+
+
+@dataclass(slots=True)
+class ParameterRegistry:
+    """Who names and who owns each parameter, shared by the modules and optimizers of one run.
+
+    A module refreshes its part whenever it is captured, checked or applied; modules come before optimizers.
+    """
+
+    world_size: int
+    modules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list[torch.optim.Optimizer])
+    named: dict[str, dict[int, NamedTensor]] = field(default_factory=dict[str, dict[int, NamedTensor]])
+    """Module's keyword -> id of the parameter -> its first name. The entry keeps the tensor, so the id is its own."""
+
+    def refresh(self, name: str) -> tuple[list[NamedModule], list[NamedTensor]]:
+        """Walk one module again; return its modules and tensors."""
+        modules = list(walk(self.modules[name], self.world_size))
+        tensors = [tensor for module in modules for tensor in tensors_of(module)]
+        found: dict[int, NamedTensor] = {}
+        for tensor in tensors:
+            if tensor.role is Role.PARAMETER:
+                found.setdefault(id(tensor.tensor), tensor)
+        self.named[name] = found
+        return modules, tensors
+
+    def owned(self) -> set[int]:
+        """Return the ids of all parameters in the groups of hooked optimizers."""
+        return {
+            id(parameter)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in cast(list[torch.Tensor], group["params"])
+        }
+
+
+class ModuleState:
+    """Component of an nn.Module.
+
+    Parameters are OWNED when a hooked optimizer has them, FROZEN when they take no gradient, else EAGER; so is all
+    that averages (AveragedModel) and every buffer, since a forward pass may change it. `replicas` is the world size
+    below DistributedDataParallel. There buffers count too: rank 0's are the ones that DDP spreads before a forward
+    pass, but between two passes each rank has its own running statistics.
+    """
+
+    def __init__(self, name: str, module: nn.Module, registry: ParameterRegistry) -> None:
+        """Register the module; its structure is read again at each capture."""
+        self.name = name
+        self._averages = isinstance(module, AveragedModel)
+        self._registry = registry
+        registry.modules[name] = module
+
+    def capture(self, sink: Sink) -> None:
+        """Hand over every parameter, buffer and extra state."""
+        modules, tensors = self._registry.refresh(self.name)
+        owned = self._registry.owned()
+        sparse: dict[str, object] = {}
+        for named in tensors:
+            leaf = f"{self.name}.{named.fqn}"
+            if named.tensor.layout is torch.strided:
+                sink.leaf(leaf, named.tensor, self._laziness(named, owned), replicas=named.replicas)
+            else:
+                sparse[named.fqn] = TreeEncoder(sink, replicas=named.replicas).encode(named.tensor, leaf)
+        extra = {
+            named.prefix: TreeEncoder(sink, replicas=named.replicas).encode(
+                named.module.get_extra_state(), f"{self.name}.{named.prefix}_extra_state"
+            )
+            for named in modules
+            if _has_extra_state(named.module)
+        }
+        caches = [named.fqn for named in tensors if named.role is Role.CACHE]
+        plain = [named.fqn for named in tensors if named.fqn not in sparse]
+        sink.value({"kind": KIND, "tensors": plain, "caches": caches, "sparse": sparse, "extra": extra})
+
+    def _laziness(self, named: NamedTensor, owned: set[int]) -> Laziness:
+        if named.role is Role.PARAMETER and id(named.tensor) in owned:
+            return Laziness.OWNED
+        if named.role is not Role.PARAMETER or self._averages or named.tensor.requires_grad:
+            return Laziness.EAGER
+        return Laziness.FROZEN
+
+    def check(self, stored: StoredState) -> None:
+        """Return if the module has the stored tensors with their dtypes and shapes, and the same extra state."""
+        document = _Document.read(stored, self.name)
+        modules, tensors = self._registry.refresh(self.name)
+        here = {named.fqn: named for named in tensors}
+        places = {named.prefix: named.module for named in modules}
+        problems = [
+            f"{fqn} is in the checkpoint and not in the module"
+            for fqn in document.names
+            if fqn not in here and not _can_add(document, fqn, places)
+        ]
+        problems += [
+            f"{fqn} is in the module and not in the checkpoint"
+            for fqn, named in here.items()
+            if fqn not in document.names and named.role is not Role.CACHE
+        ]
+        problems += [
+            problem
+            for fqn in document.tensors
+            if fqn in here
+            and (problem := _difference(here[fqn], stored, f"{self.name}.{fqn}", fqn in document.caches))
+        ]
+        problems += [
+            f"the checkpoint has {fqn} sparse, the module has not"
+            for fqn in document.sparse
+            if fqn in here and here[fqn].tensor.layout is torch.strided
+        ]
+        extra = {named.prefix for named in modules if _has_extra_state(named.module)}
+        problems += [
+            f"{prefix}_extra_state is on one side only" for prefix in sorted(extra ^ document.extra.keys())
+        ]
+        for leaf in leaf_names([document.sparse, document.extra]):
+            stored.spec(leaf)
+        if problems:
+            raise mismatch(self.name, problems)
+
+    def apply(self, stored: StoredState) -> None:
+        """Write into the existing tensors; buffers whose size the forward pass makes are replaced."""
+        document = _Document.read(stored, self.name)
+        modules, tensors = self._registry.refresh(self.name)
+        for named in tensors:
+            leaf = f"{self.name}.{named.fqn}"
+            if named.fqn not in document.tensors:
+                continue
+            if named.role is Role.PARAMETER or not _difference(named, stored, leaf, cache=False):
+                stored.copy_to(leaf, named.tensor)
+            else:
+                named.owner._buffers[named.key] = stored.tensor(leaf, named.tensor.device)  # noqa: SLF001
+        self._add_buffers(stored, document, {named.prefix: named.module for named in modules})
+        decoder = TreeDecoder(stored)
+        for named in tensors:
+            if named.fqn in document.sparse:
+                _put_sparse(named, cast(torch.Tensor, decoder.decode(document.sparse[named.fqn])))
+        for named in modules:
+            if named.prefix in document.extra:
+                named.module.set_extra_state(cast(Any, decoder.decode(document.extra[named.prefix])))
+
+    def _add_buffers(self, stored: StoredState, document: "_Document", places: dict[str, nn.Module]) -> None:
+        """Fill in the buffers that the checkpointed module had made by then and a new one has not yet."""
+        for fqn in document.tensors:
+            prefix, key = _split(fqn)
+            module = places.get(prefix)
+            if module is not None and _can_add(document, fqn, places):
+                tensor = stored.tensor(f"{self.name}.{fqn}", _device_of(module))
+                module.register_buffer(key, tensor, persistent=fqn not in document.caches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    tensors: dict[str, None]
+    caches: set[str]
+    sparse: dict[str, object]
+    extra: dict[str, object]
+
+    @property
+    def names(self) -> dict[str, None]:
+        return self.tensors | dict.fromkeys(self.sparse)
+
+    @classmethod
+    def read(cls, stored: StoredState, name: str) -> "_Document":
+        document = read_document(stored, name, KIND)
+        return cls(
+            tensors=dict.fromkeys(document.texts("tensors")),
+            caches=set(document.texts("caches")),
+            sparse=document.mapping("sparse"),
+            extra=document.mapping("extra"),
+        )
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _difference(named: NamedTensor, stored: StoredState, leaf: str, cache: bool) -> str:
+    """What keeps the stored bytes from the tensor, or nothing.
+
+    A buffer that the forward pass sizes (a cache, or one that is empty here or there) is replaced instead.
+    """
+    spec = stored.spec(leaf)
+    shape, dtype = tuple(named.tensor.shape), str(named.tensor.dtype).removeprefix("torch.")
+    if named.tensor.layout is not torch.strided:
+        return f"{named.fqn} is {named.tensor.layout} in the module and dense in the checkpoint"
+    if (shape, dtype) == (spec.shape, spec.dtype):
+        return ""
+    if cache or (named.role is Role.BUFFER and not (named.tensor.numel() and spec.size_bytes)):
+        return ""
+    return f"{named.fqn} is {spec.dtype} {list(spec.shape)} in the checkpoint, {dtype} {list(shape)} in the module"
+
+
+def _can_add(document: _Document, fqn: str, places: dict[str, nn.Module]) -> bool:
+    """Tell whether a stored tensor is a buffer that its module has only as None, or not yet."""
+    prefix, key = _split(fqn)
+    module = places.get(prefix)
+    if module is None or fqn not in document.tensors:
+        return False
+    buffers = module._buffers  # noqa: SLF001
+    if key in buffers:
+        return buffers[key] is None
+    return fqn in document.caches and not hasattr(module, key)
+
+
+def _split(fqn: str) -> tuple[str, str]:
+    prefix, dot, key = fqn.rpartition(".")
+    return prefix + dot, key
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    tensors: Iterable[torch.Tensor] = (*module.parameters(), *module.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def _put_sparse(named: NamedTensor, stored: torch.Tensor) -> None:
+    """Into the tensor that exists where torch can (the object that others hold stays the same), else a new buffer."""
+    ...

@@ -1,0 +1,288 @@
+"""Any tree of Python values with tensors and arrays in it, taken apart into leaves and tagged JSON and back.
+
+Tags beside those of value_format.py; `leaf` is a leaf's name:
+
+    $leaf       leaf, or [leaf, device type] for a tensor that is not on the CPU
+    $rawbytes   [leaf, "bytes" | "bytearray"], above 4 KiB
+    $ndarray    {dtype, shape, order, data (base64) | leaf}
+    $npscalar   [dtype, base64]
+    $npdtype    dtype
+    $torch      ["dtype" | "device" | "size", …]
+    $coo        {indices, values, size, coalesced}, all encoded;   $csr: {crow, col, values, size}
+    $modulestate [pairs, metadata]: what nn.Module.state_dict() returns, an OrderedDict that carries `_metadata`
+"""
+
+import base64
+import math
+import sys
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ..checkpoint.value_format import decode_value, encode_value
+from ..core.errors import CorruptDataError, StateTypeError
+from .state_protocol import Laziness, Sink
+from .stored_state import StoredState, TensorMaker
+
+if TYPE_CHECKING:
+    import numpy
+    import numpy.typing
+
+    Array = numpy.typing.NDArray[Any]
+
+INLINE_BYTES_MAX = 4096
+"""Bytes and arrays above this become leaves of their own (design.md section 5)."""
+
+_PLAIN_ARRAY_KINDS = "biufcmMSU"
+_CPU = torch.device("cpu")
+
+
+def numpy_module() -> Any:  # noqa: ANN401  # the module, or None
+    """Return numpy where somebody has imported it; a value cannot be one of its types before."""
+    return sys.modules.get("numpy")
+
+
+class TreeEncoder:
+    """Encodes values of one component; their tensors and long byte strings go to the sink."""
+
+    def __init__(self, sink: Sink, *, laziness: Laziness = Laziness.EAGER, replicas: int = 1) -> None:
+        """Encode into `sink`; `laziness` and `replicas` are for the tensors that belong to the objects."""
+        self._sink = sink
+        self._laziness = laziness
+        self._replicas = replicas
+
+    def encode(self, value: object, path: str) -> object:
+        """Return `value` as JSON-able data. Leaves are named by the path to them, which must begin with the component's name.
+
+        Raises:
+            StateTypeError: an object has no exact form; the message holds the path to it.
+        """
+        return encode_value(value, path, self._encode_other)
+
+    def _encode_other(self, path: str, value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(path, value)
+        kind = type(value)
+        if (kind is bytes or kind is bytearray) and len(cast(bytes, value)) > INLINE_BYTES_MAX:
+            data = torch.frombuffer(bytearray(cast(bytes, value)), dtype=torch.uint8)
+            return {"$rawbytes": [self._leaf(path, data, Laziness.EAGER), kind.__name__]}
+        if kind is OrderedDict and hasattr(value, "_metadata"):
+            return self._module_state(path, cast("OrderedDict[object, object]", value))
+        if isinstance(value, torch.dtype):
+            return {"$torch": ["dtype", str(value).removeprefix("torch.")]}
+        if isinstance(value, torch.device):
+            return {"$torch": ["device", str(value)]}
+        if isinstance(value, torch.Size):
+            return {"$torch": ["size", list(value)]}
+        return self._numpy(path, value)
+
+    def _leaf(self, path: str, tensor: torch.Tensor, laziness: Laziness) -> str:
+        name = self._sink.free_name(path)
+        self._sink.leaf(name, tensor, laziness, replicas=self._replicas)
+        return name
+
+    def _tensor(self, path: str, tensor: torch.Tensor) -> object:
+        if tensor.is_quantized or tensor.layout is torch.strided:
+            name = self._leaf(path, tensor, self._laziness)
+            return {"$leaf": name if tensor.device == _CPU else [name, tensor.device.type]}
+        tensor = tensor.detach()
+        if tensor.layout is torch.sparse_coo:
+            parts = {"indices": tensor._indices(), "values": tensor._values()}  # noqa: SLF001  # uncoalesced too
+            return {"$coo": self._sparse(path, tensor, parts) | {"coalesced": tensor.is_coalesced()}}
+        if tensor.layout is torch.sparse_csr:
+            parts = {"crow": tensor.crow_indices(), "col": tensor.col_indices(), "values": tensor.values()}
+            return {"$csr": self._sparse(path, tensor, parts)}
+        raise StateTypeError(
+            f"{path} is a tensor of layout {tensor.layout}, which cannot be saved",
+            hint="convert it with to_dense() or to_sparse() in state_dict()",
+        )
+
+    def _sparse(
+        self, path: str, tensor: torch.Tensor, parts: dict[str, torch.Tensor]
+    ) -> dict[str, object]:
+        """Indices and values as leaves. They may be replaced in place by anybody: always EAGER."""
+        eager = TreeEncoder(self._sink, replicas=self._replicas)
+        encoded = {part: eager.encode(found, f"{path}.{part}") for part, found in parts.items()}
+        return {**encoded, "size": list(tensor.shape)}
+
+    def _module_state(self, path: str, state: "OrderedDict[object, object]") -> object:
+        metadata: object = getattr(state, "_metadata", None)
+        pairs = [[self.encode(key, path), self.encode(item, f"{path}.{key}")] for key, item in state.items()]
+        return {"$modulestate": [pairs, self.encode(metadata, f"{path}._metadata")]}
+
+    def _numpy(self, path: str, value: object) -> object:
+        numpy = numpy_module()
+        if numpy is None:
+            return NotImplemented
+        if type(value) is numpy.ndarray:
+            return {"$ndarray": self._array(path, cast("Array", value))}
+        if isinstance(value, numpy.generic):
+            scalar = cast("numpy.generic", value)
+            dtype = _plain_dtype(path, scalar.dtype)
+            return {"$npscalar": [dtype, base64.b64encode(scalar.tobytes()).decode()]}
+        if isinstance(value, numpy.dtype):
+            return {"$npdtype": _plain_dtype(path, cast("numpy.dtype[Any]", value))}
+        return NotImplemented
+
+    def _array(self, path: str, array: "Array") -> dict[str, object]:
+        """The array's elements in row-major order, or column-major where that is how they lie."""
+        document: dict[str, object] = {"dtype": _plain_dtype(path, array.dtype), "shape": list(array.shape)}
+        by_column = array.flags.f_contiguous and not array.flags.c_contiguous
+        document["order"] = "F" if by_column else "C"
+        if array.nbytes <= INLINE_BYTES_MAX:
+            data = array.tobytes(order="F" if by_column else "C")
+            return document | {"data": base64.b64encode(data).decode()}
+        return document | {"leaf": self._leaf(path, _array_bytes(array.T if by_column else array), Laziness.EAGER)}
+
+
+def _array_bytes(array: "Array") -> torch.Tensor:
+    """The array's memory as bytes, copied only where torch cannot look at it (holes, read-only)."""
+    numpy = _numpy()
+    dense = numpy.ascontiguousarray(array)
+    if not dense.flags.writeable:
+        dense = dense.copy()
+    return torch.from_numpy(dense.reshape(-1).view(numpy.uint8))
+
+
+def _plain_dtype(path: str, dtype: "numpy.dtype[Any]") -> str:
+    if dtype.kind not in _PLAIN_ARRAY_KINDS:
+        raise StateTypeError(
+            f"{path} has the numpy dtype {dtype}, which cannot be saved",
+            hint="keep records and objects as separate arrays of numbers or text",
+        )
+    return dtype.str
+
+
+class TreeDecoder:
+    """Makes the values again that a TreeEncoder took apart; tensors that shared memory share it again."""
+
+    def __init__(self, stored: StoredState, *, device: torch.device | None = None) -> None:
+        """Read leaves from `stored`.
+
+        `device` is for tensors that were not on the CPU; without it they go to the current device of their type,
+        or to the CPU where this process has none.
+        """
+        self._stored = stored
+        self._device = device
+        self._maker = TensorMaker(stored)
+
+    def decode(self, data: object) -> object:
+        """Return the value. Raises CorruptDataError for what is no encoded value, StateMismatchError for a lost leaf."""
+        return decode_value(data, self._decode_other)
+
+    def _decode_other(self, tag: str, content: object) -> object:
+        match tag:
+            case "$leaf":
+                return self._tensor(content)
+            case "$rawbytes":
+                name, kind = cast(list[str], content)
+                data = self._raw(name)
+                return bytearray(data) if kind == "bytearray" else data
+            case "$coo" | "$csr":
+                return self._sparse(tag, cast(dict[str, object], content))
+            case "$modulestate":
+                pairs, metadata = cast(list[object], content)
+                state = OrderedDict(
+                    (self.decode(key), self.decode(item)) for key, item in cast(list[list[object]], pairs)
+                )
+                vars(state)["_metadata"] = self.decode(metadata)
+                return state
+            case "$torch":
+                kind, found = cast(list[object], content)
+                return _torch_value(kind, found)
+            case "$ndarray":
+                return self._array(cast(dict[str, object], content))
+            case "$npscalar":
+                dtype, data = cast(list[str], content)
+                return _array(dtype, (), base64.b64decode(data, validate=True), "C")[()]
+            case "$npdtype":
+                return _numpy().dtype(content)
+            case _:
+                return NotImplemented
+
+    def _tensor(self, content: object) -> torch.Tensor:
+        if isinstance(content, str):
+            return self._maker.make(content, _CPU)
+        name, device_type = cast(list[str], content)
+        if self._device is not None:
+            return self._maker.make(name, self._device)
+        here = device_type == "cuda" and torch.cuda.is_available()
+        return self._maker.make(name, torch.device("cuda", torch.cuda.current_device()) if here else _CPU)
+
+    def _sparse(self, tag: str, content: dict[str, Any]) -> torch.Tensor:
+        size = torch.Size(content["size"])
+        if tag == "$csr":
+            crow, col = self._part(content["crow"]), self._part(content["col"])
+            values = self._part(content["values"])
+            return torch.sparse_csr_tensor(crow, col, values, size, check_invariants=True)
+        indices, values = self._part(content["indices"]), self._part(content["values"])
+        made = torch.sparse_coo_tensor(indices, values, size, check_invariants=True)
+        return made._coalesced_(bool(content["coalesced"]))  # noqa: SLF001  # as it was told when saved
+
+    def _part(self, data: object) -> torch.Tensor:
+        part = self.decode(data)
+        if not isinstance(part, torch.Tensor):
+            raise TypeError("a part of a sparse tensor is not a tensor")
+        return part
+
+    def _array(self, content: dict[str, Any]) -> "Array":
+        data = (
+            self._raw(content["leaf"])
+            if "leaf" in content
+            else base64.b64decode(content["data"], validate=True)
+        )
+        return _array(content["dtype"], tuple(content["shape"]), data, content["order"])
+
+    def _raw(self, name: str) -> bytes:
+        return self._stored.tensor(name).numpy().tobytes()
+
+
+def leaf_names(data: object) -> list[str]:
+    """Return the names of the leaves that encoded data refer to, without making any."""
+    found: list[str] = []
+    pending = [data]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += cast(list[object], part)
+        elif isinstance(part, dict):
+            for key, item in cast(dict[str, object], part).items():
+                if key == "$leaf" or key == "$rawbytes":
+                    found.append(cast(str, item[0] if isinstance(item, list) else item))
+                elif key == "$ndarray" and isinstance(item, dict) and "leaf" in item:
+                    found.append(cast(dict[str, str], item)["leaf"])
+                else:
+                    pending.append(item)
+    return found
+
+
+def _torch_value(kind: object, found: object) -> object:
+    if kind == "dtype":
+        dtype: object = getattr(torch, cast(str, found), None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+    elif kind == "device":
+        try:
+            return torch.device(cast(str, found))
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+    elif kind == "size":
+        return torch.Size(cast(list[int], found))
+    raise ValueError(f"torch has no {kind} {found}")
+
+
+def _numpy() -> Any:  # noqa: ANN401  # the module
+    try:
+        import numpy  # noqa: PLC0415  # only a state that holds arrays needs it
+    except ImportError as error:
+        raise CorruptDataError("the state holds numpy arrays", hint="install numpy to restore it") from error
+    return numpy
+
+
+def _array(dtype: str, shape: tuple[int, ...], data: bytes, order: str) -> "Array":
+    numpy = _numpy()
+    found = numpy.dtype(dtype)
+    if found.kind not in _PLAIN_ARRAY_KINDS or math.prod(shape) * found.itemsize != len(data):
+        raise ValueError(f"{len(data)} bytes are no array of {dtype} {list(shape)}")
+    return numpy.ndarray(shape, dtype=found, buffer=bytearray(data), order=order)

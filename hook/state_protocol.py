@@ -1,0 +1,86 @@
+"""What a component of the training state is, and how it hands its leaves and values to a capture."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from ..checkpoint.leaf import LeafSpec
+
+if TYPE_CHECKING:
+    from .stored_state import StoredState
+
+
+class Laziness(Enum):
+    """When a leaf may be copied: what is allowed to change it after the boundary."""
+
+    EAGER = "eager"
+    """At the boundary: anything may change it afterwards (buffers, EMA copies, RNG states, user objects)."""
+    OWNED = "owned"
+    """Until the next step of a hooked optimizer: the tensor is in its `param_groups` or `state`."""
+    FROZEN = "frozen"
+    """A parameter without gradient in no optimizer: its data_ptr and _version are compared before sealing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """One tensor of a capture, with where it is described.
+
+    `tensor` is the live tensor, whose elements fill `spec.size_bytes` consecutive bytes from `data_ptr()` in the
+    order of `spec.strides`. Only where the live tensor is not dense (expanded, sliced, a lazy conjugate) it is a
+    row-major copy made at the boundary, and the leaf is EAGER. It may require grad: read it under `no_grad`.
+    """
+
+    spec: LeafSpec
+    tensor: torch.Tensor
+    laziness: Laziness
+
+
+class Sink(Protocol):
+    """Takes what one component contributes to a capture."""
+
+    def leaf(self, name: str, tensor: torch.Tensor, laziness: Laziness, *, replicas: int = 1) -> None:
+        """Add a tensor under its full leaf name.
+
+        Raises:
+            UsageError: the name is taken.
+            StateTypeError: a tensor whose bytes cannot be read (meta, sparse, quantised, a wrapper subclass, …).
+        """
+        ...
+
+    def free_name(self, name: str) -> str:
+        """Return `name`, or `name#2`, `name#3`, … when the capture has such a leaf: the same in every capture."""
+        ...
+
+    def value(self, document: object) -> None:
+        """Set the component's JSON-able document; called once per capture."""
+        ...
+
+
+class Component(Protocol):
+    """One part of the training state, known by the keyword that was given to `attach()`.
+
+    All calls happen on the training thread, between iterations. Leaf names begin with `<name>.`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The keyword."""
+        ...
+
+    def capture(self, sink: Sink) -> None:
+        """Hand over every leaf and the document, as they are now. Changes nothing."""
+        ...
+
+    def check(self, stored: "StoredState") -> None:
+        """Return if `apply` would succeed; changes nothing.
+
+        Raises:
+            StateMismatchError: the stored state does not fit the objects; the message names the first differences.
+        """
+        ...
+
+    def apply(self, stored: "StoredState") -> None:
+        """Put the stored state in place, bit for bit, into the tensors that exist where they fit."""
+        ...

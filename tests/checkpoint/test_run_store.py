@@ -1,0 +1,206 @@
+import os
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from everstep.checkpoint.catalogue import CheckpointState
+from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.store import DeviceState, Store
+from everstep.checkpoint.testing import CrashedError, FaultyStorage, Mode, make_state, opened, save
+from everstep.core.errors import CorruptDataError, FencedError, NotFoundError, StorageError
+from everstep.core.ids import CheckpointId
+
+UID = os.geteuid()
+
+
+@pytest.fixture
+def dirs(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / name for name in "ab"]
+    for path in made:
+        path.mkdir()
+    return made
+
+
+@pytest.fixture
+def store(dirs: list[Path]) -> Generator[Store]:
+    with opened(dirs) as (made, _):
+        yield made
+
+
+@pytest.fixture
+def run(store: Store) -> RunStore:
+    return store.run(UID, "demo", create=True)
+
+
+def test_attempts_only_grow_and_are_on_every_device(run: RunStore, dirs: list[Path]) -> None:
+    assert run.highest_attempt() == 0
+    run.begin_attempt(2, fresh=False)
+    for attempt in (1, 2):
+        with pytest.raises(FencedError, match="attempt 2 has begun"):
+            run.begin_attempt(attempt, fresh=False)
+    run.begin_attempt(7, fresh=True)
+    assert (run.highest_attempt(), run.fresh_floor()) == (7, 7)
+    run.check_admission(7)
+    for attempt in (2, 8):
+        with pytest.raises(FencedError):
+            run.check_admission(attempt)
+    for path in dirs:
+        assert {found.name for found in path.glob("runs/*/*/attempts/*")} == {"2", "7"}
+    run.store.close()
+    with opened(dirs) as (store, _):
+        again = store.run(UID, "demo")
+        assert (again.highest_attempt(), again.fresh_floor()) == (7, 7)
+
+
+def test_two_threads_cannot_begin_the_same_attempt(run: RunStore) -> None:
+    begun: list[int] = []
+    barrier = threading.Barrier(4)
+
+    def begin() -> None:
+        barrier.wait()
+        try:
+            run.begin_attempt(1, fresh=False)
+            begun.append(1)
+        except FencedError:
+            begun.append(0)
+
+    threads = [threading.Thread(target=begin) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(begun) == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_an_attempt_that_may_have_begun_is_never_begun_again(dirs: list[Path], mode: Mode) -> None:
+    """Whatever call fails: either the attempt is begun on all devices, or its number is not given out again here."""
+    ops = FaultyStorage(RealStorage())
+    with opened(dirs) as (store, _):
+        store.run(UID, "demo", create=True)
+    for count in range(1, 30):
+        with opened(dirs, ops=ops.as_ops()) as (store, _):
+            run = store.run(UID, "demo")
+            attempt = run.highest_attempt() + 1
+            ops.arm(count, mode)
+            try:
+                run.begin_attempt(attempt, fresh=False)
+            except (StorageError, CrashedError):
+                ops.arm(0)
+                with pytest.raises(FencedError):
+                    run.begin_attempt(attempt, fresh=False)
+                run.begin_attempt(attempt + 1, fresh=True)
+            else:
+                ops.arm(0)
+                assert count == 7
+                return
+        with opened(dirs) as (store, _):
+            assert store.run(UID, "demo").highest_attempt() == attempt + 1
+        for path in dirs:
+            assert (next(path.glob("runs/*/*")) / "attempts" / str(attempt + 1)).exists()
+    pytest.fail("the call count was never reached")
+
+
+def test_the_floor_only_rises_and_remembers_the_one_before(run: RunStore, dirs: list[Path]) -> None:
+    assert run.complete_floor() is None
+    run.begin_attempt(1, fresh=False)
+    state = make_state(run.store)
+    for step in (1, 2, 3, 4):
+        save(run, state, CheckpointId(1, step), rank=0, world_size=2)
+    run.set_complete_floor(CheckpointId(1, 2))
+    run.set_complete_floor(CheckpointId(1, 3))
+    run.set_complete_floor(CheckpointId(1, 1))
+    assert run.complete_floor() == CheckpointId(1, 3)
+    states = {info.checkpoint.step: info.state for info in run.checkpoints()}
+    assert states == {
+        1: CheckpointState.COMPLETE,
+        2: CheckpointState.COMPLETE,
+        3: CheckpointState.COMPLETE,
+        4: CheckpointState.LOCAL,
+    }
+    run.store.close()
+    with opened(dirs) as (store, _):
+        again = store.run(UID, "demo")
+        assert again.complete_floor() == CheckpointId(1, 3)
+        assert [info.state.value for info in again.checkpoints()] == [
+            "local",
+            "complete",
+            "complete",
+            "local",
+        ]
+
+
+@pytest.mark.parametrize("mode", [Mode.NOT_DONE, Mode.DONE])
+def test_a_floor_is_never_half_written(dirs: list[Path], mode: Mode) -> None:
+    ops = FaultyStorage(RealStorage())
+    with opened(dirs, ops=ops.as_ops()) as (store, _):
+        run = store.run(UID, "demo", create=True)
+        run.set_complete_floor(CheckpointId(1, 1))
+        for count in range(1, 30):
+            ops.arm(count, mode)
+            try:
+                run.set_complete_floor(CheckpointId(1, count + 1))
+            except StorageError:
+                assert any(
+                    store.device_state(device.device_id)[0] is DeviceState.SUSPECT for device in store.devices
+                )
+            else:
+                break
+            ops.arm(0)
+            with opened(dirs, read_only=True) as (reader, report):
+                assert report.problems == []
+                assert reader.run(UID, "demo").complete_floor() in (
+                    CheckpointId(1, count),
+                    CheckpointId(1, count + 1),
+                )
+        assert count == 7  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def test_the_newest_checkpoint_comes_first_and_older_ones_than_a_fresh_attempt_are_not_offered(
+    run: RunStore,
+) -> None:
+    state = make_state(run.store)
+    run.begin_attempt(1, fresh=False)
+    save(run, state, CheckpointId(1, 900))
+    run.begin_attempt(2, fresh=False)
+    save(run, state, CheckpointId(2, 5), notes={"finished": "true", "epoch": "9"})
+    infos = run.checkpoints()
+    assert [str(info.checkpoint) for info in infos] == ["2.5", "1.900"]
+    assert [info.is_finished for info in infos] == [True, False]
+    assert infos[0].notes == {"finished": "true", "epoch": "9"}
+    assert infos[0].size_bytes == sum(plan.file_size_bytes for plan in state.layout.segments)
+    assert run.offered() == run.offered(rank=0) == [CheckpointId(2, 5), CheckpointId(1, 900)]
+    assert run.offered(rank=1) == []
+    run.begin_attempt(3, fresh=True)
+    assert run.offered() == []
+    save(run, state, CheckpointId(3, 1))
+    assert run.offered() == [CheckpointId(3, 1)]
+
+
+def test_shards_of_different_worlds_make_no_checkpoint(run: RunStore) -> None:
+    run.begin_attempt(1, fresh=False)
+    save(run, make_state(run.store), CheckpointId(1, 1), rank=0, world_size=2)
+    save(run, make_state(run.store), CheckpointId(1, 1), rank=1, world_size=3)
+    info = run.info(CheckpointId(1, 1))
+    assert info.state is CheckpointState.DAMAGED
+    assert "different world sizes" in info.problems[0]
+    assert run.offered() == []
+
+
+def test_a_manifest_comes_from_whichever_copy_is_whole(run: RunStore, dirs: list[Path]) -> None:
+    run.begin_attempt(1, fresh=False)
+    manifest = save(run, make_state(run.store), CheckpointId(1, 1)).manifest
+    copies = [next(path.glob("runs/*/*/commits/1.1.0.mf")) for path in dirs]
+    whole = copies[0].read_bytes()
+    copies[0].write_bytes(whole[:-1])
+    assert run.manifest(CheckpointId(1, 1), 0).generation == manifest.generation
+    copies[1].unlink()
+    with pytest.raises(CorruptDataError, match=r"not what was committed.*is gone|is gone.*not what was"):
+        run.manifest(CheckpointId(1, 1), 0)
+    with pytest.raises(NotFoundError, match="rank 1"):
+        run.manifest(CheckpointId(1, 1), 1)
+    with pytest.raises(NotFoundError, match=r"1\.2"):
+        run.info(CheckpointId(1, 2))

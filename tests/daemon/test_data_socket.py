@@ -1,0 +1,337 @@
+"""The data socket against a real daemon process: leases, attempts, arenas, sealing, restoring, bad clients."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.checkpoint.testing import load, opened
+from everstep.core.ids import CheckpointId
+from everstep.daemon.testing import FakeTrainer, daemon_process
+from everstep.proto import frames
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path) -> Path:
+    return tmp_path / "s" / "data.sock"
+
+
+@pytest.fixture
+def daemon(socket_path: Path) -> Iterator[None]:
+    with daemon_process(socket_path):
+        yield
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "d0", tmp_path / "d1"]
+    for path in paths:
+        path.mkdir()
+    return paths
+
+
+def failure(reply: object) -> frames.Failure:
+    assert isinstance(reply, frames.Failure), reply
+    return reply
+
+
+@pytest.mark.usefixtures("daemon")
+class TestSealing:
+    def test_what_is_sealed_is_committed_and_reported(self, socket_path: Path, devices: list[Path]) -> None:
+        checkpoint = CheckpointId(1, 7)
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(checkpoint, seed=3)
+            persisted = trainer.event(frames.Persisted)
+            assert isinstance(persisted, frames.Persisted)
+            assert (persisted.attempt, persisted.step, persisted.under_replicated) == (1, 7, False)
+            content = arena.content(3)
+            arena.close()
+        with opened(devices, read_only=True) as (store, _):
+            (run,) = store.runs()
+            assert load(run, run.manifest(checkpoint, 0)) == content
+
+    def test_a_draft_changed_after_sealing_is_refused_and_the_slot_is_free_again(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout(), slot_count=1)
+            arena.begin(CheckpointId(1, 1))
+            arena.seal(CheckpointId(1, 1), spoil=True)
+            failed = trainer.event(frames.PersistFailed)
+            assert isinstance(failed, frames.PersistFailed)
+            assert failed.code == "CorruptDataError"
+            assert "changed after it was sealed" in failed.message
+            assert isinstance(trainer.event(frames.SlotFree), frames.SlotFree)
+            arena.save(CheckpointId(1, 2), seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            arena.close()
+
+    def test_an_older_snapshot_is_freed_when_a_newer_one_is_sealed_everywhere(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            for slot in (0, 1):
+                arena.save(CheckpointId(1, slot + 1), seed=slot, slot=slot)
+                trainer.event(frames.Persisted)
+            trainer.send(frames.SealedEverywhere(attempt=1, step=2))
+            freed = trainer.event(frames.SlotFree)
+            assert freed == frames.SlotFree(arena=arena.ready.arena, slot=0)
+            arena.close()
+
+
+@pytest.mark.usefixtures("daemon")
+class TestRestoring:
+    def test_memory_survives_the_trainer_and_is_handed_to_the_next(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        checkpoint = CheckpointId(1, 7)
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(checkpoint, seed=3)
+            arena.close()  # and gone, before it heard of the commit
+        with FakeTrainer(socket_path) as trainer:
+            reply = trainer.open_run(devices)
+            assert isinstance(reply, frames.RunOpened)
+            assert reply.highest_attempt == 1
+            trainer.begin_attempt(2)
+            (offer,) = trainer.offers()
+            assert (offer.attempt, offer.step, offer.in_memory, offer.shards) == (1, 7, True, [0])
+            fetched = trainer.fetch(checkpoint)
+            assert isinstance(fetched, frames.Fetched)
+            assert fetched.source is frames.Source.MEMORY
+
+    def test_disk_is_used_when_the_memory_is_gone(self, socket_path: Path, devices: list[Path]) -> None:
+        checkpoint = CheckpointId(1, 7)
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(checkpoint, seed=3)
+            assert isinstance(trainer.ask(frames.Detach(request_id=trainer.number())), frames.Done)
+            arena.close()
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(2)
+            fetched = trainer.fetch(checkpoint)
+            assert isinstance(fetched, frames.Fetched)
+            assert fetched.source is frames.Source.DISK
+
+    def test_bytes_changed_in_memory_after_sealing_are_not_handed_out(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        checkpoint = CheckpointId(1, 7)
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(checkpoint, seed=3)
+            trainer.event(frames.Persisted)
+            arena.map[5000] ^= 1
+            arena.close()
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(2)
+            fetched = trainer.fetch(checkpoint)
+            assert isinstance(fetched, frames.Fetched)
+            assert fetched.source is frames.Source.DISK
+
+    def test_a_corrupt_segment_is_named_with_its_block(self, socket_path: Path, devices: list[Path]) -> None:
+        checkpoint = CheckpointId(1, 7)
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(checkpoint, seed=3)
+            trainer.ask(frames.Detach(request_id=trainer.number()))
+            arena.close()
+        segment = next(devices[0].glob("runs/*/*/data/*/*.safetensors"))
+        with segment.open("r+b") as file:
+            file.seek(4096)
+            byte = file.read(1)[0]
+            file.seek(4096)
+            file.write(bytes([byte ^ 4]))
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(2)
+            refused = failure(trainer.fetch(checkpoint))
+            assert refused.code == "CorruptDataError"
+            assert str(segment) in refused.message
+            assert "block 0" in refused.message
+            (offer,) = trainer.offers()
+            assert "block 0" in offer.problem
+
+
+@pytest.mark.usefixtures("daemon")
+class TestLeases:
+    def test_a_living_trainer_keeps_its_run(self, socket_path: Path, devices: list[Path]) -> None:
+        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+            first.open_run(devices)
+            refused = failure(second.open_run(devices))
+            assert refused.code == "RunBusyError"
+            assert "takeover" in refused.hint
+
+    def test_a_takeover_fences_the_old_trainer(self, socket_path: Path, devices: list[Path]) -> None:
+        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+            first.open_run(devices)
+            first.begin_attempt(1)
+            assert isinstance(second.open_run(devices, takeover=True), frames.RunOpened)
+            assert isinstance(first.event(frames.Fenced), frames.Fenced)
+            with pytest.raises(EOFError):
+                first.receive()
+
+    def test_two_ranks_share_a_run_and_an_attempt(self, socket_path: Path, devices: list[Path]) -> None:
+        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+            first.open_run(devices, rank=0, world_size=2)
+            second.open_run(devices, rank=1, world_size=2)
+            assert isinstance(first.begin_attempt(1), frames.Done)
+            assert isinstance(second.begin_attempt(1), frames.Done)
+
+    def test_an_older_attempt_can_start_nothing(self, socket_path: Path, devices: list[Path]) -> None:
+        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+            first.open_run(devices, rank=0, world_size=2)
+            second.open_run(devices, rank=1, world_size=2)
+            first.begin_attempt(1)
+            arena = first.make_arena(first.layout())
+            second.begin_attempt(2)
+            arena.begin(CheckpointId(1, 1))
+            assert failure(first.receive()).code == "FencedError"
+            assert failure(first.begin_attempt(1)).code == "FencedError"
+            arena.close()
+
+    def test_a_part_of_an_open_store_is_refused(self, socket_path: Path, devices: list[Path]) -> None:
+        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+            first.open_run(devices)
+            refused = failure(second.open_run(devices[:1], name="other"))
+            assert refused.code == "ConfigError"
+            assert "not the whole" in refused.message
+
+
+@pytest.mark.usefixtures("daemon")
+class TestBadClients:
+    def test_another_protocol_is_refused_with_both_versions(self, socket_path: Path) -> None:
+        with FakeTrainer(socket_path, protocol=99) as trainer:
+            refused = failure(trainer.hello)
+            assert refused.code == "VersionMismatchError"
+            assert "99" in refused.message
+            with pytest.raises(EOFError):
+                trainer.receive()
+
+    def test_a_client_must_say_hello_first(self, socket_path: Path, devices: list[Path]) -> None:
+        with FakeTrainer(socket_path, hello=False) as trainer:
+            assert failure(trainer.open_run(devices)).code == "UsageError"
+
+    def test_before_hello_little_is_buffered(self, socket_path: Path) -> None:
+        with FakeTrainer(socket_path, hello=False) as trainer:
+            trainer.sock.sendall((10**6).to_bytes(4, "little") + bytes(5000))
+            with pytest.raises((EOFError, ConnectionResetError)):
+                trainer.receive()
+
+    def test_descriptors_from_clients_end_the_connection(self, socket_path: Path) -> None:
+        import socket
+
+        with FakeTrainer(socket_path) as trainer:
+            socket.send_fds(trainer.sock, [b"\0"], [0, 1, 2])
+            with pytest.raises((EOFError, ConnectionResetError)):
+                trainer.receive()
+
+    def test_snapshots_need_a_lease(self, socket_path: Path) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            assert failure(trainer.ask(frames.ListOffers(request_id=1))).code == "FencedError"
+
+    @pytest.mark.parametrize("slot_size_bytes", [0, -4096, 4097, 2**62])
+    def test_absurd_arenas_are_refused(
+        self, socket_path: Path, devices: list[Path], slot_size_bytes: int
+    ) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            refused = failure(
+                trainer.ask(
+                    frames.MakeArena(
+                        request_id=9, layout_digest="x", slot_size_bytes=slot_size_bytes, slot_count=2
+                    )
+                )
+            )
+            assert refused.code in ("UsageError", "MemoryRefusedError")
+
+    @pytest.mark.parametrize("name", ["", "a\nb", "x" * 201])
+    def test_names_that_are_no_names_are_refused(
+        self, socket_path: Path, devices: list[Path], name: str
+    ) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            assert failure(trainer.open_run(devices, name=name)).code == "ConfigError"
+
+    def test_a_name_is_never_a_path(self, socket_path: Path, devices: list[Path], tmp_path: Path) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            assert isinstance(trainer.open_run(devices, name="../../escape"), frames.RunOpened)
+        assert not list(tmp_path.rglob("*escape*"))
+
+    def test_a_missing_directory_is_named(self, socket_path: Path, tmp_path: Path) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            refused = failure(trainer.open_run([tmp_path / "not there"]))
+            assert str(tmp_path / "not there") in refused.message
+
+
+class TestLifetime:
+    def test_a_private_daemon_ends_after_a_clean_close(self, socket_path: Path, devices: list[Path]) -> None:
+        with daemon_process(socket_path) as process:
+            with FakeTrainer(socket_path) as trainer:
+                trainer.open_run(devices)
+                trainer.begin_attempt(1)
+                trainer.ask(frames.Detach(request_id=trainer.number()))
+            assert process.wait(10) == 0
+        assert not socket_path.exists()
+
+    def test_it_lingers_after_a_crash_and_then_ends(self, socket_path: Path, devices: list[Path]) -> None:
+        with daemon_process(socket_path, linger_s=1.0) as process:
+            with FakeTrainer(socket_path) as trainer:
+                trainer.open_run(devices)
+                trainer.begin_attempt(1)
+            assert process.wait(10) == 0
+
+    def test_sigterm_drains_what_is_sealed(self, socket_path: Path, devices: list[Path]) -> None:
+        with daemon_process(socket_path) as process, FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(1, 7), seed=3)
+            trainer.ask(frames.ListOffers(request_id=5))  # the seal has been read by now
+            process.terminate()
+            assert process.wait(20) == 0
+            arena.close()
+        with opened(devices, read_only=True) as (store, _):
+            (run,) = store.runs()
+            assert [str(info.checkpoint) for info in run.checkpoints()] == ["1.7"]
+
+    def test_a_stale_socket_file_is_replaced(self, socket_path: Path) -> None:
+        import socket
+
+        socket_path.parent.mkdir(mode=0o700)
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(socket_path))
+        with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+            assert isinstance(trainer.hello, frames.Welcome)
+
+    def test_an_idle_private_daemon_hands_its_devices_over(self, tmp_path: Path, devices: list[Path]) -> None:
+        first, second = tmp_path / "a" / "data.sock", tmp_path / "b" / "data.sock"
+        with daemon_process(first) as old, daemon_process(second):
+            with FakeTrainer(first) as trainer:
+                trainer.open_run(devices)
+                with FakeTrainer(second) as other:
+                    refused = failure(other.open_run(devices))
+                    assert refused.code == "DeviceLockedError"
+                    assert f"pid {old.pid}" in refused.message
+                trainer.begin_attempt(1)
+                trainer.ask(frames.Detach(request_id=trainer.number()))
+            with FakeTrainer(second) as other:
+                assert isinstance(other.open_run(devices), frames.RunOpened)
+            assert old.wait(10) == 0
