@@ -100,7 +100,9 @@ def plan_layout(
         segments.append(plan)
         pieces += placed
         offset = align_up(offset + plan.file_size_bytes)
-    draft_bytes = DRAFT_BYTES_MIN + DRAFT_BYTES_PER_LEAF * (len(leaves) + len(aliases)) + 2 * values_size_bytes
+    draft_bytes = (
+        DRAFT_BYTES_MIN + DRAFT_BYTES_PER_LEAF * (len(leaves) + len(aliases)) + 2 * values_size_bytes
+    )
     return Layout(
         leaves=tuple(leaves),
         aliases=tuple(aliases),
@@ -116,7 +118,9 @@ def _check_names(leaves: Sequence[LeafSpec], aliases: Sequence[Alias]) -> None:
     seen: set[str] = set()
     for name in [leaf.name for leaf in leaves] + [alias.name for alias in aliases]:
         if name in seen:
-            raise UsageError(f"two leaves are named {name!r}", hint="give the objects in attach() different names")
+            raise UsageError(
+                f"two leaves are named {name!r}", hint="give the objects in attach() different names"
+            )
         seen.add(name)
     for name in seen:
         cut = _PIECE_KEY.fullmatch(name)
@@ -168,7 +172,7 @@ def _is_last(part: _Part) -> bool:
 
 
 def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
-    """Return the rows of `leaf` from `start` on that go into `room` bytes, or None when the next device should take them.
+    """Return the rows of `leaf` from `start` on that go into `room` bytes, or None: the next device takes them.
 
     The rest goes whole when it fits, when it may not be cut, or when a cut would leave a part below CUT_MIN_BYTES
     (then to whichever device holds more than half of it).
@@ -177,13 +181,19 @@ def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
     row_bytes = leaf.size_bytes // rows if rows else 0
     rest_bytes = leaf.size_bytes - start * row_bytes
     whole = _Part(leaf=leaf, start=start, stop=rows, offset_bytes=start * row_bytes, size_bytes=rest_bytes)
-    if rest_bytes <= max(room, 0.0):  # room is below 0 after a leaf that went whole: an empty one goes there too
+    if rest_bytes <= max(
+        room, 0.0
+    ):  # room is below 0 after a leaf that went whole: an empty one goes there too
         return whole
     fit = int(room // row_bytes)
     may_cut = leaf.is_contiguous and rows > 1
     if may_cut and fit * row_bytes >= CUT_MIN_BYTES and rest_bytes - fit * row_bytes >= CUT_MIN_BYTES:
         return _Part(
-            leaf=leaf, start=start, stop=start + fit, offset_bytes=whole.offset_bytes, size_bytes=fit * row_bytes
+            leaf=leaf,
+            start=start,
+            stop=start + fit,
+            offset_bytes=whole.offset_bytes,
+            size_bytes=fit * row_bytes,
         )
     return whole if room >= rest_bytes / 2 else None
 
@@ -238,5 +248,7 @@ def _stored_as(part: _Part) -> tuple[str, tuple[int, ...]]:
 
 def _digest(leaves: Sequence[LeafSpec], aliases: Sequence[Alias], devices: Sequence[DeviceWeight]) -> str:
     """Every field that moves a byte, in a text form that cannot be read two ways."""
-    lines = [f"{leaf!r}" for leaf in leaves] + [f"{alias!r}" for alias in aliases] + [f"{d!r}" for d in devices]
+    lines = (
+        [f"{leaf!r}" for leaf in leaves] + [f"{alias!r}" for alias in aliases] + [f"{d!r}" for d in devices]
+    )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

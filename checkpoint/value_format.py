@@ -75,7 +75,9 @@ class _Encoder:
 
     def encode(self, value: object, path: str, depth: int) -> object:
         if depth > DEPTH_MAX:
-            raise StateTypeError(f"{path} is nested deeper than {DEPTH_MAX} levels", hint="does it contain itself?")
+            raise StateTypeError(
+                f"{path} is nested deeper than {DEPTH_MAX} levels", hint="does it contain itself?"
+            )
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -117,7 +119,9 @@ class _Encoder:
         if kind is set or kind is frozenset:
             tag = "$set" if kind is set else "$fset"
             return {tag: self._items(sorted(cast("set[object]", value), key=repr), path, depth)}
-        raise StateTypeError(f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved", hint=_TYPE_HINT)
+        raise StateTypeError(
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved", hint=_TYPE_HINT
+        )
 
     def _items(self, items: list[object], path: str, depth: int) -> list[object]:
         return [self.encode(item, f"{path}[{index}]", depth) for index, item in enumerate(items)]
@@ -130,7 +134,9 @@ class _Encoder:
 
     def _dict(self, mapping: dict[object, object], path: str, depth: int) -> object:
         if all(type(key) is str and not key.startswith("$") and _is_utf8(key) for key in mapping):
-            return {cast("str", key): self.encode(item, f"{path}.{key}", depth) for key, item in mapping.items()}
+            return {
+                cast("str", key): self.encode(item, f"{path}.{key}", depth) for key, item in mapping.items()
+            }
         return {"$dict": self._pairs(mapping, path, depth)}
 
 
@@ -168,22 +174,12 @@ class _Decoder:
         return made
 
     def _known(self, tag: str, content: object, depth: int) -> object:
+        scalar = _SCALARS.get(tag)
+        if scalar is not None:
+            return scalar(content)
         match tag:
             case "$tuple":
                 return tuple(self._items(content, depth))
-            case "$int":
-                return int(_text(content), 16)
-            case "$float":
-                return float(_text(content))
-            case "$str":
-                return _bytes(content).decode("utf-8", "surrogatepass")
-            case "$bytes":
-                return _bytes(content)
-            case "$bytearray":
-                return bytearray(_bytes(content))
-            case "$complex":
-                real, imag = _list(content)
-                return complex(float(_text(real)), float(_text(imag)))
             case "$dict":
                 return dict(self._pairs(content, depth))
             case "$odict":
@@ -239,3 +235,18 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _complex(content: object) -> complex:
+    real, imag = _list(content)
+    return complex(float(_text(real)), float(_text(imag)))
+
+
+_SCALARS: dict[str, Callable[[object], object]] = {
+    "$int": lambda content: int(_text(content), 16),
+    "$float": lambda content: float(_text(content)),
+    "$str": lambda content: _bytes(content).decode("utf-8", "surrogatepass"),
+    "$bytes": _bytes,
+    "$bytearray": lambda content: bytearray(_bytes(content)),
+    "$complex": _complex,
+}

@@ -123,13 +123,10 @@ class Guard(grpc.aio.ServerInterceptor):
         async def guarded(request: object, context: _Context) -> object:
             return await self._call(inner, request, context)
 
-        return cast(
-            _MethodHandler,
-            grpc.unary_unary_rpc_method_handler(
-                cast(Any, guarded),
-                request_deserializer=handler.request_deserializer,
-                response_serializer=handler.response_serializer,
-            ),
+        return grpc.unary_unary_rpc_method_handler(
+            cast(Any, guarded),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
         )
 
     async def _call(self, inner: _Handler, request: object, context: _Context) -> object:

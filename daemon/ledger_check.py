@@ -25,8 +25,15 @@ class LedgerVerdict:
     """Name of the loader in the state."""
     position: str
     """How far the loader is, for people."""
+    missing_ranks: tuple[int, ...]
+    """Ranks whose ledgers are not here: then nothing is proven, for better or worse."""
     problems: tuple[str, ...]
-    """Empty: each sample was handed out exactly once."""
+    """What contradicts that each sample was handed out exactly once."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Tell whether each sample was handed out exactly once."""
+        return not self.missing_ranks and not self.problems
 
 
 def find_loaders(rank: int, values: bytes) -> list[LoaderRecord]:
@@ -62,19 +69,22 @@ def check_loaders(summary: CheckpointView, records: Sequence[LoaderRecord]) -> l
 
 def _check(summary: CheckpointView, place: str, records: Sequence[LoaderRecord]) -> LedgerVerdict:
     state = records[0].state
-    missing = sorted(set(range(summary.world_size)) - {record.rank for record in records})
-    if missing:
-        ranks = ", ".join(map(str, missing))
-        problems = [f"the ledgers of ranks {ranks} are not here: only all of them together prove anything"]
-    elif any(record.state != state for record in records):
+    missing = set(range(summary.world_size)) - {record.rank for record in records}
+    problems: list[str] = []
+    if any(record.state != state for record in records):
         problems = ["the ranks' loaders do not stand at the same position"]
-    else:
+    elif not missing:
         try:
             ledgers = [decode_value(record.ledger) for record in records]
             problems = ledger_problems(ledgers, decode_value(state))
         except EverstepError as error:
             problems = [str(error)]
-    return LedgerVerdict(place=place, position=_position_text(state), problems=tuple(problems))
+    return LedgerVerdict(
+        place=place,
+        position=_position_text(state),
+        missing_ranks=tuple(sorted(missing)),
+        problems=tuple(problems),
+    )
 
 
 def _position_text(state: object) -> str:

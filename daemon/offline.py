@@ -71,7 +71,7 @@ def reading(directories: Sequence[Path]) -> Generator[OfflineStore]:
         NotFoundError: there is no store.
         ConfigError, CorruptDataError, FormatVersionError, StorageError: see checkpoint.store.open_store.
     """
-    uid = os.getuid() or _owner_uid(directories)
+    uid = _owner_uid(directories)
     # The lines of recovery are shown as notes of the answer; in the log of a command they would come twice.
     logging.getLogger("everstep.checkpoint").setLevel(logging.ERROR)
     store, problems = _recovered(directories, uid)
@@ -90,33 +90,43 @@ def changing(directories: Sequence[Path]) -> Generator[OfflineStore]:
     """
     with reading(directories):  # an absent store must not be made by opening it
         pass
-    holder = LockHolder(pid=os.getpid(), socket="", uid=os.getuid(), kind="everstep rm")
+    holder = _holder("everstep rm")
     with open_store(directories, ops=RealStorage(), holder=holder, uid=os.getuid()) as store:
         yield OfflineStore(store, recover(store).problems)
 
 
 def _recovered(directories: Sequence[Path], uid: int) -> tuple[Store, Sequence[str]]:
-    """Return the store with its catalogue; looked at again while something seems damaged that is gone the next time."""
-    seen: Sequence[str] | None = None
-    for _ in range(LOOK_COUNT_MAX):
-        store = open_store(directories, ops=RealStorage(), holder=_nobody(), uid=uid, read_only=True)
-        problems = recover(store).problems
-        if not problems or problems == seen:
-            return store, problems
-        seen = problems
+    """Return the store with its catalogue.
+
+    Where something seems wrong it is looked at again: what a daemon's retention removed meanwhile is gone then.
+    """
+    store, problems = _look(directories, uid)
+    for _ in range(LOOK_COUNT_MAX - 1):
+        if not problems:
+            break
+        before = problems
+        store, problems = _look(directories, uid)
+        if problems == before:
+            break
     return store, problems
 
 
-def _nobody() -> LockHolder:
-    """Return the holder that open_store asks for; reading takes no lock."""
-    return LockHolder(pid=os.getpid(), socket="", uid=os.getuid(), kind="everstep")
+def _look(directories: Sequence[Path], uid: int) -> tuple[Store, Sequence[str]]:
+    store = open_store(directories, ops=RealStorage(), holder=_holder("everstep"), uid=uid, read_only=True)
+    return store, recover(store).problems
+
+
+def _holder(kind: str) -> LockHolder:
+    return LockHolder(pid=os.getpid(), socket="", uid=os.getuid(), kind=kind)
 
 
 def _owner_uid(directories: Sequence[Path]) -> int:
-    """Return whose store it is: of the first directory that is there."""
+    """Return whose store it is: the caller's; for root, of the owner of the first directory that is there."""
     for directory in directories:
         try:
-            return directory.stat().st_uid
+            owner_uid = directory.stat().st_uid
         except OSError:
             continue
-    raise NotFoundError(f"none of {', '.join(map(str, directories))} is a directory", hint="check the paths")
+        return os.getuid() or owner_uid
+    names = ", ".join(map(str, directories))
+    raise NotFoundError(f"there is no directory {names}", hint="check the paths, or mount the drive")

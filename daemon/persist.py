@@ -166,7 +166,9 @@ class Persister:
         async with lock:
             try:
                 await in_thread(run.store.set_complete_floor, checkpoint)
-                report = await in_thread(collect_garbage, run.store, keep_last=self._node.config.retention.keep_last)
+                report = await in_thread(
+                    collect_garbage, run.store, keep_last=self._node.config.retention.keep_last
+                )
             except EverstepError as error:
                 logger.error(
                     "complete_not_recorded run=%s checkpoint=%s reason=%s", run.run_id, checkpoint, error

@@ -104,7 +104,7 @@ class Session:
             case _:
                 self._dispatch_leased(frame, self._lease())
 
-    def _dispatch_leased(self, frame: Request, rank: RankRecord) -> None:
+    def _dispatch_leased(self, frame: Request, rank: RankRecord) -> None:  # noqa: C901, PLR0912 - a table
         node = self._node
         match frame:
             case frames.BeginAttempt():

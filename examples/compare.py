@@ -33,7 +33,7 @@ def compare_runs(first: list[Path], second: list[Path]) -> list[str]:
     assert isinstance(values_b, dict)
     problems += [f"values of {name!r}" for name in values_a if values_a[name] != values_b.get(name)]
     for values in (values_a, values_b):
-        loader = decode_value(values["loader"])
+        loader = decode_value(values["loader"]["state"])
         assert isinstance(loader, dict)
         problems += ledger_problems([loader["ledger"]], loader["loader"])
     return problems

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RESERVED_NAMES = frozenset({RUN_COMPONENT, "rng", "log"})
-
 
 def attach(
     name: str,
@@ -149,8 +147,5 @@ def _check_arguments(name: str, *, every: int, slots: int, objects: dict[str, ob
         raise UsageError(
             "nothing to save", hint="attach(name, model=model, optimizer=optimizer, ..., storage=[...])"
         )
-    reserved = RESERVED_NAMES & objects.keys()
-    if reserved:
-        raise UsageError(
-            f"{sorted(reserved)} are names of everstep's own state", hint="use other keywords in attach()"
-        )
+    if RUN_COMPONENT in objects:
+        raise UsageError(f"{RUN_COMPONENT!r} is the name of the run's own state", hint="use another keyword")

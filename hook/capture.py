@@ -127,7 +127,9 @@ def _find_aliases(entries: list[_Entry]) -> tuple[list[TensorLeaf], list[Alias]]
             else:
                 holder = entry
     leaves = [
-        TensorLeaf(entry.spec, entry.tensor, entry.laziness) for entry in entries if entry.spec.name not in inside
+        TensorLeaf(entry.spec, entry.tensor, entry.laziness)
+        for entry in entries
+        if entry.spec.name not in inside
     ]
     aliases = [_alias(entry, inside[entry.spec.name]) for entry in entries if entry.spec.name in inside]
     return leaves, aliases

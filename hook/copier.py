@@ -36,7 +36,7 @@ class Unchanged:
 
     def check(self) -> None:
         """Raise UsageError when it has moved or been written."""
-        if self.tensor.data_ptr() != self.data_ptr or self.tensor._version != self.version:  # noqa: SLF001
+        if self.tensor.data_ptr() != self.data_ptr or self.tensor._version != self.version:
             raise UsageError(
                 f"{self.name} changed while its snapshot was being copied; the snapshot was dropped",
                 hint="wrap code that writes to it outside an optimizer in `with run.mutating():`",
@@ -85,7 +85,7 @@ class CopyJob:
             self.keep_alive.clear()
 
     def compare(self) -> None:
-        """Compare the leaves that must not change, once: at the copy's end, or earlier when the guard lets writers in."""
+        """Compare the leaves that must not change, once: at the copy's end, or before the guard lets writers in."""
         with self._lock:
             if self._compared:
                 return

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 
 from .mapped_arena import MappedArena
-from .tensor_bytes import address_as_tensor, storage_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -53,16 +52,15 @@ class CudaCopies:
         for address in self._registered.pop(arena.number, []):
             torch.cuda.cudart().cudaHostUnregister(address)  # pyright: ignore[reportUnknownMemberType]
 
-    def copy(
-        self, target: int, tensor: torch.Tensor, offset_bytes: int, size_bytes: int, *, eager: bool
-    ) -> None:
-        """Enqueue the copy of bytes [offset, +size) of a dense CUDA tensor to `target`."""
+    def copy(self, target: memoryview, tensor: torch.Tensor, offset_bytes: int, *, eager: bool) -> None:
+        """Enqueue the copy of the bytes of a dense CUDA tensor from `offset_bytes` on that fill `target`."""
         device = tensor.device
         stream = torch.cuda.current_stream(device) if eager else self._side_stream(device)
         (self._eager if eager else self._used).add(device)
-        source = storage_bytes(tensor)[offset_bytes : offset_bytes + size_bytes]
+        flat = torch.as_strided(tensor.detach(), (tensor.numel(),), (1,)).view(torch.uint8)
         with torch.cuda.stream(stream):
-            address_as_tensor(target, size_bytes).copy_(source, non_blocking=True)
+            to = torch.frombuffer(target, dtype=torch.uint8)
+            to.copy_(flat[offset_bytes : offset_bytes + len(target)], non_blocking=True)
         if not eager:
             tensor.record_stream(stream)
 

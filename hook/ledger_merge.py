@@ -27,10 +27,8 @@ def adopt_ledgers(
 
 
 def _ledgers(manifest: "Manifest") -> list[Ledger]:
-    """Return the ledgers in a shard's values: a loader's state is an object with a key `ledger`."""
+    """Return the ledgers in a shard's values: a loader's state has a key `ledger` (object_state.py)."""
     document = cast("dict[str, object]", load_values(manifest.values))
-    found: list[Ledger] = []
-    for value in document.values():
-        if isinstance(value, dict) and "ledger" in value:
-            found.append(Ledger.from_state(decode_value(cast("dict[str, object]", value)["ledger"])))
-    return found
+    states = [value.get("state") for value in document.values() if isinstance(value, dict)]
+    loaders = [state for state in states if isinstance(state, dict) and "ledger" in state]
+    return [Ledger.from_state(decode_value(state["ledger"])) for state in loaders]

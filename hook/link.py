@@ -34,7 +34,7 @@ class RunAddress:
 
 
 class Link:
-    """Owns the connection. `on_event` hears the daemon's events, `on_lost` that it went away (both on other threads)."""
+    """Owns the connection. `on_event` hears the daemon's events, on the reader thread."""
 
     def __init__(self, address: RunAddress, on_event: Callable[[Reply], None]) -> None:
         self._address, self._on_event = address, on_event

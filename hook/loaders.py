@@ -19,15 +19,14 @@ def position_loader(objects: Mapping[str, object]) -> AnyLoader | None:
 
 
 def put_back_on_first_batch(loader: AnyLoader, rng: RngState) -> None:
-    """Set the random generators, once, to what they are now when the loader hands out its next batch.
+    """Set the random generators, once, to what was restored when the loader hands out its next batch.
 
     Between restore() and the first batch a script draws from them (any torch DataLoader's iterator does), which the
     undisturbed run did not.
     """
-    put_back = rng.remember()
 
     def once() -> None:
         remove()
-        put_back()
+        rng.apply_again()
 
     remove = loader.add_first_batch_callback(once)

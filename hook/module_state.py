@@ -1,6 +1,7 @@
 """State of an nn.Module: parameters, all buffers, extra state, under names without wrapper prefixes."""
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
@@ -10,17 +11,19 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from ..core.errors import StateMismatchError, UsageError
-from .document import mismatch, read_document
+from .document import Document, mismatch, read_document
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink
 from .stored_state import StoredState
-from .tensor_bytes import copy_bits
+from .tensor_bytes import dtype_name
 
 KIND = "module"
 
 _WRAPPED_CHILDREN = {"_orig_mod", "_checkpoint_wrapped_module"}
 """Names that torch.compile and the activation checkpoint wrapper give their only child; nobody else uses them."""
+
+
+_CACHES = "_non_persistent_buffers_set"
 
 
 class Role(Enum):
@@ -68,22 +71,27 @@ def walk(root: nn.Module, world_size: int) -> Iterator[NamedModule]:
         yield NamedModule(prefix, module, replicas)
         unwrap = isinstance(module, DistributedDataParallel | DataParallel)
         children: list[NamedModule] = []
-        for name, child in module._modules.items():  # noqa: SLF001  # named_children() drops shared modules
+        for name, child in _table(module, "_modules").items():  # named_children() drops shared modules
             if child is not None:
                 below = prefix if unwrap or name in _WRAPPED_CHILDREN else f"{prefix}{name}."
                 children.append(NamedModule(below, child, replicas))
         pending += reversed(children)
 
 
+def _table(module: nn.Module, field: str) -> dict[str, Any]:
+    """A module's own registry. Its public iterators drop what is shared, or walk the tree again for each module."""
+    return cast(dict[str, Any], getattr(module, field))
+
+
 def tensors_of(named: NamedModule) -> Iterator[NamedTensor]:
     """Yield the parameters and buffers that hang directly at a module."""
     module, prefix, replicas = named.module, named.prefix, named.replicas
-    for key, tensor in module._parameters.items():  # noqa: SLF001  # named_parameters() walks the tree again
+    for key, tensor in _table(module, "_parameters").items():  # named_parameters() walks the tree again
         if tensor is not None:
             yield NamedTensor(prefix + key, tensor, Role.PARAMETER, module, key, replicas)
-    for key, tensor in module._buffers.items():  # noqa: SLF001
+    for key, tensor in _table(module, "_buffers").items():
         if tensor is not None:
-            cache = key in module._non_persistent_buffers_set  # noqa: SLF001
+            cache = key in cast(set[str], getattr(module, _CACHES, ()))
             yield NamedTensor(
                 prefix + key, tensor, Role.CACHE if cache else Role.BUFFER, module, key, replicas
             )
@@ -112,6 +120,11 @@ class ParameterRegistry:
                 found.setdefault(id(tensor.tensor), tensor)
         self.named[name] = found
         return modules, tensors
+
+    def find(self, name: str, tensor: torch.Tensor) -> NamedTensor | None:
+        """Return what a module calls a parameter, or None when it has none such."""
+        found = self.named[name].get(id(tensor))
+        return found if found is not None and found.tensor is tensor else None
 
     def owned(self) -> set[int]:
         """Return the ids of all parameters in the groups of hooked optimizers."""
@@ -176,25 +189,16 @@ class ModuleState:
         places = {named.prefix: named.module for named in modules}
         problems = [
             f"{fqn} is in the checkpoint and not in the module"
-            for fqn in document.names
+            for fqn in (*document.tensors, *document.sparse)
             if fqn not in here and not _can_add(document, fqn, places)
         ]
-        problems += [
-            f"{fqn} is in the module and not in the checkpoint"
-            for fqn, named in here.items()
-            if fqn not in document.names and named.role is not Role.CACHE
-        ]
-        problems += [
-            problem
-            for fqn in document.tensors
-            if fqn in here
-            and (problem := _difference(here[fqn], stored, f"{self.name}.{fqn}", fqn in document.caches))
-        ]
-        problems += [
-            f"the checkpoint has {fqn} sparse, the module has not"
-            for fqn in document.sparse
-            if fqn in here and here[fqn].tensor.layout is torch.strided
-        ]
+        for fqn, named in here.items():
+            if fqn in document.tensors:
+                problems += _differences(named, stored, f"{self.name}.{fqn}")
+            elif fqn in document.sparse:
+                problems += _sparse_differences(named, document.sparse[fqn], stored)
+            elif named.role is not Role.CACHE:
+                problems.append(f"{fqn} is in the module and not in the checkpoint")
         extra = {named.prefix for named in modules if _has_extra_state(named.module)}
         problems += [
             f"{prefix}_extra_state is on one side only" for prefix in sorted(extra ^ document.extra.keys())
@@ -208,19 +212,18 @@ class ModuleState:
         """Write into the existing tensors; buffers whose size the forward pass makes are replaced."""
         document = _Document.read(stored, self.name)
         modules, tensors = self._registry.refresh(self.name)
-        for named in tensors:
-            leaf = f"{self.name}.{named.fqn}"
-            if named.fqn not in document.tensors:
-                continue
-            if named.role is Role.PARAMETER or not _difference(named, stored, leaf, cache=False):
-                stored.copy_to(leaf, named.tensor)
-            else:
-                named.owner._buffers[named.key] = stored.tensor(leaf, named.tensor.device)  # noqa: SLF001
-        self._add_buffers(stored, document, {named.prefix: named.module for named in modules})
         decoder = TreeDecoder(stored)
         for named in tensors:
+            leaf = f"{self.name}.{named.fqn}"
             if named.fqn in document.sparse:
-                _put_sparse(named, cast(torch.Tensor, decoder.decode(document.sparse[named.fqn])))
+                _put_sparse(named, decoder.decode(document.sparse[named.fqn]))
+            elif named.fqn not in document.tensors:
+                continue  # a cache that was not there yet
+            elif named.role is Role.PARAMETER or stored.fits(leaf, named.tensor):
+                stored.copy_to(leaf, named.tensor)
+            else:
+                _table(named.owner, "_buffers")[named.key] = stored.tensor(leaf, named.tensor.device)
+        self._add_buffers(stored, document, {named.prefix: named.module for named in modules})
         for named in modules:
             if named.prefix in document.extra:
                 named.module.set_extra_state(cast(Any, decoder.decode(document.extra[named.prefix])))
@@ -231,7 +234,8 @@ class ModuleState:
             prefix, key = _split(fqn)
             module = places.get(prefix)
             if module is not None and _can_add(document, fqn, places):
-                tensor = stored.tensor(f"{self.name}.{fqn}", _device_of(module))
+                device = _device_of(module, self._registry.modules[self.name])
+                tensor = stored.tensor(f"{self.name}.{fqn}", device)
                 module.register_buffer(key, tensor, persistent=fqn not in document.caches)
 
 
@@ -241,10 +245,6 @@ class _Document:
     caches: set[str]
     sparse: dict[str, object]
     extra: dict[str, object]
-
-    @property
-    def names(self) -> dict[str, None]:
-        return self.tensors | dict.fromkeys(self.sparse)
 
     @classmethod
     def read(cls, stored: StoredState, name: str) -> "_Document":
@@ -261,20 +261,39 @@ def _has_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
-def _difference(named: NamedTensor, stored: StoredState, leaf: str, cache: bool) -> str:
-    """What keeps the stored bytes from the tensor, or nothing.
+def _look(tensor: torch.Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
+def _differences(named: NamedTensor, stored: StoredState, leaf: str) -> list[str]:
+    """What keeps the stored bytes from the tensor: one problem or none.
 
     A buffer that the forward pass sizes (a cache, or one that is empty here or there) is replaced instead.
     """
+    if stored.fits(leaf, named.tensor) or named.role is Role.CACHE:
+        return []
     spec = stored.spec(leaf)
-    shape, dtype = tuple(named.tensor.shape), str(named.tensor.dtype).removeprefix("torch.")
-    if named.tensor.layout is not torch.strided:
-        return f"{named.fqn} is {named.tensor.layout} in the module and dense in the checkpoint"
-    if (shape, dtype) == (spec.shape, spec.dtype):
-        return ""
-    if cache or (named.role is Role.BUFFER and not (named.tensor.numel() and spec.size_bytes)):
-        return ""
-    return f"{named.fqn} is {spec.dtype} {list(spec.shape)} in the checkpoint, {dtype} {list(shape)} in the module"
+    if named.role is Role.BUFFER and not (named.tensor.numel() and spec.size_bytes):
+        return []
+    here = _look(named.tensor) if named.tensor.layout is torch.strided else str(named.tensor.layout)
+    return [f"{named.fqn} is {spec.dtype} {list(spec.shape)} in the checkpoint, {here} in the module"]
+
+
+_SPARSE_TAGS = {torch.sparse_coo: "$coo", torch.sparse_csr: "$csr"}
+
+
+def _sparse_differences(named: NamedTensor, encoded: object, stored: StoredState) -> list[str]:
+    content = Document(named.fqn, encoded)
+    tag = _SPARSE_TAGS.get(named.tensor.layout)
+    if tag is None or tag not in cast(dict[str, object], encoded):
+        return [f"{named.fqn} is stored in another sparse layout than {named.tensor.layout}"]
+    parts = Document(named.fqn, content.mapping(tag))
+    dtypes = [stored.spec(leaf).dtype for leaf in leaf_names(parts.value("values"))]
+    if dtypes != [dtype_name(named.tensor.dtype)] or parts.items("size") != list(named.tensor.shape):
+        return [
+            f"{named.fqn} is {dtypes} {parts.items('size')} in the checkpoint, {_look(named.tensor)} in the module"
+        ]
+    return []
 
 
 def _can_add(document: _Document, fqn: str, places: dict[str, nn.Module]) -> bool:
@@ -283,7 +302,7 @@ def _can_add(document: _Document, fqn: str, places: dict[str, nn.Module]) -> boo
     module = places.get(prefix)
     if module is None or fqn not in document.tensors:
         return False
-    buffers = module._buffers  # noqa: SLF001
+    buffers = _table(module, "_buffers")
     if key in buffers:
         return buffers[key] is None
     return fqn in document.caches and not hasattr(module, key)
@@ -294,11 +313,12 @@ def _split(fqn: str) -> tuple[str, str]:
     return prefix + dot, key
 
 
-def _device_of(module: nn.Module) -> torch.device:
-    tensors: Iterable[torch.Tensor] = (*module.parameters(), *module.buffers())
+def _device_of(module: nn.Module, root: nn.Module) -> torch.device:
+    tensors = itertools.chain(module.parameters(), module.buffers(), root.parameters(), root.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def _put_sparse(named: NamedTensor, stored: torch.Tensor) -> None:
-    """Into the tensor that exists where torch can (the object that others hold stays the same), else a new buffer."""
-    ...
+def _put_sparse(named: NamedTensor, made: object) -> None:
+    """Into the tensor object that exists: others may hold it too."""
+    with torch.no_grad():
+        named.tensor.copy_(cast(torch.Tensor, made))

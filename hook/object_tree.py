@@ -16,6 +16,7 @@ import base64
 import math
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -26,10 +27,10 @@ from .state_protocol import Laziness, Sink
 from .stored_state import StoredState, TensorMaker
 
 if TYPE_CHECKING:
-    import numpy
-    import numpy.typing
+    import numpy as np
+    import numpy.typing as npt
 
-    Array = numpy.typing.NDArray[Any]
+    Array = npt.NDArray[Any]
 
 INLINE_BYTES_MAX = 4096
 """Bytes and arrays above this become leaves of their own (design.md section 5)."""
@@ -38,7 +39,7 @@ _PLAIN_ARRAY_KINDS = "biufcmMSU"
 _CPU = torch.device("cpu")
 
 
-def numpy_module() -> Any:  # noqa: ANN401  # the module, or None
+def numpy_module() -> Any:  # the module, or None
     """Return numpy where somebody has imported it; a value cannot be one of its types before."""
     return sys.modules.get("numpy")
 
@@ -53,7 +54,7 @@ class TreeEncoder:
         self._replicas = replicas
 
     def encode(self, value: object, path: str) -> object:
-        """Return `value` as JSON-able data. Leaves are named by the path to them, which must begin with the component's name.
+        """Return `value` as JSON-able data; leaves are named by their path, which begins with the component's name.
 
         Raises:
             StateTypeError: an object has no exact form; the message holds the path to it.
@@ -88,7 +89,7 @@ class TreeEncoder:
             return {"$leaf": name if tensor.device == _CPU else [name, tensor.device.type]}
         tensor = tensor.detach()
         if tensor.layout is torch.sparse_coo:
-            parts = {"indices": tensor._indices(), "values": tensor._values()}  # noqa: SLF001  # uncoalesced too
+            parts = {"indices": tensor._indices(), "values": tensor._values()}  # uncoalesced too
             return {"$coo": self._sparse(path, tensor, parts) | {"coalesced": tensor.is_coalesced()}}
         if tensor.layout is torch.sparse_csr:
             parts = {"crow": tensor.crow_indices(), "col": tensor.col_indices(), "values": tensor.values()}
@@ -98,9 +99,7 @@ class TreeEncoder:
             hint="convert it with to_dense() or to_sparse() in state_dict()",
         )
 
-    def _sparse(
-        self, path: str, tensor: torch.Tensor, parts: dict[str, torch.Tensor]
-    ) -> dict[str, object]:
+    def _sparse(self, path: str, tensor: torch.Tensor, parts: dict[str, torch.Tensor]) -> dict[str, object]:
         """Indices and values as leaves. They may be replaced in place by anybody: always EAGER."""
         eager = TreeEncoder(self._sink, replicas=self._replicas)
         encoded = {part: eager.encode(found, f"{path}.{part}") for part, found in parts.items()}
@@ -118,11 +117,11 @@ class TreeEncoder:
         if type(value) is numpy.ndarray:
             return {"$ndarray": self._array(path, cast("Array", value))}
         if isinstance(value, numpy.generic):
-            scalar = cast("numpy.generic", value)
+            scalar = cast("np.generic", value)
             dtype = _plain_dtype(path, scalar.dtype)
             return {"$npscalar": [dtype, base64.b64encode(scalar.tobytes()).decode()]}
         if isinstance(value, numpy.dtype):
-            return {"$npdtype": _plain_dtype(path, cast("numpy.dtype[Any]", value))}
+            return {"$npdtype": _plain_dtype(path, cast("np.dtype[Any]", value))}
         return NotImplemented
 
     def _array(self, path: str, array: "Array") -> dict[str, object]:
@@ -133,7 +132,9 @@ class TreeEncoder:
         if array.nbytes <= INLINE_BYTES_MAX:
             data = array.tobytes(order="F" if by_column else "C")
             return document | {"data": base64.b64encode(data).decode()}
-        return document | {"leaf": self._leaf(path, _array_bytes(array.T if by_column else array), Laziness.EAGER)}
+        return document | {
+            "leaf": self._leaf(path, _array_bytes(array.T if by_column else array), Laziness.EAGER)
+        }
 
 
 def _array_bytes(array: "Array") -> torch.Tensor:
@@ -142,10 +143,11 @@ def _array_bytes(array: "Array") -> torch.Tensor:
     dense = numpy.ascontiguousarray(array)
     if not dense.flags.writeable:
         dense = dense.copy()
-    return torch.from_numpy(dense.reshape(-1).view(numpy.uint8))
+    from_numpy = cast("Callable[[Array], torch.Tensor]", torch.from_numpy)
+    return from_numpy(dense.reshape(-1).view(numpy.uint8))
 
 
-def _plain_dtype(path: str, dtype: "numpy.dtype[Any]") -> str:
+def _plain_dtype(path: str, dtype: "np.dtype[Any]") -> str:
     if dtype.kind not in _PLAIN_ARRAY_KINDS:
         raise StateTypeError(
             f"{path} has the numpy dtype {dtype}, which cannot be saved",
@@ -168,7 +170,12 @@ class TreeDecoder:
         self._maker = TensorMaker(stored)
 
     def decode(self, data: object) -> object:
-        """Return the value. Raises CorruptDataError for what is no encoded value, StateMismatchError for a lost leaf."""
+        """Return the value.
+
+        Raises:
+            CorruptDataError: `data` is no encoded value.
+            StateMismatchError: a leaf that it refers to is not in the checkpoint.
+        """
         return decode_value(data, self._decode_other)
 
     def _decode_other(self, tag: str, content: object) -> object:
@@ -213,12 +220,13 @@ class TreeDecoder:
     def _sparse(self, tag: str, content: dict[str, Any]) -> torch.Tensor:
         size = torch.Size(content["size"])
         if tag == "$csr":
-            crow, col = self._part(content["crow"]), self._part(content["col"])
-            values = self._part(content["values"])
-            return torch.sparse_csr_tensor(crow, col, values, size, check_invariants=True)
-        indices, values = self._part(content["indices"]), self._part(content["values"])
-        made = torch.sparse_coo_tensor(indices, values, size, check_invariants=True)
-        return made._coalesced_(bool(content["coalesced"]))  # noqa: SLF001  # as it was told when saved
+            parts = [self._part(content[key]) for key in ("crow", "col", "values")]
+            make = cast(Callable[..., torch.Tensor], torch.sparse_csr_tensor)
+            return make(*parts, size, device=parts[-1].device, check_invariants=True)
+        parts = [self._part(content[key]) for key in ("indices", "values")]
+        make = cast(Callable[..., torch.Tensor], torch.sparse_coo_tensor)
+        whole = bool(content["coalesced"])
+        return make(*parts, size, device=parts[-1].device, check_invariants=True, is_coalesced=whole)
 
     def _part(self, data: object) -> torch.Tensor:
         part = self.decode(data)
@@ -248,13 +256,20 @@ def leaf_names(data: object) -> list[str]:
             pending += cast(list[object], part)
         elif isinstance(part, dict):
             for key, item in cast(dict[str, object], part).items():
-                if key == "$leaf" or key == "$rawbytes":
-                    found.append(cast(str, item[0] if isinstance(item, list) else item))
-                elif key == "$ndarray" and isinstance(item, dict) and "leaf" in item:
-                    found.append(cast(dict[str, str], item)["leaf"])
-                else:
+                leaf = _leaf_of(key, item)
+                if leaf is None:
                     pending.append(item)
+                else:
+                    found.append(leaf)
     return found
+
+
+def _leaf_of(key: str, item: object) -> str | None:
+    if key in {"$leaf", "$rawbytes"}:
+        return cast(str, cast(list[object], item)[0] if isinstance(item, list) else item)
+    if key == "$ndarray" and isinstance(item, dict):
+        return cast(dict[str, str], item).get("leaf")
+    return None
 
 
 def _torch_value(kind: object, found: object) -> object:
@@ -272,12 +287,12 @@ def _torch_value(kind: object, found: object) -> object:
     raise ValueError(f"torch has no {kind} {found}")
 
 
-def _numpy() -> Any:  # noqa: ANN401  # the module
+def _numpy() -> Any:  # the module
     try:
-        import numpy  # noqa: PLC0415  # only a state that holds arrays needs it
+        import numpy as np  # noqa: PLC0415  # only a state that holds arrays needs it
     except ImportError as error:
         raise CorruptDataError("the state holds numpy arrays", hint="install numpy to restore it") from error
-    return numpy
+    return np
 
 
 def _array(dtype: str, shape: tuple[int, ...], data: bytes, order: str) -> "Array":

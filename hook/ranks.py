@@ -53,7 +53,7 @@ class Ranks(Protocol):
     world_size: int
 
     def agree_attempt(self, known: int, error: EverstepError | None) -> int:
-        """Return the attempt of all ranks: rank 0 takes the largest known one plus one. Any rank's error is raised by all."""
+        """Return the attempt of all ranks, one above the largest known. Any rank's error is raised by all."""
         ...
 
     def gather(self, topic: str, value: object) -> list[object]:
@@ -169,7 +169,7 @@ class StoreRanks:
     # -- before training: on the caller's thread
 
     def agree_attempt(self, known: int, error: EverstepError | None) -> int:
-        """Gather what every rank's daemon knows; errors travel too, so that nobody waits for a rank that was refused."""
+        """Gather what every rank's daemon knows; errors travel too: nobody waits for a rank that was refused."""
         said = self.gather("attempt", _pack_error(error) if error is not None else {"known": known})
         for rank, item in enumerate(said):
             raised = _unpack_error(item, rank)

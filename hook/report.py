@@ -26,7 +26,7 @@ class Report:
     failures: tuple[str, ...]
     """Newest last."""
     eager_s: float
-    """At boundaries: state that may change at once was copied."""
+    """At boundaries: the state was walked, and what may change at once copied."""
     largest_eager_leaf: str
     eager_bytes: int
     """Of the newest snapshot."""

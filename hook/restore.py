@@ -1,4 +1,4 @@
-"""Bringing a run back: all ranks agree on the newest checkpoint they all have, verify it, and only then change anything."""
+"""Bringing a run back: all ranks agree on the newest checkpoint, verify it, and only then change anything."""
 
 import logging
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from ..core.errors import (
 )
 from ..core.ids import CheckpointId
 from ..proto import frames
-from .component import Component
 from .link import Link
 from .mapped_arena import MappedArena
 from .ranks import Ranks
 from .restore_plan import Choice, check_replicated, newest_common, restorable
+from .state_protocol import Component
 from .stored_state import StoredState
 
 logger = logging.getLogger(__name__)
@@ -175,6 +175,7 @@ class RestoreSearch:
 
     def give_back(self, found: Fetched) -> None:
         """Unmap an arena that is not needed; one made for the restore is released."""
+        found.stored.close()
         found.arena.close()
         if not found.keeps_arena:
             self.link.tell(frames.Release(arena=found.arena.number))

@@ -8,8 +8,8 @@ from ..core.errors import StateMismatchError
 from ..core.ids import CheckpointId
 from ..proto.frames import Offer
 
-PER_RANK_PREFIXES = ("rng.",)
-"""Leaves that are each rank's own by nature: at another world size they are left as the script set them."""
+PER_RANK_PREFIXES = ("rng.", "log.")
+"""Each rank's own by nature. At another world size generators are left as the script set them, histories are rank 0's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def check_replicated(manifest: Manifest, world_size: int) -> None:
 
     Only then does one rank's shard hold all there is, and restores at another world size.
     """
-    if manifest.world_size == 1 or manifest.world_size == world_size:
+    if manifest.world_size in (1, world_size):
         return
     for leaf in manifest.leaves:
         own = leaf.replicas != manifest.world_size and not leaf.name.startswith(PER_RANK_PREFIXES)
@@ -51,5 +51,5 @@ def check_replicated(manifest: Manifest, world_size: int) -> None:
             raise StateMismatchError(
                 f"checkpoint {manifest.checkpoint} was taken by {manifest.world_size} ranks and {leaf.name!r} is "
                 f"different on each; it cannot be restored by {world_size}",
-                hint=f"start {manifest.world_size} ranks, or attach(..., replicated=True) where all ranks hold the same",
+                hint=f"start {manifest.world_size} ranks; attach(..., replicated=True) says that all hold the same",
             )

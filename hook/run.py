@@ -14,7 +14,6 @@ from ..core.errors import EverstepError, FencedError, UsageError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import Reply
-from .component import Component
 from .environment import environment_notes
 from .guard import OptimizerGuard
 from .history import History
@@ -27,6 +26,7 @@ from .restore import Fetched, Restored, RestoreSearch, check_may_restore
 from .rng_state import RngState
 from .run_state import RunState
 from .snapshot import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, SnapshotFacts, Snapshotter
+from .state_protocol import Component
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Run:
 
         Numbers or tensors of one element. A CUDA tensor is read here, which waits for the device.
         """
-        self._history.append(self._state.step, {key: float(value) for key, value in values.items()})
+        self._history.append(self._state.step, values)
 
     def history(self, key: str) -> list[tuple[int, float]]:
         """Return what was logged under `key` along the lineage, as (step, value)."""
@@ -362,6 +362,7 @@ class Run:
             put_back_on_first_batch(self._loader, self._rng)
         self._parent = found.choice.checkpoint
         if found.keeps_arena:
+            found.stored.close()
             self._snapshotter.adopt(found.arena)
         else:
             search.give_back(found)

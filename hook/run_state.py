@@ -3,7 +3,7 @@
 from typing import cast
 
 from ..core.errors import StateMismatchError
-from .component import Sink
+from .state_protocol import Sink
 from .stored_state import StoredState
 
 RUN_COMPONENT = "everstep"

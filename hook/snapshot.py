@@ -1,4 +1,4 @@
-"""Snapshots: at a boundary the eager part is copied at once, the lazy part by the copy thread, then the slot is sealed."""
+"""Snapshots: at a boundary the eager part is copied at once, the rest by the copy thread, then the slot is sealed."""
 
 import hashlib
 import logging
@@ -17,12 +17,12 @@ from ..core.ids import CheckpointId
 from ..proto import frames
 from .capture import StateCapture, capture_state
 from .client import Answer
-from .component import Component, Laziness, TensorLeaf
 from .copier import Copier, CopyJob, Move, Unchanged
 from .cuda_copy import CudaCopies
 from .link import Link
 from .mapped_arena import MappedArena
 from .report import CostBook
+from .state_protocol import Component, Laziness, TensorLeaf
 from .tensor_bytes import memmove
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class Snapshotter:
         self._lock = threading.Lock()
         self._arena: MappedArena | None = None
         self._asked: tuple[str, Future[Answer]] | None = None
+        self._last: StateCapture | None = None
         self._layout: Layout | None = None
         self._placed: list[_Placed] = []
         self._copier = Copier()
@@ -104,8 +105,13 @@ class Snapshotter:
 
     def prepare(self) -> None:
         """Ask for the arena that the present structure needs, ahead of the first checkpoint."""
-        layout = self._layout_of(capture_state(self._components), 0)
+        layout = self._layout_of(self._capture(), 0)
         self._find_arena(layout)
+
+    def _capture(self) -> StateCapture:
+        """Return the state by reference; the last capture's description spares most of the work."""
+        self._last = capture_state(self._components, previous=self._last)
+        return self._last
 
     def _find_arena(self, layout: Layout) -> MappedArena | None:
         """Return the arena of `layout`, or None after asking for one."""
@@ -168,11 +174,18 @@ class Snapshotter:
         Raises:
             StateTypeError: something in the state cannot be saved: the path says what.
         """
+        began_s = time.perf_counter()
+        try:
+            return self._begin(facts)
+        finally:
+            self._costs.eager_s += time.perf_counter() - began_s
+
+    def _begin(self, facts: SnapshotFacts) -> str | None:
         if self._copier.busy:
             return STILL_COPYING
         if self._link.broken:
             return NO_DAEMON
-        capture = capture_state(self._components)
+        capture = self._capture()
         values = dump_values(capture.values)
         layout = self._layout_of(capture, len(values))
         try:
@@ -219,7 +232,7 @@ class Snapshotter:
         """Return the layout of this structure; computed anew only when the structure or the values' room changes."""
         specs = tuple(leaf.spec for leaf in capture.leaves)
         known = self._layout
-        if known is not None and known.leaves == specs and known.aliases == capture.aliases:
+        if known is not None and (known.leaves, known.aliases) == (specs, capture.aliases):  # noqa: SIM102 - two questions
             if 2 * values_size_bytes < known.draft_capacity_bytes:
                 return known
         devices = [DeviceWeight(device_id=d.device_id, weight=d.weight) for d in self._link.devices]
@@ -230,7 +243,6 @@ class Snapshotter:
     def _copy(
         self, capture: StateCapture, layout: Layout, arena: MappedArena, slot: int, sealing: "_Sealing"
     ) -> None:
-        began_s = time.perf_counter()
         base = arena.slot_address(slot)
         moves: list[Move] = []
         largest, eager_bytes = (0, ""), 0
@@ -238,10 +250,9 @@ class Snapshotter:
             leaf = capture.leaves[place.leaf]
             eager = leaf.laziness is Laziness.EAGER
             if leaf.tensor.is_cuda:
-                target = base + place.slot_offset_bytes
-                self._cuda.copy(
-                    target, leaf.tensor, place.offset_in_leaf_bytes, place.size_bytes, eager=eager
-                )
+                offset = base - arena.address + place.slot_offset_bytes
+                target = arena.view(offset, place.size_bytes)
+                self._cuda.copy(target, leaf.tensor, place.offset_in_leaf_bytes, eager=eager)
             else:
                 source = leaf.tensor.data_ptr() + place.offset_in_leaf_bytes
                 move = Move(base + place.slot_offset_bytes, source, place.size_bytes)
@@ -253,7 +264,6 @@ class Snapshotter:
                 eager_bytes += place.size_bytes
                 largest = max(largest, (place.size_bytes, leaf.spec.name))
         wait_cuda = self._cuda.record()
-        self._costs.eager_s += time.perf_counter() - began_s
         self._costs.eager_bytes, self._costs.largest_eager_leaf = eager_bytes, largest[1]
         job = CopyJob(
             moves=moves,
@@ -337,4 +347,4 @@ def _places(layout: Layout) -> list[_Placed]:
 
 
 def _unchanged(leaf: TensorLeaf) -> Unchanged:
-    return Unchanged(leaf.spec.name, leaf.tensor, leaf.tensor.data_ptr(), leaf.tensor._version)  # noqa: SLF001
+    return Unchanged(leaf.spec.name, leaf.tensor, leaf.tensor.data_ptr(), leaf.tensor._version)

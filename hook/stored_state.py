@@ -90,6 +90,12 @@ class StoredState:
         """Return what a leaf or alias looks like. Raises StateMismatchError when there is none of that name."""
         return self._place(name).spec
 
+    def fits(self, name: str, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor has the dtype and shape of a leaf, so that `copy_to` may write into it."""
+        spec = self._place(name).spec
+        plain = tensor.layout is torch.strided
+        return plain and tuple(tensor.shape) == spec.shape and tensor.dtype == torch_dtype(spec.dtype)
+
     def copy_to(self, name: str, tensor: torch.Tensor) -> None:
         """Write a leaf into an existing tensor's memory, bit for bit.
 
@@ -98,7 +104,7 @@ class StoredState:
         """
         place = self._place(name)
         spec = place.spec
-        if tuple(tensor.shape) != spec.shape or tensor.dtype != torch_dtype(spec.dtype):
+        if not self.fits(name, tensor):
             raise StateMismatchError(
                 f"{name} is {spec.dtype} {list(spec.shape)} in the checkpoint,"
                 f" {str(tensor.dtype)[6:]} {list(tensor.shape)} here",
@@ -119,7 +125,7 @@ class StoredState:
         """
         place = self._place(name)
         spec = place.spec
-        made = torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype))
+        made = torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="cpu")
         self._read(place, made.data_ptr())
         return made if device is None else made.to(device)
 
@@ -131,7 +137,7 @@ class StoredState:
     def holder_bytes(self, holder: str) -> torch.Tensor:
         """Return all bytes of a leaf as a new CPU tensor of uint8."""
         place = self._place(holder)
-        made = torch.empty(place.spec.size_bytes, dtype=torch.uint8)
+        made = torch.empty(place.spec.size_bytes, dtype=torch.uint8, device="cpu")
         self._read(place, made.data_ptr())
         return made
 

@@ -1,7 +1,7 @@
 """Tensors as bytes: dtype names, addresses, dense memory, copies that release the GIL."""
 
 import functools
-from typing import cast
+from typing import Protocol, cast
 
 import cffi
 import torch
@@ -17,7 +17,13 @@ MEMMOVE_PIECE_BYTES = 4 * 1024 * 1024
 _ffi = cffi.FFI()
 # Addresses are declared as integers, which every 64-bit ABI passes as pointers: no cast object per call.
 _ffi.cdef("void *memmove(uintptr_t to, uintptr_t from, size_t size);")
-_libc = _ffi.dlopen(None)
+
+
+class _Libc(Protocol):
+    def memmove(self, to: int, source: int, size_bytes: int, /) -> object: ...
+
+
+_libc = cast("_Libc", _ffi.dlopen(None))
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _DEVICE_TYPES = ("cpu", "cuda")
@@ -29,7 +35,7 @@ class BufferPin:
     def __init__(self, buffer: memoryview) -> None:
         """Pin a C-contiguous buffer (memoryview of an mmap, bytes, bytearray); it may be read-only."""
         self._handle = _ffi.from_buffer("char[]", buffer)
-        self.address = cast(int, int(_ffi.cast("uintptr_t", self._handle)))
+        self.address = int(_ffi.cast("uintptr_t", self._handle))
         self.size_bytes = buffer.nbytes
 
     def release(self) -> None:
@@ -72,9 +78,9 @@ def require_plain(tensor: torch.Tensor, path: str) -> None:
         StateTypeError: meta, sparse, quantised, nested, not initialised, sharded or of another device type; the
             message names the path and says what to do.
     """
-    if type(tensor) in _PLAIN_TYPES and tensor.layout is torch.strided and tensor.device.type in _DEVICE_TYPES:
-        if not (tensor.is_quantized or tensor.is_nested):
-            return
+    strided = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+    if strided and type(tensor) in _PLAIN_TYPES and tensor.device.type in _DEVICE_TYPES:
+        return
     reason = _refusal(tensor)
     if reason is not None:
         what, hint = reason
@@ -86,7 +92,7 @@ def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
         return "a parameter without a shape yet", "run one forward pass before attach()"
     if tensor.is_meta:
         return "on the meta device", "materialise it (to_empty and initialise) before attach()"
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if _dispatch_of(type(tensor)) != _dispatch_of(torch.Tensor):
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         return f"a {kind}", "save its inner tensors from state_dict() of an object of your own"
     if tensor.is_quantized:
@@ -98,6 +104,11 @@ def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     if tensor.device.type not in _DEVICE_TYPES:
         return f"on device {tensor.device}", f"supported device types are {', '.join(_DEVICE_TYPES)}"
     return None
+
+
+def _dispatch_of(kind: type) -> object:
+    """A class with a dispatch of its own keeps its elements elsewhere: DTensor, FakeTensor, quantised weights."""
+    return getattr(kind, "__torch_dispatch__", None)
 
 
 def dense_or_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -155,7 +166,7 @@ def slot_view(slot: memoryview, offset_bytes: int, spec: LeafSpec) -> torch.Tens
     """
     dtype = torch_dtype(spec.dtype)
     if spec.size_bytes == 0:
-        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
+        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu")
     flat = torch.frombuffer(slot, dtype=torch.uint8, count=spec.size_bytes, offset=offset_bytes)
     return flat.view(dtype).as_strided(spec.shape, spec.strides)
 

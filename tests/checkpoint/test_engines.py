@@ -403,15 +403,17 @@ def test_forgotten_arenas_and_used_files_are_let_go(engine: Engine, tmp_path: Pa
 
 def test_at_most_eight_arenas_stay_mapped_and_all_work(engine: Engine, tmp_path: Path) -> None:
     arenas = [Arena(PAGE) for _ in range(ARENA_MAPS_MAX + 3)]
-    _, maps_before = _held(engine)
     try:
         with opened(tmp_path / "file") as file_fd:
+            fds_before, maps_before = _held(engine)
             for index, arena in enumerate(arenas * 2):
                 arena.bytes[:4] = index.to_bytes(4, "little")
                 run(engine, TransferKind.WRITE, arena.fd, file_fd, PAGE)
                 assert os.pread(file_fd, 4, 0) == index.to_bytes(4, "little")
-        _, maps = _held(engine)
-        assert maps <= maps_before + ARENA_MAPS_MAX + 1
+            fds, maps = _held(engine)
+        # A process may not yet have obeyed the last `forget`, which follows the transfer.
+        assert maps <= maps_before + ARENA_MAPS_MAX
+        assert fds <= fds_before + 2 * ARENA_MAPS_MAX + 1
     finally:
         for arena in arenas:
             engine.forget(arena.fd)

@@ -204,3 +204,24 @@ def test_a_manifest_comes_from_whichever_copy_is_whole(run: RunStore, dirs: list
         run.manifest(CheckpointId(1, 1), 1)
     with pytest.raises(NotFoundError, match=r"1\.2"):
         run.info(CheckpointId(1, 2))
+
+
+def test_small_files_get_content_before_name_and_name_before_use(dirs: list[Path]) -> None:
+    ops = FaultyStorage(RealStorage())
+    with opened(dirs, ops=ops.as_ops()) as (store, _):
+        run = store.run(UID, "demo", create=True)
+        ops.arm(0)
+        run.begin_attempt(1, fresh=False)
+        steps = [call.name for call in ops.calls]
+        assert steps == ["write_small_new", "rename_noreplace", "sync_directory"] * 2
+        ops.arm(0)
+        run.set_complete_floor(CheckpointId(1, 1))
+        assert [call.name for call in ops.calls] == ["write_small_new", "replace", "sync_directory"] * 2
+        ops.arm(0)
+        store.run(UID, "other", create=True)
+        names = [call.name for call in ops.calls]
+        made = [
+            place for place, call in enumerate(ops.calls) if call.path.name in ("attempts", "commits", "data")
+        ]
+        assert len(made) == 6
+        assert made[2] < names.index("rename_noreplace") < made[3]  # run.json last on each device

@@ -1,0 +1,138 @@
+"""The command line `everstep`: arguments in, an exit code out. What is heavy is imported by the command that needs it.
+
+Exit codes: 0 done; 1 damage was found, or the request was refused or failed; 2 wrong usage; 3 no daemon answers, or
+what was named does not exist.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ..core import errors
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+
+EXIT_CODES: dict[type[errors.EverstepError], int] = {
+    errors.EverstepError: EXIT_FAILED,
+    errors.UsageError: EXIT_USAGE,
+    errors.RunBusyError: EXIT_FAILED,
+    errors.FencedError: EXIT_FAILED,
+    errors.ProtectedError: EXIT_FAILED,
+    errors.NotFoundError: EXIT_NOT_FOUND,
+    errors.DaemonUnavailableError: EXIT_NOT_FOUND,
+}
+"""By class; the nearest parent in this table counts."""
+
+_RUN_HELP = "a run by name or id; a run with a slash in its name by its id"
+_DIRECTORY_HELP = "read these storage directories, without a daemon (name all directories of one store)"
+_EPILOG = "Without storage directories a command asks the daemon of this user ($EVERSTEP_SOCKET, or the usual place)."
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says wrong usage as JSON where JSON was asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        if "--json" in sys.argv[1:]:
+            _print_json_error("UsageError", message, f"{self.prog} --help", EXIT_USAGE)
+            sys.exit(EXIT_USAGE)
+        super().error(message)
+
+
+class _Version(argparse.Action):
+    """Prints the version; reading it takes longer than all the rest, so it is read only here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        from ..core.version import VERSION  # noqa: PLC0415
+
+        parser.exit(message=f"everstep {VERSION}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one command and return its exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return _carry_out(parsed)
+    except errors.EverstepError as error:
+        return _report(error, as_json=getattr(parsed, "json", False))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left. What is still buffered must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+
+
+def _carry_out(parsed: argparse.Namespace) -> int:
+    if parsed.command == "daemon":
+        from .main import run_daemon  # noqa: PLC0415
+
+        return run_daemon(config_path=parsed.config, socket_path=None, private=False)
+    from . import cli_commands  # noqa: PLC0415
+
+    return cli_commands.COMMANDS[parsed.command](parsed)
+
+
+def _report(error: errors.EverstepError, *, as_json: bool) -> int:
+    code = next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
+    if as_json:
+        _print_json_error(error.code, error.message, error.hint, code)
+    else:
+        print(f"everstep: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  {error.hint}", file=sys.stderr)
+    return code
+
+
+def _print_json_error(code: str, message: str, hint: str, exit_code: int) -> None:
+    document = {"error": {"code": code, "message": message, "hint": hint, "exit_code": exit_code}}
+    print(json.dumps(document, indent=2))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="everstep", description="Checkpoints of training runs on this node.", epilog=_EPILOG
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    as_json = _Parser(add_help=False)
+    as_json.add_argument("--json", action="store_true", help="print one JSON document")
+
+    commands.add_parser("status", parents=[as_json], help="show the daemon: runs, ranks, memory, devices")
+    listing = commands.add_parser("ls", parents=[as_json], help="list checkpoints")
+    _add_target(listing, "RUN", "?")
+    show = commands.add_parser("show", parents=[as_json], help="show one checkpoint: files, notes, leaves")
+    _add_target(show, "RUN[@ATTEMPT.STEP]")
+    show.add_argument("--leaves", action="store_true", help="list the leaves, too")
+    verify = commands.add_parser(
+        "verify", parents=[as_json], help="read every block and compare its checksum"
+    )
+    _add_target(verify, "RUN[@ATTEMPT.STEP]", "?")
+    verify.add_argument(
+        "--ledger", action="store_true", help="prove that each sample was handed out exactly once"
+    )
+    remove = commands.add_parser("rm", parents=[as_json], help="remove a checkpoint, or all of a run")
+    _add_target(remove, "RUN@ATTEMPT.STEP | RUN")
+    remove.add_argument("--all", action="store_true", help="remove all checkpoints of the run")
+    remove.add_argument("--force", action="store_true", help="remove even what a restart may need")
+    daemon = commands.add_parser("daemon", help="run the daemon of a node in the foreground")
+    daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="its configuration (TOML)")
+    commands.add_parser("stop", parents=[as_json], help="let the daemon write what is sealed, then end it")
+    return parser
+
+
+def _add_target(parser: argparse.ArgumentParser, what: str, optional: str = "") -> None:
+    shown = f"[{what}]" if optional else what
+    parser.add_argument(
+        "target", nargs="*", metavar="TARGET", help=f"{shown} [DIR ...]: {_RUN_HELP}; {_DIRECTORY_HELP}"
+    )
+    parser.add_argument(
+        "--storage", nargs="+", action="extend", default=[], metavar="DIR", help=_DIRECTORY_HELP
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

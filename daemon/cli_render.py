@@ -1,0 +1,363 @@
+"""Tables for people, readable at 80 columns. Names come from users: nothing in them is taken as markup."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .views import (
+    CheckpointDetail,
+    CheckpointStatus,
+    CheckpointView,
+    DeviceStatus,
+    RankState,
+    RankView,
+    Removed,
+    RunView,
+    SlotStatus,
+    StatusView,
+    Stopped,
+    StoreView,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from .ledger_check import LedgerVerdict
+
+PIPE_WIDTH = 120
+"""Columns when nobody looks: wide enough that grep finds whole lines."""
+
+GOOD, BAD, WARN, DIM, HEAD = "green", "bold red", "yellow", "dim", "bold"
+_STATE_STYLES = {
+    CheckpointStatus.COMPLETE: GOOD,
+    CheckpointStatus.LOCAL: WARN,
+    CheckpointStatus.DAMAGED: BAD,
+    RankState.ATTACHED: GOOD,
+    RankState.LINGERING: WARN,
+    RankState.CLOSED: DIM,
+    DeviceStatus.OK: GOOD,
+    DeviceStatus.SUSPECT: WARN,
+    DeviceStatus.MISSING: BAD,
+}
+
+
+def make_console() -> Console:
+    """Return the console of this process; rich itself honours NO_COLOR, TERM and COLUMNS."""
+    is_fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_fixed else PIPE_WIDTH, markup=False, highlight=False, emoji=False)
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def size_text(size_bytes: float) -> str:
+    """Return bytes for people: `3.1 MiB`."""
+    if size_bytes < 1024:
+        return f"{size_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size_bytes /= 1024
+        if size_bytes < 1024 or unit == "TiB":
+            break
+    return f"{size_bytes:.1f} {unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in its largest fitting unit: `3 min`."""
+    for limit_s, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit_s:
+            return f"{max(seconds, 0) / unit_s:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
+def time_text(unix_s: float) -> str:
+    """Return local time: `2026-03-01 12:34:56`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def age_text(unix_s: float) -> str:
+    """Return how long ago that was."""
+    return f"{duration_text(time.time() - unix_s)} ago"
+
+
+# --- status ---------------------------------------------------------------------------------------------------------
+
+
+def status(console: Console, found: StatusView) -> None:
+    """Draw the daemon, its runs and its stores."""
+    daemon = found.daemon
+    kind = "private" if daemon.is_private else "node"
+    draining = ", draining" if daemon.is_draining else ""
+    _line(
+        console,
+        f"everstep {daemon.version}: {kind} daemon, pid {daemon.pid}, up {duration_text(daemon.uptime_s)}{draining}",
+        HEAD,
+    )
+    metrics = f"http://127.0.0.1:{daemon.metrics_port}/metrics" if daemon.metrics_port else "off"
+    _pairs(
+        console,
+        [
+            ("socket", daemon.socket),
+            ("metrics", metrics),
+            ("arenas", size_text(daemon.arena_bytes)),
+            ("shards", f"{daemon.persisted_count} committed, {daemon.failed_count} failed"),
+        ],
+    )
+    console.print()
+    if found.runs:
+        _runs(console, found.runs)
+    else:
+        _line(console, "no run has attached", DIM)
+    for store in found.stores:
+        console.print()
+        _store(console, store)
+
+
+def _runs(console: Console, runs: Sequence[RunView]) -> None:
+    table = _table("RUN", "ATTEMPT", "RANK", "STATE", "STEP", "MEMORY", "SNAPSHOTS")
+    for run in runs:
+        for index, rank in enumerate(run.ranks):
+            table.add_row(
+                Text(run.name if index == 0 else "", overflow="fold"),
+                str(run.attempt) if index == 0 else "",
+                f"{rank.rank}/{run.world_size}",
+                Text(rank.state.value, _STATE_STYLES[rank.state]),
+                str(rank.step) if rank.step else "-",
+                size_text(rank.arena_bytes) if rank.arena_bytes else "-",
+                _slots_text(rank),
+            )
+    console.print(table)
+
+
+def _slots_text(rank: RankView) -> str:
+    held = [f"{slot.checkpoint} {slot.state.value}" for slot in rank.slots if slot.checkpoint is not None]
+    free_count = sum(slot.state is SlotStatus.FREE for slot in rank.slots)
+    return ", ".join([*held, *([f"{free_count} free"] if free_count else [])]) or "-"
+
+
+def _store(console: Console, store: StoreView) -> None:
+    table = _table("DEVICE", "STATE", "ENGINE", "DIRECT", "FREE", "OF")
+    for device in store.devices:
+        is_there = device.state is not DeviceStatus.MISSING
+        table.add_row(
+            Text(device.path, overflow="fold"),
+            Text(device.state.value, _STATE_STYLES[device.state]),
+            device.engine or "-",
+            ("yes" if device.is_direct else "no") if is_there else "-",
+            size_text(device.free_bytes) if is_there else "-",
+            size_text(device.total_bytes) if is_there else "-",
+        )
+    console.print(table)
+    for device in store.devices:
+        if device.reason:
+            _line(console, f"! {device.path}: {device.reason}", WARN)
+    _notes(console, [*store.notes, *store.problems])
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def checkpoints(console: Console, found: Sequence[CheckpointView], notes: Sequence[str], label: str) -> None:
+    """Draw the checkpoints, a table for each run."""
+    # What recovery says of a damaged checkpoint stands below its table, too.
+    told = [problem.partition(": ")[2] for view in found for problem in view.problems]
+    notes = [note for note in notes if not any(problem in note for problem in told)]
+    _notes(console, notes)
+    if not found:
+        _line(console, f"no checkpoints in {label}", DIM)
+    by_run: dict[tuple[str, int], list[CheckpointView]] = {}
+    for view in found:
+        by_run.setdefault((view.run_name, view.owner_uid), []).append(view)
+    for index, (run, views) in enumerate(by_run.items()):
+        if index or notes:
+            console.print()
+        owner = "" if run[1] == os.getuid() else f"  (uid {run[1]})"
+        _line(console, f"{run[0]}{owner}", HEAD)
+        _run_table(console, views)
+
+
+def _run_table(console: Console, views: Sequence[CheckpointView]) -> None:
+    table = _table("CHECKPOINT", "STATE", "RANKS", "SIZE", "SAVED", "", "")
+    for view in views:
+        table.add_row(
+            str(view.checkpoint),
+            Text(view.state.value, _STATE_STYLES[view.state]),
+            f"{len(view.ranks)}/{view.world_size}",
+            size_text(view.size_bytes),
+            age_text(view.created_unix_s),
+            Text(time_text(view.created_unix_s), DIM),
+            _marks(view),
+        )
+    console.print(table)
+    for view in views:
+        for problem in view.problems:
+            _line(console, f"! {view.checkpoint}: {problem}", BAD)
+
+
+def _marks(view: CheckpointView) -> str:
+    marks = ["memory"] if view.is_in_memory else []
+    if view.notes.get("finished") == "true":
+        marks.append("finished")
+    if not view.is_offered and view.state is not CheckpointStatus.DAMAGED:
+        marks.append("set aside")
+    return " ".join(marks)
+
+
+def detail(console: Console, found: CheckpointDetail) -> None:
+    """Draw one checkpoint."""
+    view = found.summary
+    _line(console, view.title, HEAD)
+    ranks = ", ".join(map(str, view.ranks))
+    state = " ".join(filter(None, (view.state.value, _marks(view))))
+    _pairs(
+        console,
+        [
+            ("state", Text(state, _STATE_STYLES[view.state])),
+            ("saved", f"{time_text(view.created_unix_s)} ({age_text(view.created_unix_s)})"),
+            (
+                "size",
+                f"{size_text(view.size_bytes)} in {len(found.segments)} files, {found.leaf_count} leaves",
+            ),
+            ("ranks", f"{ranks} of {view.world_size}"),
+            ("parent", str(view.parent) if view.parent else "none"),
+            ("run id", view.run_id),
+            ("files in", f"runs/{view.owner_uid}/{view.run_id}/data of each device"),
+            *sorted(view.notes.items()),
+        ],
+    )
+    for problem in view.problems:
+        _line(console, f"! {problem}", BAD)
+    console.print()
+    _segments(console, found)
+    if found.leaves:
+        console.print()
+        _leaves(console, found)
+
+
+def _segments(console: Console, found: CheckpointDetail) -> None:
+    table = _table("RANK", "SIZE", "BLOCKS", "DEVICE", "FILE")
+    for segment in found.segments:
+        file = segment.file or "(its device is missing)"
+        # The run's own directory is the same for all: what tells files apart is at the end.
+        short = "/".join(file.split("/")[-2:])
+        table.add_row(
+            str(segment.rank),
+            size_text(segment.size_bytes),
+            str(segment.block_count),
+            segment.device_id[:8],
+            Text(short, overflow="fold"),
+        )
+    console.print(table)
+
+
+def _leaves(console: Console, found: CheckpointDetail) -> None:
+    table = _table("RANK", "LEAF", "DTYPE", "SHAPE", "SIZE")
+    for leaf in found.leaves:
+        whole = f" of {_shape_text(leaf.global_shape)}" if leaf.global_shape != leaf.shape else ""
+        also = f" = {', '.join(leaf.aliases)}" if leaf.aliases else ""
+        table.add_row(
+            str(leaf.rank),
+            Text(f"{leaf.name}{also}", overflow="fold"),
+            leaf.dtype,
+            _shape_text(leaf.shape) + whole,
+            size_text(leaf.size_bytes),
+        )
+    console.print(table)
+    if len(found.leaves) < found.leaf_count:
+        _line(console, f"{found.leaf_count - len(found.leaves)} leaves are not listed", DIM)
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def verdict(console: Console, found: Verdict, ledgers: "Sequence[LedgerVerdict] | None") -> None:
+    """Draw what reading one checkpoint showed."""
+    size_bytes = sum(segment.size_bytes for segment in found.segments)
+    word = Text("intact " if found.is_intact else "DAMAGED", GOOD if found.is_intact else BAD)
+    rest = f"  {found.summary.title}  {len(found.segments)} files, {size_text(size_bytes)}, {found.elapsed_s:.1f} s"
+    console.print(word + Text(rest), soft_wrap=True)
+    problems = [*found.problems, *(segment.problem for segment in found.segments if segment.problem)]
+    for problem in problems:
+        _line(console, f"  ! {problem}", BAD)
+    if ledgers is None:
+        return
+    if not ledgers:
+        _line(console, "  ledger: no loader of this checkpoint kept one", WARN)
+    for ledger in ledgers:
+        _ledger(console, ledger)
+
+
+def _ledger(console: Console, found: "LedgerVerdict") -> None:
+    line = f"  ledger {found.place} ({found.position})"
+    if found.is_proven:
+        _line(console, f"{line}: each sample exactly once", GOOD)
+    elif found.problems:
+        _line(console, line, BAD)
+        for problem in found.problems:
+            _line(console, f"    ! {problem}", BAD)
+    else:
+        ranks = ", ".join(map(str, found.missing_ranks))
+        _line(console, f"{line}: not proven, the shards of these ranks are not here: {ranks}", WARN)
+
+
+def verified(console: Console, count: int, label: str, *, is_intact: bool) -> None:
+    """Draw the sum of a verification."""
+    if not count:
+        _line(console, f"no checkpoints in {label}", DIM)
+    elif count > 1:
+        text = f"{count} checkpoints verified" + ("" if is_intact else ": not all is as it was committed")
+        _line(console, text, GOOD if is_intact else BAD)
+
+
+def removed(console: Console, title: str, found: Removed) -> None:
+    """Draw what was removed."""
+    what = title if found.checkpoint_count == 1 else f"{found.checkpoint_count} checkpoints of {title}"
+    _line(console, f"removed {what}, {size_text(found.freed_bytes)} freed", GOOD)
+
+
+def stopped(console: Console, socket: str, found: Stopped) -> None:
+    """Draw how a daemon ended."""
+    _line(
+        console,
+        f"the daemon on {socket} has ended; {found.persisted_count} shards were committed meanwhile",
+        GOOD,
+    )
+    if found.attached_count:
+        _line(console, f"! {found.attached_count} trainers were attached; they look for a daemon again", WARN)
+    if found.lost_count:
+        _line(console, f"! {found.lost_count} sealed snapshots could not be written", BAD)
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=DIM)
+    for head in heads:
+        table.add_column(head, justify="right" if head in ("SIZE", "FREE", "OF", "BLOCKS") else "left")
+    return table
+
+
+def _pairs(console: Console, pairs: Sequence[tuple[str, str | Text]]) -> None:
+    width = max(len(key) for key, _ in pairs)
+    for key, value in pairs:
+        text = value if isinstance(value, Text) else Text(value)
+        console.print(Text(f"  {key:<{width}}  ", DIM) + text, soft_wrap=True)
+
+
+def _notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        _line(console, f"! {note}", WARN)
+
+
+def _line(console: Console, text: str, style: str) -> None:
+    """Print one line whole, however narrow the terminal: paths and messages are there to be copied."""
+    console.print(Text(text, style), soft_wrap=True)

@@ -1,0 +1,78 @@
+"""From the keywords of attach() to the components of the training state."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ..core.errors import UsageError
+from .history import NAME as HISTORY_NAME
+from .module_state import ModuleState, ParameterRegistry
+from .object_state import object_component
+from .optimizer_state import OptimizerState
+from .rng_state import NAME as RNG_NAME
+from .state_protocol import Component, Laziness, Sink, TensorLeaf
+
+__all__ = ["Component", "Laziness", "Sink", "TensorLeaf", "make_components"]
+
+RESERVED_NAMES = (HISTORY_NAME, RNG_NAME)
+"""Components that every run has beside the attached objects; `RngState` and `History` are made by the run."""
+
+
+def make_components(objects: Mapping[str, object], *, world_size: int) -> list[Component]:
+    """Return the components of the objects: modules first, then optimizers, then the rest, each in the given order.
+
+    Capture, check and apply them in this order: optimizers name their parameters by what the modules said last.
+
+    Raises:
+        StateTypeError: an object of a kind that cannot be saved.
+        UsageError: a keyword that cannot be a component's name, an optimizer without hooks, or one that hides
+            another whose state would be lost.
+    """
+    for name in objects:
+        if not name.isidentifier() or name in RESERVED_NAMES:
+            raise UsageError(
+                f"an object cannot be attached as {name!r}",
+                hint=f"take another keyword; {' and '.join(RESERVED_NAMES)} are everstep's own",
+            )
+    registry = ParameterRegistry(world_size)
+    modules: list[Component] = []
+    optimizers: list[Component] = []
+    others: list[Component] = []
+    for name, value in objects.items():
+        if isinstance(value, nn.Module):
+            modules.append(ModuleState(name, value, registry))
+        elif isinstance(value, torch.optim.Optimizer):
+            optimizers.append(OptimizerState(name, value, registry))
+        elif hasattr(value, "param_groups") and hasattr(value, "step"):
+            raise _no_optimizer(name, value)
+        else:
+            others.append(object_component(name, value))
+    _check_nothing_hidden(objects, registry)
+    return [*modules, *optimizers, *others]
+
+
+def _no_optimizer(name: str, value: object) -> UsageError:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    lacks = "" if hasattr(value, "register_step_pre_hook") else " and has no register_step_pre_hook"
+    return UsageError(
+        f"{name} is a {kind}, which is no torch.optim.Optimizer{lacks}",
+        hint="its steps cannot be held back until a snapshot is copied: derive it from torch.optim.Optimizer,"
+        " or attach the optimizer inside it",
+    )
+
+
+def _check_nothing_hidden(objects: Mapping[str, object], registry: ParameterRegistry) -> None:
+    """An optimizer around another (SAM, lookahead) does not hold the inner one's state: that has to be attached too."""
+    attached = {id(optimizer) for optimizer in registry.optimizers}
+    for name, value in objects.items():
+        if not isinstance(value, torch.optim.Optimizer):
+            continue
+        for key, inner in vars(value).items():
+            if not isinstance(inner, torch.optim.Optimizer) or id(inner) in attached:
+                continue
+            if inner.state is not value.state:
+                raise UsageError(
+                    f"{name}.{key} is an optimizer with state of its own, which nobody attached",
+                    hint=f"attach it too, e.g. {name}_{key}={name}.{key}",
+                )

@@ -1,0 +1,200 @@
+"""State of everything that is neither a module nor an optimizer: what state_dict() gives, and generators."""
+
+import random
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from ..core.errors import StateTypeError
+from .document import mismatch, read_document
+from .object_tree import TreeDecoder, TreeEncoder, leaf_names, numpy_module
+from .rng_state import pack_python, unpack_python
+from .state_protocol import Component, Laziness, Sink
+from .stored_state import StoredState
+
+if TYPE_CHECKING:
+    from ..dataloader.loader import DataLoader
+
+
+class Stateful(Protocol):
+    """What most objects of a training loop offer: schedulers, samplers, metrics, user objects."""
+
+    def state_dict(self) -> object:
+        """Return the object's state."""
+        ...
+
+    def load_state_dict(self, state_dict: Any, /) -> object:  # the object's own type
+        """Take a state that `state_dict` returned."""
+        ...
+
+
+class ObjectState:
+    """Component of an object by two functions: one reads its state as a tree of values, one puts it back.
+
+    All its tensors are EAGER. `load` gets new tensors on the device type that they were on; what shared memory
+    when it was saved shares it again. `kind` is checked at restore.
+    """
+
+    def __init__(
+        self, name: str, kind: str, read: Callable[[], object], load: Callable[[Any], object]
+    ) -> None:
+        """Keep the functions; nothing is read yet."""
+        self.name = name
+        self._kind = kind
+        self._read = read
+        self._load = load
+
+    def capture(self, sink: Sink) -> None:
+        """Hand over the state as the object gives it now."""
+        state = TreeEncoder(sink).encode(self._read(), self.name)
+        sink.value({"kind": self._kind, "state": state})
+
+    def check(self, stored: StoredState) -> None:
+        """Return if the stored state is of the same kind and whole; whether the object takes it only it knows."""
+        document = read_document(stored, self.name, self._kind)
+        for leaf in leaf_names(document.value("state")):
+            stored.spec(leaf)
+
+    def apply(self, stored: StoredState) -> None:
+        """Make the state again and give it to the object."""
+        document = read_document(stored, self.name, self._kind)
+        self._load(TreeDecoder(stored).decode(document.value("state")))
+
+
+class ScalerState:
+    """Component of a GradScaler. Its state_dict() would wait for the GPU: scale and growth are read as tensors."""
+
+    kind = "scaler"
+
+    def __init__(self, name: str, scaler: GradScaler) -> None:
+        """Keep the scaler."""
+        self.name = name
+        self._scaler = scaler
+
+    def capture(self, sink: Sink) -> None:
+        """Hand over the two tensors, or the numbers before the first scaled loss made tensors of them."""
+        scaler = self._scaler
+        numbers: dict[str, object] = {}
+        if scaler.is_enabled():
+            numbers = {
+                "growth_factor": scaler.get_growth_factor(),
+                "backoff_factor": scaler.get_backoff_factor(),
+                "growth_interval": scaler.get_growth_interval(),
+                "scale": scaler._init_scale,  # what get_scale() returns until there is a tensor
+                "_growth_tracker": scaler._init_growth_tracker,
+            }
+        tensors = self._tensors()
+        for key, tensor in tensors.items():
+            numbers.pop(key)
+            sink.leaf(f"{self.name}.{key}", tensor, Laziness.EAGER)
+        encoded = TreeEncoder(sink).encode(numbers, self.name)
+        sink.value({"kind": self.kind, "numbers": encoded, "tensors": list(tensors)})
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        found = {"scale": self._scaler._scale, "_growth_tracker": self._scaler._growth_tracker}
+        return {key: tensor for key, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+
+    def check(self, stored: StoredState) -> None:
+        """Return if both scalers are enabled or both are not."""
+        state = self._state(stored)
+        if bool(state) != self._scaler.is_enabled():
+            raise mismatch(
+                self.name, [f"it is {'disabled' if state else 'enabled'} here, not in the checkpoint"]
+            )
+
+    def apply(self, stored: StoredState) -> None:
+        """Give the scaler what its own state_dict() would have held."""
+        self._scaler.load_state_dict(self._state(stored))
+
+    def _state(self, stored: StoredState) -> dict[str, Any]:
+        document = read_document(stored, self.name, self.kind)
+        state = cast(dict[str, Any], TreeDecoder(stored).decode(document.mapping("numbers")))
+        for key in document.texts("tensors"):
+            state[key] = stored.tensor(f"{self.name}.{key}").item()
+        return state
+
+
+def loader_state(name: str, loader: "DataLoader[Any]") -> Component:
+    """Return the component of everstep's own DataLoader: its position and its ledger of samples."""
+
+    def read() -> object:
+        return {"loader": loader.state_dict(), "ledger": loader.ledger.state()}
+
+    def load(state: dict[str, Any]) -> None:
+        ledger = type(loader.ledger).from_state(state["ledger"])
+        loader.load_state_dict(state["loader"])
+        loader.ledger = ledger
+
+    return ObjectState(name, "loader", read, load)
+
+
+def object_component(name: str, value: object) -> Component:
+    """Return the component of an object that is neither a module nor an optimizer.
+
+    Raises:
+        StateTypeError: it has no state that could be saved; the hint says what to do.
+    """
+    loader = sys.modules.get(f"{__package__.rpartition('.')[0]}.dataloader.loader")  # else nobody has one
+    if loader is not None and isinstance(value, cast(type, loader.DataLoader)):
+        return loader_state(name, cast("DataLoader[Any]", value))
+    if isinstance(value, GradScaler):
+        return ScalerState(name, value)
+    made = _torch_generator(name, value) or _python_generator(name, value) or _numpy_generator(name, value)
+    if made is not None:
+        return made
+    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        stateful = cast(Stateful, value)
+        return ObjectState(name, "object", stateful.state_dict, stateful.load_state_dict)
+    raise StateTypeError(f"{name} is a {_type_name(value)}, which cannot be saved", hint=_hint(value))
+
+
+def _torch_generator(name: str, value: object) -> Component | None:
+    if not isinstance(value, torch.Generator):
+        return None
+    return ObjectState(name, f"torch.Generator on {value.device.type}", value.get_state, value.set_state)
+
+
+def _python_generator(name: str, value: object) -> Component | None:
+    if not isinstance(value, random.Random) or isinstance(value, random.SystemRandom):
+        return None
+    return ObjectState(
+        name,
+        "random.Random",
+        lambda: pack_python(value.getstate()),
+        lambda state: value.setstate(unpack_python(state)),
+    )
+
+
+def _numpy_generator(name: str, value: object) -> Component | None:
+    numpy = numpy_module()
+    if numpy is None or "numpy.random" not in sys.modules:
+        return None
+    if isinstance(value, numpy.random.Generator):
+        bits: Any = cast(Any, value).bit_generator
+        kind = f"numpy.random.{type(bits).__name__}"
+        return ObjectState(name, kind, lambda: bits.state, lambda state: setattr(bits, "state", state))
+    if isinstance(value, numpy.random.RandomState):
+        legacy = cast(Any, value)
+        return ObjectState(
+            name, "numpy.random.RandomState", lambda: legacy.get_state(legacy=False), legacy.set_state
+        )
+    return None
+
+
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _hint(value: object) -> str:
+    if value is None:
+        return "leave it out of attach() where there is none"
+    if isinstance(value, torch.utils.data.DataLoader):
+        return "use everstep.dataloader.DataLoader, which knows its position, or leave it out"
+    if isinstance(value, torch.Tensor):
+        return "register it as a buffer of a module, or keep it in an object with state_dict/load_state_dict"
+    if isinstance(value, list | tuple | dict):
+        return "give each object its own keyword"
+    return "give its class state_dict() and load_state_dict(), with numbers, strings, lists and tensors"

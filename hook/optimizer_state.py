@@ -1,0 +1,294 @@
+"""State of an optimizer, read and written by us: Optimizer.load_state_dict casts it to the parameter's dtype."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from ..core.errors import StateTypeError, UsageError
+from .document import Document, mismatch, read_document
+from .module_state import ParameterRegistry
+from .object_tree import TreeDecoder, TreeEncoder, leaf_names
+from .state_protocol import Laziness, Sink
+from .stored_state import StoredState, TensorMaker
+from .tensor_bytes import copy_bits
+
+KIND = "optimizer"
+
+_NOT_OPTIONS = ("params", "param_names")
+"""Keys of a group that say which parameters it has: names in the document, not hyper-parameters."""
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    name: str
+    tensor: torch.Tensor
+    replicas: int
+
+
+class OptimizerState:
+    """Component of a torch optimizer: per-parameter state by parameter name, and the groups' hyper-parameters.
+
+    Leaves are `<optimizer>.state.<FQN>.<key>`, OWNED. The FQN is the parameter's path in an attached module, with
+    the module's keyword before it only where the optimizer's parameters come from several; a parameter that no
+    attached module has goes by its group's `param_names`. Tensors among the hyper-parameters are EAGER: a
+    scheduler may write them at any time.
+    """
+
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer, registry: ParameterRegistry) -> None:
+        """Register the optimizer.
+
+        Raises:
+            StateTypeError: its state is spread over ranks in a way that cannot be saved yet.
+        """
+        self.name = name
+        self._optimizer = optimizer
+        self._registry = registry
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+            raise StateTypeError(
+                f"{name} is a ZeroRedundancyOptimizer, whose state is sharded by whole parameters",
+                hint="use the plain optimizer under DistributedDataParallel",
+            )
+        registry.optimizers.append(optimizer)
+
+    def capture(self, sink: Sink) -> None:
+        """Hand over the state of every parameter and every group."""
+        names = self._names()
+        state: dict[str, object] = {}
+        shared: list[object] = []
+        for key, found in self._optimizer.state.items():
+            if isinstance(key, torch.Tensor):
+                parameter = names.of(key)
+                state[parameter.name] = self._state(sink, parameter, found)
+            else:
+                tree = TreeEncoder(sink, laziness=Laziness.OWNED)
+                path = f"{self.name}.shared"
+                shared.append([tree.encode(key, path), tree.encode(found, f"{path}[{key!r}]")])
+        groups = [self._group(sink, index, names) for index in range(len(self._optimizer.param_groups))]
+        sink.value({"kind": KIND, "groups": groups, "state": state, "shared": shared})
+
+    def _state(self, sink: Sink, parameter: _Parameter, found: object) -> object:
+        """Keys of plain tensors alone, since their leaves are named after them; everything else encoded."""
+        prefix = f"{self.name}.state.{parameter.name}"
+        if not isinstance(found, dict):
+            raise StateTypeError(
+                f"{prefix} is a {type(found).__qualname__}, which cannot be saved",
+                hint="an optimizer keeps one dict per parameter in `state`",
+            )
+        state = cast(dict[object, object], found)
+        tensors: list[str] = []
+        host: list[str] = []
+        rest: dict[object, object] = {}
+        for key, value in state.items():
+            if type(key) is str and isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                sink.leaf(f"{prefix}.{key}", value, Laziness.OWNED, replicas=parameter.replicas)
+                tensors.append(key)
+                if value.device.type == "cpu" and parameter.tensor.device.type != "cpu":
+                    host.append(key)
+            else:
+                rest[key] = value
+        tree = TreeEncoder(sink, laziness=Laziness.OWNED, replicas=parameter.replicas)
+        document: dict[str, object] = {"tensors": tensors}
+        if host:
+            document["host"] = host
+        if rest:
+            document["rest"] = tree.encode(rest, prefix)
+        return document
+
+    def _group(self, sink: Sink, index: int, names: "_Names") -> dict[str, object]:
+        group = self._optimizer.param_groups[index]
+        options = {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
+        return {
+            "params": [names.of(parameter).name for parameter in _parameters(group)],
+            "options": TreeEncoder(sink).encode(options, f"{self.name}.groups[{index}]"),
+        }
+
+    def check(self, stored: StoredState) -> None:
+        """Return if the groups have the same parameters and every stored state belongs to one."""
+        document = read_document(stored, self.name, KIND)
+        names = self._names()
+        groups = [Document(self.name, group) for group in document.items("groups")]
+        if len(groups) != len(self._optimizer.param_groups):
+            raise mismatch(
+                self.name,
+                [
+                    f"{len(groups)} parameter groups in the checkpoint, {len(self._optimizer.param_groups)} here"
+                ],
+            )
+        problems: list[str] = []
+        for index, (group, here) in enumerate(zip(groups, self._optimizer.param_groups, strict=True)):
+            found = [names.of(parameter).name for parameter in _parameters(here)]
+            problems += _group_differences(index, group.texts("params"), found, self._depends_on_order())
+        if problems:
+            raise mismatch(self.name, problems)
+        for name, state in document.mapping("state").items():
+            if name not in names.by_name:
+                raise mismatch(self.name, [f"the checkpoint has state of {name}, which is no parameter here"])
+            for key in Document(self.name, state).texts("tensors"):
+                stored.spec(f"{self.name}.state.{name}.{key}")
+        for leaf in leaf_names([document.items("groups"), document.value("state"), document.items("shared")]):
+            stored.spec(leaf)
+
+    def _depends_on_order(self) -> bool:
+        """LBFGS keeps one flat vector over all parameters in their order."""
+        return isinstance(self._optimizer, torch.optim.LBFGS)
+
+    def apply(self, stored: StoredState) -> None:
+        """Put back state and hyper-parameters; what the checkpoint has no state of loses its own.
+
+        A hyper-parameter that the checkpoint does not know (of a newer torch) keeps its value.
+        """
+        document = read_document(stored, self.name, KIND)
+        names = self._names()
+        for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):
+            self._put_options(stored, group, Document(self.name, saved).value("options"))
+        states = document.mapping("state")
+        held = cast("dict[object, object]", self._optimizer.state)
+        for key in list(held):
+            if not isinstance(key, torch.Tensor) or names.of(key).name not in states:
+                del held[key]
+        maker = TensorMaker(stored)
+        for name, saved in states.items():
+            parameter = names.by_name[name]
+            state = cast(dict[object, object], held.get(parameter.tensor) or {})
+            held[parameter.tensor] = state
+            self._put_state(stored, maker, parameter, state, Document(self.name, saved))
+        decoder = TreeDecoder(stored)
+        for pair in document.items("shared"):
+            key, value = cast(list[object], pair)
+            held[decoder.decode(key)] = decoder.decode(value)
+
+    def _put_options(self, stored: StoredState, group: dict[str, Any], saved: object) -> None:
+        device = next((parameter.device for parameter in _parameters(group)), None)
+        options = cast(dict[str, object], TreeDecoder(stored, device=device).decode(saved))
+        for key, value in options.items():
+            present: object = group.get(key)
+            if (
+                isinstance(value, torch.Tensor)
+                and isinstance(present, torch.Tensor)
+                and _alike(present, value)
+            ):
+                copy_bits(value, to=present)
+            else:
+                group[key] = value
+
+    def _put_state(
+        self,
+        stored: StoredState,
+        maker: TensorMaker,
+        parameter: _Parameter,
+        state: dict[object, object],
+        saved: Document,
+    ) -> None:
+        prefix = f"{self.name}.state.{parameter.name}"
+        made: dict[object, object] = {}
+        host = saved.texts("host") if "host" in saved else []
+        for key in saved.texts("tensors"):
+            leaf = f"{prefix}.{key}"
+            present = state.get(key)
+            if isinstance(present, torch.Tensor) and stored.fits(leaf, present):
+                stored.copy_to(leaf, present)
+                made[key] = present
+            else:
+                made[key] = maker.make(leaf, self._device(parameter, key, on_host=key in host))
+        if "rest" in saved:
+            decoder = TreeDecoder(stored, device=parameter.tensor.device)
+            made |= cast(dict[object, object], decoder.decode(saved.value("rest")))
+        state.clear()
+        state.update(made)
+
+    def _device(self, parameter: _Parameter, key: str, *, on_host: bool) -> torch.device:
+        """Where a new state tensor goes: with its parameter, but for what torch keeps on the CPU (`step`)."""
+        if on_host:
+            return _CPU
+        if key != "step":
+            return parameter.tensor.device
+        for group in self._optimizer.param_groups:
+            if any(found is parameter.tensor for found in _parameters(group)):
+                on_device = group.get("capturable") or group.get("fused")
+                return parameter.tensor.device if on_device else _CPU
+        return _CPU
+
+    def _names(self) -> "_Names":
+        return _Names(self.name, self._optimizer, self._registry)
+
+
+class _Names:
+    """The names of an optimizer's parameters at this moment, and of those it still has state of."""
+
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer, registry: ParameterRegistry) -> None:
+        self._optimizer_name = name
+        self._registry = registry
+        for module in registry.modules:
+            if module not in registry.named:
+                registry.refresh(module)
+        placed = [
+            (parameter, group, position)
+            for group, found in enumerate(optimizer.param_groups)
+            for position, parameter in enumerate(_parameters(found))
+        ]
+        self._only = self._module_of_all([parameter for parameter, _, _ in placed])
+        self._by_id: dict[int, _Parameter] = {}
+        self.by_name: dict[str, _Parameter] = {}
+        for parameter, group, position in placed:
+            names = cast(list[str], optimizer.param_groups[group].get("param_names") or [])
+            own = names[position] if position < len(names) else None
+            self._add(parameter, own, f"parameter {position} of group {group}")
+        for key in cast(dict[object, object], optimizer.state):
+            if isinstance(key, torch.Tensor) and id(key) not in self._by_id:
+                self._add(key, None, f"a tensor of shape {list(key.shape)} that is in no group but has state")
+
+    def of(self, tensor: torch.Tensor) -> _Parameter:
+        """Return the parameter that a tensor of the groups or a key of the state is."""
+        return self._by_id[id(tensor)]
+
+    def _module_of_all(self, parameters: list[torch.Tensor]) -> str | None:
+        """The first attached module that has every parameter of the optimizer."""
+        for module in self._registry.modules:
+            if all(self._registry.find(module, parameter) for parameter in parameters):
+                return module
+        return None
+
+    def _add(self, tensor: torch.Tensor, own_name: str | None, what: str) -> None:
+        parameter = self._named(tensor)
+        if parameter is None and own_name is not None:
+            parameter = _Parameter(own_name, tensor, 1)
+        if parameter is None:
+            raise UsageError(
+                f"{self._optimizer_name} has {what} (shape {list(tensor.shape)}), which no attached module has",
+                hint="attach the module that owns it, or build the optimizer from named_parameters()",
+            )
+        if parameter.name in self.by_name:
+            raise UsageError(
+                f"{self._optimizer_name} has two parameters named {parameter.name!r}",
+                hint="attach the modules that own them",
+            )
+        self._by_id[id(tensor)] = parameter
+        self.by_name[parameter.name] = parameter
+
+    def _named(self, tensor: torch.Tensor) -> _Parameter | None:
+        for module in (self._only,) if self._only is not None else self._registry.modules:
+            named = self._registry.find(module, tensor)
+            if named is not None:
+                name = named.fqn if self._only is not None else f"{module}.{named.fqn}"
+                return _Parameter(name, tensor, named.replicas)
+        return None
+
+
+def _parameters(group: dict[str, Any]) -> list[torch.Tensor]:
+    return cast(list[torch.Tensor], group["params"])
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _group_differences(index: int, stored: list[str], here: list[str], ordered: bool) -> list[str]:
+    stored_set, here_set = set(stored), set(here)
+    lost = [f"group {index} has {name} in the checkpoint only" for name in stored if name not in here_set]
+    new = [f"group {index} has {name} here only" for name in here if name not in stored_set]
+    if not lost and not new and ordered and stored != here:
+        return [f"group {index} has its parameters in another order"]
+    return lost + new

@@ -1,0 +1,125 @@
+"""The process's global random generators, as they are at a boundary."""
+
+import random
+import sys
+from array import array
+from typing import Any, cast
+
+import torch
+
+from ..core.errors import CorruptDataError
+from .document import Document, read_document
+from .object_tree import TreeDecoder, TreeEncoder
+from .state_protocol import Laziness, Sink
+from .stored_state import StoredState
+
+KIND = "rng"
+NAME = "rng"
+
+
+class RngState:
+    """Component `rng`: Python's `random`, numpy's legacy generator, torch's CPU and CUDA generators.
+
+    numpy's belongs to it once `numpy.random` is imported, CUDA's once CUDA is initialised; nothing is imported or
+    initialised here. With another number of devices, or another current one, only the current device's generator
+    is put back. `replicas` is 1: every rank has its own, and a restore at another world size must leave them out.
+    """
+
+    def __init__(self) -> None:
+        """Know of no restored state."""
+        self.name = NAME
+        self._restored: list[tuple[str, object]] = []
+
+    def capture(self, sink: Sink) -> None:
+        """Hand over all states; draws nothing."""
+        tree = TreeEncoder(sink)
+        document: dict[str, object] = {
+            "kind": KIND,
+            "python": tree.encode(pack_python(random.getstate()), "rng.python"),
+        }
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:
+            state: object = numpy_random.get_state(legacy=False)
+            document["numpy"] = tree.encode(state, "rng.numpy")
+        sink.leaf("rng.torch_cpu", torch.get_rng_state(), Laziness.EAGER)
+        if torch.cuda.is_initialized():
+            for index, generator in enumerate(torch.cuda.default_generators):
+                sink.leaf(f"rng.torch_cuda.{index}", generator.get_state(), Laziness.EAGER)
+            document["cuda"] = {
+                "count": len(torch.cuda.default_generators),
+                "current": torch.cuda.current_device(),
+            }
+        sink.value(document)
+
+    def check(self, stored: StoredState) -> None:
+        """Return if the stored states can be read; CUDA's are left out where there is no CUDA now."""
+        self._read(stored)
+
+    def apply(self, stored: StoredState) -> None:
+        """Put the states back, and keep them for `apply_again`."""
+        self._restored = self._read(stored)
+        self.apply_again()
+
+    def apply_again(self) -> None:
+        """Put back what `apply` put back last: whatever was drawn since is undone. Without one, do nothing.
+
+        For the first batch after a restore: making any DataLoader iterator draws from torch's global generator.
+        """
+        for what, state in self._restored:
+            _put(what, state)
+
+    def _read(self, stored: StoredState) -> list[tuple[str, object]]:
+        document = read_document(stored, self.name, KIND)
+        decoder = TreeDecoder(stored)
+        states: list[tuple[str, object]] = [
+            ("python", unpack_python(decoder.decode(document.value("python")))),
+            ("torch_cpu", stored.tensor("rng.torch_cpu")),
+        ]
+        if "numpy" in document:
+            states.append(("numpy", decoder.decode(document.value("numpy"))))
+        if "cuda" in document and torch.cuda.is_available():
+            states += _cuda_states(stored, Document(self.name, document.value("cuda")))
+        return states
+
+
+def _cuda_states(stored: StoredState, saved: Document) -> list[tuple[str, object]]:
+    """Pairs of device index here and state, matched by index only on an equal machine."""
+    count, current = saved.count("count"), saved.count("current")
+    here = torch.cuda.current_device()
+    pairs = [(here, current)]
+    if (count, current) == (torch.cuda.device_count(), here):
+        pairs = [(index, index) for index in range(count)]
+    return [(f"torch_cuda.{to}", stored.tensor(f"rng.torch_cuda.{source}")) for to, source in pairs]
+
+
+def _put(what: str, state: object) -> None:
+    if what == "python":
+        random.setstate(cast("tuple[Any, ...]", state))
+    elif what == "numpy":
+        import numpy as np  # noqa: PLC0415  # the checkpointed process had it
+
+        np.random.set_state(cast("dict[str, Any]", state))  # the global generator is the point
+    elif what == "torch_cpu":
+        torch.set_rng_state(cast(torch.Tensor, state))
+    else:
+        index = int(what.removeprefix("torch_cuda."))
+        torch.cuda.set_rng_state(cast(torch.Tensor, state), index)
+
+
+def pack_python(state: tuple[Any, ...]) -> list[object]:
+    """Return `random.Random.getstate()` as a short list: its 625 words as bytes instead of numbers."""
+    version, words, gauss = state
+    return [version, array("I", cast("tuple[int, ...]", words)).tobytes(), gauss]
+
+
+def unpack_python(packed: object) -> tuple[Any, ...]:
+    """Return what `random.Random.setstate()` takes. Raises CorruptDataError for anything that is not packed so."""
+    try:
+        version, data, gauss = cast("list[Any]", packed)
+        words = array("I")
+        words.frombytes(data)
+        state = (version, tuple(words), gauss)
+        random.Random().setstate(state)
+    except (TypeError, ValueError) as error:
+        raise CorruptDataError(f"the stored state of Python's generator is malformed: {error}") from error
+    return state

@@ -1,0 +1,71 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.checkpoint.store_format import (
+    Attempt,
+    DiskId,
+    Floor,
+    LockHolder,
+    RunId,
+    decode_attempt,
+    decode_disk_id,
+    decode_floor,
+    decode_lock,
+    decode_run,
+    encode_attempt,
+    encode_disk_id,
+    encode_floor,
+    encode_lock,
+    encode_run,
+)
+from everstep.core.errors import CorruptDataError, DataError, FormatVersionError
+from everstep.core.ids import CheckpointId
+
+DISK_ID = DiskId(
+    device_id="a" * 32, store_id="b" * 32, members={"a" * 32: "/nvme0", "c" * 32: "/nvme1 ü"}, is_ready=True
+)
+RUN = RunId.of("größe ✓", 1000)
+ATTEMPT = Attempt(attempt=3, fresh=True)
+FLOOR = Floor(newest=CheckpointId(3, 9), previous=CheckpointId(2, 1))
+HOLDER = LockHolder(pid=7, socket="/run/x", uid=0, kind="node")
+
+
+def test_every_file_reads_back() -> None:
+    assert decode_disk_id(encode_disk_id(DISK_ID), "x") == DISK_ID
+    assert decode_run(encode_run(RUN), "x") == RUN
+    assert decode_attempt(encode_attempt(ATTEMPT), "x") == ATTEMPT
+    assert decode_floor(encode_floor(FLOOR), "x") == FLOOR
+    assert decode_floor(encode_floor(Floor(newest=CheckpointId(1, 0), previous=None)), "x").previous is None
+    assert decode_lock(encode_lock(HOLDER)) == HOLDER
+    assert "node daemon (pid 7, uid 0, socket /run/x)" in str(HOLDER)
+
+
+@pytest.mark.parametrize("decode", [decode_disk_id, decode_run, decode_attempt, decode_floor])
+def test_newer_versions_and_garbage_are_told_apart(decode: object) -> None:
+    for content, error in [(b'{"format":2}', FormatVersionError), (b'{"format":1}', CorruptDataError)]:
+        with pytest.raises(error, match="where"):
+            decode(content, "where")  # pyright: ignore[reportCallIssue]
+
+
+@given(st.binary(max_size=60), st.integers(0, 300), st.integers(0, 20))
+def test_decoding_raises_only_declared_errors(insert: bytes, place: int, cut: int) -> None:
+    for whole, decode in [
+        (encode_disk_id(DISK_ID), decode_disk_id),
+        (encode_run(RUN), decode_run),
+        (encode_attempt(ATTEMPT), decode_attempt),
+        (encode_floor(FLOOR), decode_floor),
+    ]:
+        for content in (insert, whole[:place] + insert + whole[place + cut :], b"[" * 5000):
+            with contextlib.suppress(DataError):
+                decode(content, "x")
+            decode_lock(content)
+
+
+def test_a_run_has_the_id_of_its_name() -> None:
+    with pytest.raises(CorruptDataError, match="does not have the id"):
+        decode_run(encode_run(RunId(run_id="0" * 32, name="demo", owner_uid=0)), "x")
+    with pytest.raises(CorruptDataError, match="printable"):
+        decode_run(encode_run(RunId(run_id="0" * 32, name="a\nb", owner_uid=0)), "x")

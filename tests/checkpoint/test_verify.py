@@ -1,0 +1,71 @@
+import os
+import random
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.testing import make_state, opened, plain_engines, save
+from everstep.checkpoint.verify import verify_checkpoint
+from everstep.core.errors import NotFoundError
+from everstep.core.ids import CheckpointId
+
+UID = os.geteuid()
+ONE = CheckpointId(1, 1)
+
+
+@pytest.fixture
+def dirs(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / name for name in "ab"]
+    for path in made:
+        path.mkdir()
+    with opened(made) as (store, _):
+        run = store.run(UID, "demo", create=True)
+        run.begin_attempt(1, fresh=False)
+        for rank in range(2):
+            save(run, make_state(store, rank), ONE, rank=rank, world_size=2)
+    return made
+
+
+@pytest.fixture
+def run(dirs: list[Path]) -> Generator[RunStore]:
+    with opened(dirs, read_only=True) as (store, _):
+        yield store.run(UID, "demo")
+
+
+def test_an_intact_checkpoint_is_read_whole_beside_a_daemon(dirs: list[Path], run: RunStore) -> None:
+    with opened(dirs):
+        verdict = verify_checkpoint(run, ONE)
+    assert verdict.is_intact
+    assert [(each.rank, each.segment) for each in verdict.segments] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert sum(each.size_bytes for each in verdict.segments) == run.info(ONE).size_bytes
+    with plain_engines(run.store) as engines:
+        assert verify_checkpoint(run, ONE, engines=engines) == verdict
+
+
+def test_each_broken_bit_is_found(run: RunStore) -> None:
+    path = run.segment_path(run.shard(ONE, 1).segments[1])
+    whole = path.read_bytes()
+    for bit in random.Random(3).sample(range(8 * len(whole)), 40):
+        broken = bytearray(whole)
+        broken[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(broken)
+        verdict = verify_checkpoint(run, ONE)
+        assert [bool(each.problem) for each in verdict.segments] == [False, False, False, True]
+        assert str(path) in verdict.segments[3].problem
+    assert run.offered() == []
+
+
+def test_segments_that_are_gone_and_manifests_that_are_broken_are_told(
+    run: RunStore, dirs: list[Path]
+) -> None:
+    run.segment_path(run.shard(ONE, 0).segments[0]).unlink()
+    for path in dirs:
+        next(path.glob("runs/*/*/commits/1.1.1.mf")).write_bytes(b"x")
+    verdict = verify_checkpoint(run, ONE)
+    assert not verdict.is_intact
+    assert ["is gone" in each.problem for each in verdict.segments] == [True, False]
+    assert "rank 1" in verdict.problems[0]
+    with pytest.raises(NotFoundError):
+        verify_checkpoint(run, CheckpointId(1, 2))

@@ -1,0 +1,122 @@
+"""A small training run as a user would write it, for tests that kill it: one JSON line on stdout per event.
+
+Runs alone or under torchrun (DDP on gloo). `--until` stops at a step by sleeping, so that a test can kill it there.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import everstep
+from everstep.dataloader import DataLoader
+
+
+class Squares(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
+    """Sample i says that it is sample i."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        x = torch.sin(torch.arange(16.0) * (index + 1))
+        return x, x.square().sum().view(1), index
+
+
+def say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[tuple[int, float]]) -> str:
+    """Everything that must be bit-identical, in one hash."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        sha.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    for parameter in optimizer.param_groups[0]["params"]:
+        for key, value in sorted(optimizer.state[parameter].items()):
+            sha.update(key.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    sha.update(json.dumps(losses).encode())
+    return sha.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--storage", nargs="+", required=True)
+    parser.add_argument("--name", default="small")
+    parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--count", type=int, default=96)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--takeover", action="store_true")
+    parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
+    parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--step-s", type=float, default=0.0)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    distributed = dist.is_torchelastic_launched()
+    if distributed:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if distributed else 0
+
+    inner = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
+    model = nn.parallel.DistributedDataParallel(inner) if distributed else inner
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
+    loader = DataLoader(Squares(args.count), batch_size=8, shuffle=True, num_workers=args.workers)
+    state = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+    with everstep.attach(
+        args.name, **state, storage=args.storage, every=args.every, fresh=args.fresh, takeover=args.takeover
+    ) as run:
+        restored = run.restore()
+        say(
+            rank=rank,
+            attempt=run.attempt,
+            restored=None if restored is None else str(restored.checkpoint),
+            source=None if restored is None else restored.source,
+            skipped=[] if restored is None else list(restored.skipped),
+            finished=run.finished,
+        )
+        for epoch in run.epochs(args.epochs):
+            for x, y, ids in loader:
+                loss = (model(x) - y).square().mean() * loader.weight
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                run.log(loss=loss.item())
+                if args.step_s:
+                    time.sleep(args.step_s)
+                run.step()
+                say(rank=rank, epoch=epoch, step=run.steps, ids=ids.tolist(), loss=loss.item())
+                if run.steps == args.until:
+                    run.wait()
+                    say(rank=rank, waiting=run.steps, complete=run.report().last_complete)
+                    time.sleep(600)
+                if run.steps == args.raise_at:
+                    raise RuntimeError("the training script failed")
+    report = run.report()
+    say(
+        rank=rank,
+        done=digest(inner, optimizer, run.history("loss")),
+        complete=report.last_complete,
+        failures=list(report.failures),
+        skipped=report.skipped,
+        stall_s=report.stall_s,
+    )
+    if distributed:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
