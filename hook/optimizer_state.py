@@ -58,7 +58,7 @@ class OptimizerState:
         names = self._names()
         state: dict[str, object] = {}
         shared: list[object] = []
-        for key, found in self._optimizer.state.items():
+        for key, found in cast(dict[object, object], self._optimizer.state).items():
             if isinstance(key, torch.Tensor):
                 parameter = names.of(key)
                 state[parameter.name] = self._state(sink, parameter, found)

@@ -39,10 +39,10 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[tupl
     """Everything that must be bit-identical, in one hash."""
     sha = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        sha.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        sha.update(name.encode() + tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     for parameter in optimizer.param_groups[0]["params"]:
         for key, value in sorted(optimizer.state[parameter].items()):
-            sha.update(key.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            sha.update(key.encode() + value.reshape(-1).view(torch.uint8).numpy().tobytes())
     sha.update(json.dumps(losses).encode())
     return sha.hexdigest()
 

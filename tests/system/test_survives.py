@@ -3,35 +3,20 @@
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from everstep.checkpoint.testing import opened
-
-if TYPE_CHECKING:
-    from conftest import Job
+from everstep.hook.testing import Job, daemon_pid
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Digest of the run that nobody kills."""
-    from conftest import Job, end_daemon
-
-    folder = tmp_path_factory.mktemp("undisturbed")
-    os.environ["EVERSTEP_SOCKET"] = str(folder / "s" / "data.sock")
-    job = Job(folder / "job")
-    (done,) = job.start().done()
-    end_daemon()
-    return str(done["done"])
-
-
-def ids_of(lines: list[dict[str, list[int]]], epoch: int) -> list[int]:
+def ids_of(lines: list[dict[str, Any]], epoch: int) -> list[int]:
     return [sample for line in lines if line["epoch"] == epoch for sample in line["ids"]]
 
 
 class TestKillTrainer:
-    def test_it_goes_on_from_memory_and_ends_the_same(self, job: "Job", undisturbed: str) -> None:
+    def test_it_goes_on_from_memory_and_ends_the_same(self, job: Job, undisturbed: str) -> None:
         trainer = job.start()
         trainer.until_step(13)
         trainer.kill()
@@ -44,36 +29,32 @@ class TestKillTrainer:
         assert done["failures"] == []
 
     @pytest.mark.parametrize("step", [5, 12, 14, 24])
-    def test_at_the_boundaries_of_checkpoint_and_epoch(self, job: "Job", undisturbed: str, step: int) -> None:
+    def test_at_the_boundaries_of_checkpoint_and_epoch(self, job: Job, undisturbed: str, step: int) -> None:
         trainer = job.start("--workers", "1")
         trainer.until_step(step)
         trainer.kill()
         (done,) = job.start("--workers", "1").done()
         assert done["done"] == undisturbed
 
-    def test_several_times_in_a_row_each_sample_enters_once(self, job: "Job", undisturbed: str) -> None:
-        lineage: list[dict[str, list[int]]] = []
-        for stop in (7, 11, 18):
+    def test_several_times_in_a_row_each_sample_enters_once(self, job: Job, undisturbed: str) -> None:
+        lineage: list[dict[str, Any]] = []
+        for stop in (7, 11, 18, None):
             trainer = job.start("--every", "2")
-            trainer.until_step(stop)
-            trainer.kill()
-            lineage = [line for line in lineage if line["step"] <= trainer.lines[0].get("base", 10**9)]
+            if stop is None:
+                (done,) = trainer.done()
+            else:
+                trainer.until_step(stop)
+                trainer.kill()
             restored = trainer.lines[0]["restored"]
             base = int(restored.split(".")[1]) if restored else 0
             lineage = [line for line in lineage if line["step"] <= base] + trainer.steps
-        last = job.start("--every", "2")
-        base = int(last.until_key("restored")["restored"].split(".")[1])
-        (done,) = last.done()
-        lineage = [line for line in lineage if line["step"] <= base] + last.steps
         assert done["done"] == undisturbed
         for epoch in (0, 1):
             assert sorted(ids_of(lineage, epoch)) == list(range(96))
 
 
 class TestKillDaemon:
-    def test_training_goes_on_and_checkpoints_come_back(self, job: "Job", undisturbed: str) -> None:
-        from conftest import daemon_pid
-
+    def test_training_goes_on_and_checkpoints_come_back(self, job: Job, undisturbed: str) -> None:
         trainer = job.start("--step-s", "0.1")
         trainer.until_step(7)
         os.kill(daemon_pid(), signal.SIGKILL)
@@ -83,9 +64,7 @@ class TestKillDaemon:
         assert "daemon_lost" in trainer.log
         assert "daemon_reconnected" in trainer.log
 
-    def test_with_the_trainer_it_restores_from_disk(self, job: "Job", undisturbed: str) -> None:
-        from conftest import daemon_pid
-
+    def test_with_the_trainer_it_restores_from_disk(self, job: Job, undisturbed: str) -> None:
         trainer = job.start("--until", "13")
         trainer.until_key("waiting")
         os.kill(daemon_pid(), signal.SIGKILL)
@@ -98,7 +77,7 @@ class TestKillDaemon:
 
 
 class TestEnds:
-    def test_an_exception_takes_no_last_boundary_but_what_is_sealed_is_persisted(self, job: "Job") -> None:
+    def test_an_exception_takes_no_last_boundary_but_what_is_sealed_is_persisted(self, job: Job) -> None:
         trainer = job.start("--raise-at", "13")
         assert trainer.finish() == 1
         again = job.start("--until", "11")
@@ -106,7 +85,7 @@ class TestEnds:
         assert first["restored"] == "1.10"
         again.kill()
 
-    def test_a_finished_run_says_so_and_trains_nothing(self, job: "Job") -> None:
+    def test_a_finished_run_says_so_and_trains_nothing(self, job: Job) -> None:
         (done,) = job.start().done()
         again = job.start()
         (repeated,) = again.done()
@@ -115,13 +94,13 @@ class TestEnds:
         assert repeated["done"] == done["done"]
         assert "run_finished" in again.log
 
-    def test_a_finished_run_goes_on_with_more_epochs(self, job: "Job") -> None:
+    def test_a_finished_run_goes_on_with_more_epochs(self, job: Job) -> None:
         job.start("--epochs", "1").done()
         more = job.start("--epochs", "2")
         more.done()
         assert {line["epoch"] for line in more.steps} == {1}
 
-    def test_fresh_starts_anew_and_its_checkpoints_win(self, job: "Job") -> None:
+    def test_fresh_starts_anew_and_its_checkpoints_win(self, job: Job) -> None:
         job.start("--epochs", "2").done()
         fresh = job.start("--fresh", "--until", "6")
         assert fresh.until_key("restored")["restored"] is None
@@ -131,14 +110,14 @@ class TestEnds:
         assert again.until_key("restored")["restored"] == "2.5"
         again.kill()
 
-    def test_a_new_store_is_said(self, job: "Job") -> None:
+    def test_a_new_store_is_said(self, job: Job) -> None:
         trainer = job.start("--epochs", "1")
         trainer.done()
         assert "new_store" in trainer.log
 
 
 class TestOneRunOneTrainer:
-    def test_the_same_name_is_refused_while_the_first_lives(self, job: "Job") -> None:
+    def test_the_same_name_is_refused_while_the_first_lives(self, job: Job) -> None:
         first = job.start("--until", "3")
         first.until_key("waiting")
         second = job.start()
@@ -146,7 +125,7 @@ class TestOneRunOneTrainer:
         assert "RunBusyError" in second.log
         first.kill()
 
-    def test_takeover_fences_the_first(self, job: "Job") -> None:
+    def test_takeover_fences_the_first(self, job: Job) -> None:
         first = job.start("--step-s", "0.2", "--epochs", "50")
         first.until_step(6)
         second = job.start("--takeover", "--until", "7")
@@ -155,7 +134,7 @@ class TestOneRunOneTrainer:
         assert "FencedError" in first.log
         second.kill()
 
-    def test_a_dead_trainers_forked_workers_do_not_keep_the_lease(self, job: "Job") -> None:
+    def test_a_dead_trainers_forked_workers_do_not_keep_the_lease(self, job: Job) -> None:
         first = job.start("--workers", "2", "--until", "6")
         first.until_key("waiting")
         os.kill(first.process.pid, signal.SIGKILL)  # the trainer alone: its workers live on
@@ -165,7 +144,7 @@ class TestOneRunOneTrainer:
         first.kill()
 
 
-def test_nothing_but_committed_files_is_left_on_the_devices(job: "Job") -> None:
+def test_nothing_but_committed_files_is_left_on_the_devices(job: Job) -> None:
     job.start().done()
     for device in job.storage:
         assert not list(device.rglob("*.tmp*"))
@@ -175,7 +154,7 @@ def test_nothing_but_committed_files_is_left_on_the_devices(job: "Job") -> None:
         assert all(info.state.value == "complete" for info in run.checkpoints())
 
 
-def test_segments_are_plain_safetensors_files(job: "Job") -> None:
+def test_segments_are_plain_safetensors_files(job: Job) -> None:
     from safetensors import safe_open
 
     job.start("--epochs", "1").done()

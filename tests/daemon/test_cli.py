@@ -1,0 +1,409 @@
+"""The command line as a process: what it prints, its exit codes, its JSON; with a daemon and without."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.checkpoint.commit import persist_shard
+from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.testing import make_state, memory_arena, opened, plain_engines
+from everstep.core.errors import UsageError
+from everstep.core.ids import CheckpointId
+from everstep.core.version import VERSION
+from everstep.daemon.cli_commands import parse_target
+from everstep.daemon.cli_render import duration_text, size_text
+from everstep.daemon.testing import FakeTrainer, daemon_process
+from everstep.dataloader.ledger_format import LedgerRecord, Tally, sum_ids
+from everstep.dataloader.order_format import OrderKind, OrderSpec, ids_between
+from everstep.dataloader.state_format import LoaderState
+from everstep.proto import frames
+
+EVERSTEP = Path(sys.executable).with_name("everstep")
+UID = os.geteuid()
+SAMPLES, CURSOR, SEED = 100, 40, 7
+
+
+def everstep(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [EVERSTEP, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        cwd="/",
+        env={**os.environ, "COLUMNS": "80", **environment},
+    )
+
+
+def document(*arguments: str | Path, code: int = 0) -> Any:
+    done = everstep(*arguments, "--json")
+    assert (done.returncode, done.stderr) == (code, ""), done
+    return json.loads(done.stdout)
+
+
+def loader_values(rank: int, world_size: int, *, lost: int | None = None) -> bytes:
+    """Return the values of a rank that is in epoch 1 of a loader; `lost`: a sample that never came back."""
+    spec = OrderSpec(kind=OrderKind.PERMUTED, seed=SEED)
+    ledger = LedgerRecord(SEED)
+    handed_out = {0: [*range(SAMPLES)], 1: [*ids_between(spec, 1, SAMPLES, (0, CURSOR))]}
+    for epoch, ids in handed_out.items():
+        own = ids[rank::world_size]
+        if lost is not None:
+            own[0] = lost
+        ledger.tallies[epoch] = Tally(len(own), sum_ids(SEED, epoch, own))
+    state = LoaderState(fingerprint="text", sample_count=SAMPLES, order=spec, epoch=1, cursor=CURSOR)
+    component = {"kind": "loader", "state": state.to_dict(), "ledger": ledger.to_dict()}
+    return json.dumps({"everstep": {"step": 1}, "train": component}).encode()
+
+
+def store_shard(
+    run: RunStore, checkpoint: CheckpointId, rank: int, world_size: int, *, values: bytes = b"{}"
+) -> None:
+    state = make_state(run.store, rank)
+    draft = replace(
+        state.draft(checkpoint, rank=rank, world_size=world_size), values=values, notes={"torch": "2.13.0"}
+    )
+    with memory_arena(state.layout.slot_size_bytes) as arena, plain_engines(run.store) as engines:
+        state.copy_into(arena)
+        persist_shard(run, draft, arena, engines=engines)
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / name for name in ("d0", "d1")]
+    for path in paths:
+        path.mkdir()
+    return paths
+
+
+@pytest.fixture
+def stored(devices: list[Path]) -> list[Path]:
+    """Two runs: `pair` of two ranks, whose newest checkpoint lacks one, and `single`, at the end."""
+    with opened(devices) as (store, _):
+        pair = store.run(UID, "pair", create=True)
+        pair.begin_attempt(1, fresh=False)
+        for step, ranks in ((10, (0, 1)), (20, (0, 1)), (30, (0, 1)), (40, (0,))):
+            for rank in ranks:
+                store_shard(pair, CheckpointId(1, step), rank, 2, values=loader_values(rank, 2))
+        pair.set_complete_floor(CheckpointId(1, 30))
+        single = store.run(UID, "single", create=True)
+        single.begin_attempt(1, fresh=False)
+        store_shard(single, CheckpointId(1, 5), 0, 1)
+    return devices
+
+
+def segment_file(devices: list[Path], run: str, checkpoint: CheckpointId, rank: int) -> Path:
+    with opened(devices, read_only=True) as (store, _):
+        found = store.run(UID, run)
+        return found.segment_path(found.shard(checkpoint, rank).segments[0])
+
+
+class TestStarting:
+    def test_help_and_version(self) -> None:
+        assert "status" in everstep("--help").stdout
+        for command in ("status", "ls", "show", "verify", "rm", "daemon", "stop"):
+            assert everstep(command, "--help").returncode == 0
+        assert everstep("--version").stdout == f"everstep {VERSION}\n"
+
+    def test_help_imports_nothing_heavy(self) -> None:
+        code = "import sys; from everstep.daemon import cli; cli._parser(); print(*sys.modules)"
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+        heavy = {"grpc", "rich", "msgspec", "asyncio", "numpy", "torch", "google", "importlib.metadata"}
+        assert not heavy & set(done.stdout.split())
+
+    def test_no_command_imports_torch_or_numpy(self, stored: list[Path]) -> None:
+        code = (
+            "import sys; from everstep.daemon import cli\n"
+            f"assert cli.main(['verify', '--ledger', '--json', {str(stored[0])!r}, {str(stored[1])!r}]) == 0\n"
+            "print(*sys.modules, file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+        assert not {"torch", "numpy"} & set(done.stderr.split())
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [(), ("fly",), ("ls", "--what"), ("ls", "one", "two"), ("show",), ("rm", "pair"), ("ls", "pair@1.2")],
+    )
+    def test_wrong_usage_is_2(self, arguments: tuple[str, ...]) -> None:
+        done = everstep(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr
+        if arguments:
+            assert document(*arguments, code=2)["error"]["exit_code"] == 2
+
+
+class TestWithoutDaemon:
+    @pytest.mark.parametrize("command", [("status",), ("ls",), ("show", "pair"), ("verify",), ("stop",)])
+    def test_no_daemon_is_3_and_says_where_it_looked(self, command: tuple[str, ...]) -> None:
+        done = everstep(*command)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert f"no daemon answers on {os.environ['EVERSTEP_SOCKET']}" in done.stderr
+        assert "storage directories" in done.stderr
+        assert document(*command, code=3)["error"]["code"] == "DaemonUnavailableError"
+
+    def test_ls_shows_all_runs_newest_first(self, stored: list[Path]) -> None:
+        found = document("ls", *stored)["checkpoints"]
+        assert [(view["run_name"], view["checkpoint"], view["state"]) for view in found] == [
+            ("pair", "1.40", "local"),
+            ("pair", "1.30", "complete"),
+            ("pair", "1.20", "complete"),
+            ("pair", "1.10", "complete"),
+            ("single", "1.5", "complete"),
+        ]
+        assert document("ls", "single", "--storage", *stored)["checkpoints"] == found[-1:]
+
+    def test_tables_fit_80_columns_and_have_no_colour_in_a_pipe(self, stored: list[Path]) -> None:
+        for command in (("ls",), ("show", "pair", "--leaves"), ("verify", "--ledger")):
+            done = everstep(*command, *stored, NO_COLOR="1")
+            assert done.returncode == 0, done.stderr
+            assert "\x1b" not in done.stdout
+            lines = [line for line in done.stdout.splitlines() if not line.startswith("! ")]
+            assert max(map(len, lines)) <= 80, lines
+        assert "pair" in everstep("ls", *stored).stdout.splitlines()[2]
+
+    def test_show_takes_the_newest_complete_one(self, stored: list[Path]) -> None:
+        found = document("show", "pair", *stored)
+        assert found["checkpoint"]["checkpoint"] == "1.30"
+        assert (len(found["segments"]), found["leaf_count"], found["leaves"]) == (4, 14, [])
+        assert all(
+            (stored[0] / each["file"]).exists() or (stored[1] / each["file"]).exists()
+            for each in found["segments"]
+        )
+        leaves = document("show", "pair@1.40", "--leaves", *stored)["leaves"]
+        assert (leaves[0]["name"], leaves[0]["shape"]) == ("model.weight", [300, 7])
+        assert "torch" in everstep("show", "pair", *stored).stdout
+
+    @pytest.mark.parametrize(
+        ("what", "message"),
+        [("nobody", "no run 'nobody'"), ("pair@1.99", "no checkpoint 1.99"), ("pair@2", "no run 'pair@2'")],
+    )
+    def test_what_is_not_there_is_3(self, stored: list[Path], what: str, message: str) -> None:
+        for command in (("show", what), ("verify", what)):
+            done = everstep(*command, *stored)
+            assert (done.returncode, done.stdout) == (3, "")
+        assert message in everstep("show", what, *stored).stderr
+
+    def test_no_store_is_3_and_none_is_made(self, tmp_path: Path, devices: list[Path]) -> None:
+        for command in (("ls",), ("verify",), ("rm", "pair@1.1"), ("rm", "pair", "--all")):
+            assert everstep(*command, *devices).returncode == 3
+            assert everstep(*command, tmp_path / "absent").returncode == 3
+        assert not list(devices[0].iterdir())
+        assert not (tmp_path / "absent").exists()
+
+    def test_a_missing_device_is_said(self, stored: list[Path]) -> None:
+        done = everstep("ls", stored[0])
+        assert done.returncode == 0
+        assert f"! missing: {stored[1]}" in done.stdout
+        assert "damaged" in done.stdout
+        assert done.stdout.count("segment 1 of generation") == 8
+
+    def test_reading_changes_nothing(self, stored: list[Path]) -> None:
+        def content() -> dict[Path, tuple[bytes, int]]:
+            files = [path for device in stored for path in device.rglob("*") if path.is_file()]
+            return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+        before = content()
+        everstep("ls", *stored)
+        everstep("verify", "--ledger", *stored)
+        everstep("show", "pair", "--leaves", *stored)
+        assert content() == before
+
+
+class TestVerify:
+    def test_damage_is_1_and_names_file_and_block(self, stored: list[Path]) -> None:
+        assert document("verify", *stored)["ok"]
+        path = segment_file(stored, "pair", CheckpointId(1, 20), 1)
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        done = everstep("verify", "pair", *stored)
+        assert done.returncode == 1
+        assert f"! {path}: block 0" in done.stdout
+        assert [line.split()[:2] for line in done.stdout.splitlines() if "@" in line] == [
+            ["intact", "pair@1.40"],
+            ["intact", "pair@1.30"],
+            ["DAMAGED", "pair@1.20"],
+            ["intact", "pair@1.10"],
+        ]
+        (found,) = document("verify", "pair@1.20", *stored, code=1)["checkpoints"]
+        bad = [each for each in found["segments"] if each["problem"]]
+        assert [(each["path"], each["bad_block"], each["rank"]) for each in bad] == [(str(path), 0, 1)]
+        assert everstep("verify", "pair@1.30", *stored).returncode == 0
+
+    def test_a_broken_manifest_is_1(self, stored: list[Path]) -> None:
+        for device in stored:
+            next(device.rglob("1.5.0.mf")).write_bytes(b"{}")
+        done = everstep("verify", "single", *stored)
+        assert "no checkpoints" in done.stdout or done.returncode == 1
+        assert everstep("verify", "single@1.5", *stored).returncode in (1, 3)
+
+    def test_a_ledger_proves_exactly_once(self, stored: list[Path]) -> None:
+        found = document("verify", "pair@1.20", "--ledger", *stored)
+        (ledger,) = found["checkpoints"][0]["ledgers"]
+        assert (ledger["place"], ledger["problems"], ledger["missing_ranks"]) == ("train", [], [])
+        assert "each sample exactly once" in everstep("verify", "pair@1.20", "--ledger", *stored).stdout
+
+    def test_a_part_of_the_ranks_proves_nothing(self, stored: list[Path]) -> None:
+        done = everstep("verify", "pair@1.40", "--ledger", *stored)
+        assert done.returncode == 0
+        assert "not proven" in done.stdout
+        assert (
+            "no loader of this checkpoint kept one"
+            in everstep("verify", "single", "--ledger", *stored).stdout
+        )
+
+    def test_a_lost_sample_is_1(self, devices: list[Path]) -> None:
+        with opened(devices) as (store, _):
+            run = store.run(UID, "lossy", create=True)
+            run.begin_attempt(1, fresh=False)
+            for rank, lost in ((0, None), (1, 3)):
+                values = loader_values(rank, 2, lost=lost)
+                store_shard(run, CheckpointId(1, 1), rank, 2, values=values)
+        assert document("verify", *devices)["ok"]
+        found = document("verify", "--ledger", *devices, code=1)
+        (ledger,) = found["checkpoints"][0]["ledgers"]
+        assert len(ledger["problems"]) == 2
+        assert "some were lost and others handed out twice" in ledger["problems"][0]
+
+    def test_a_ledger_that_is_none_is_1(self, devices: list[Path]) -> None:
+        with opened(devices) as (store, _):
+            run = store.run(UID, "odd", create=True)
+            run.begin_attempt(1, fresh=False)
+            values = b'{"x": [{"ledger": {"format": "everstep-ledger/1", "seed": {"$int": "zz"}}}]}'
+            store_shard(run, CheckpointId(1, 1), 0, 1, values=values)
+        (ledger,) = document("verify", "--ledger", *devices, code=1)["checkpoints"][0]["ledgers"]
+        assert ledger["place"] == "x[0]"
+        assert ledger["problems"]
+
+
+class TestRemove:
+    def test_what_a_restart_may_need_stays(self, stored: list[Path]) -> None:
+        for checkpoint in ("1.20", "1.30", "1.40"):
+            error = document("rm", f"pair@{checkpoint}", *stored, code=1)["error"]
+            assert error["code"] == "ProtectedError"
+            assert "--force" in error["hint"]
+        assert document("rm", "pair@1.10", *stored)["removed_count"] == 1
+        assert everstep("rm", "pair@1.40", "--force", *stored).returncode == 0
+        found = document("ls", "pair", *stored)["checkpoints"]
+        assert [view["checkpoint"] for view in found] == ["1.30", "1.20"]
+
+    def test_all_of_a_run(self, stored: list[Path]) -> None:
+        done = everstep("rm", "pair", "--all", *stored)
+        assert done.stdout.startswith("removed 4 checkpoints of pair, ")
+        assert [view["run_name"] for view in document("ls", *stored)["checkpoints"]] == ["single"]
+        assert everstep("rm", "pair@1.10", "--all", *stored).returncode == 2
+
+    def test_a_held_store_is_told_by_whom(self, stored: list[Path]) -> None:
+        with opened(stored):
+            error = document("rm", "pair@1.10", *stored, code=1)["error"]
+        assert error["code"] == "DeviceLockedError"
+        assert "pid 4711" in error["message"]
+
+    def test_nothing_goes_while_a_device_is_missing(self, stored: list[Path]) -> None:
+        error = document("rm", "pair@1.10", stored[0], code=1)["error"]
+        assert "missing devices" in error["message"]
+        assert list(stored[1].rglob("1.10.0.mf"))
+
+
+class TestWithDaemon:
+    @pytest.fixture
+    def trainer(self, stored: list[Path]) -> Iterator[FakeTrainer]:
+        socket_path = Path(os.environ["EVERSTEP_SOCKET"])
+        with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+            trainer.open_run(stored, name="pair", world_size=1)
+            yield trainer
+
+    def test_every_command_asks_it(self, trainer: FakeTrainer, stored: list[Path]) -> None:
+        trainer.begin_attempt(2)
+        arena = trainer.make_arena(trainer.layout())
+        arena.save(CheckpointId(2, 50), seed=1)
+        trainer.event(frames.Persisted)
+        status = everstep("status").stdout
+        assert os.environ["EVERSTEP_SOCKET"] in status
+        assert "attached" in status
+        assert "2.50 kept, 1 free" in status
+        assert all(str(device) in status for device in stored)
+        (run,) = document("status")["runs"]
+        assert (run["name"], run["attempt"], run["ranks"][0]["pid"]) == ("pair", 2, os.getpid())
+        found = document("ls", "pair")["checkpoints"]
+        assert (found[0]["checkpoint"], found[0]["is_in_memory"]) == ("2.50", True)
+        assert not document("ls", "pair", *stored)["checkpoints"][0]["is_in_memory"]
+        assert document("show", "pair@1.30")["leaf_count"] == 14
+        assert document("verify", "pair", "--ledger")["ok"]
+        assert document("rm", "pair", "--all", code=1)["error"]["code"] == "RunBusyError"
+        assert document("rm", "pair@1.20")["removed_count"] == 1
+        arena.close()
+
+    def test_stop(self, trainer: FakeTrainer) -> None:
+        assert trainer.devices
+        done = everstep("stop")
+        assert done.returncode == 0
+        assert "has ended" in done.stdout
+        assert "1 attached trainer" in done.stdout
+        assert everstep("stop").returncode == 3
+
+    def test_a_node_daemon_is_configured_by_a_file(self, stored: list[Path], tmp_path: Path) -> None:
+        assert everstep("daemon", "--config", tmp_path / "none.toml").returncode == 1
+        config = tmp_path / "node.toml"
+        config.write_text(f'[devices]\nnvme0 = "{stored[0]}"\nnvme1 = "{stored[1]}"\n')
+        log = tmp_path / "log"
+        with log.open("wb") as output:
+            command = [EVERSTEP, "daemon", "--config", config]
+            process = subprocess.Popen(command, stderr=output)
+        try:
+            while everstep("status").returncode == 3:
+                assert process.poll() is None, log.read_text()
+            status = document("status")
+            assert not status["daemon"]["is_private"]
+            assert status["daemon"]["metrics_port"] > 0
+            assert len(document("ls")["checkpoints"]) == 5
+            assert everstep("stop").returncode == 0
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+names = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1).filter(
+    lambda text: text.strip(".") and not Path(text).is_dir() and not text.startswith("-")
+)
+
+
+class TestWords:
+    @given(names, st.none() | st.builds(CheckpointId, st.integers(1, 2**40), st.integers(0, 2**40)))
+    def test_any_run_name_can_be_given(self, name: str, checkpoint: CheckpointId | None) -> None:
+        word = f"{name}@{checkpoint}" if checkpoint else name
+        target = parse_target([word, "/somewhere"], [])
+        assert target.directories == (Path("/somewhere"),)
+        if checkpoint:
+            assert (target.run, target.checkpoint) == (name, checkpoint)
+        else:
+            assert target.title == name
+
+    def test_directories_are_named_once(self, tmp_path: Path) -> None:
+        target = parse_target(["run", str(tmp_path)], [str(tmp_path), "elsewhere"])
+        assert target.directories == (tmp_path, Path("elsewhere").absolute())
+        with pytest.raises(UsageError, match="2 runs"):
+            parse_target(["one", "two"], [])
+
+    @pytest.mark.parametrize(
+        ("size_bytes", "text"),
+        [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 * 2**20, "5.0 MiB"), (2**55, "32768.0 TiB")],
+    )
+    def test_sizes(self, size_bytes: int, text: str) -> None:
+        assert size_text(size_bytes) == text
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"), [(-3, "0 s"), (59, "59 s"), (600, "10 min"), (7300, "2 h"), (864000, "10 days")]
+    )
+    def test_durations(self, seconds: float, text: str) -> None:
+        assert duration_text(seconds) == text

@@ -1,0 +1,149 @@
+"""What a view says survives the wire, whatever it says."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.core.ids import CheckpointId
+from everstep.daemon import views
+from everstep.daemon.control_messages import (
+    detail_from_message,
+    detail_to_message,
+    status_from_message,
+    status_to_message,
+    verdict_from_message,
+    verdict_to_message,
+)
+
+small = st.integers(0, 2**32 - 1)
+large = st.integers(0, 2**63 - 1)
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+checkpoints = st.builds(CheckpointId, st.integers(1, 2**63 - 1), large)
+
+
+def some(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(strategy, max_size=3).map(tuple)
+
+
+summaries = st.builds(
+    views.CheckpointView,
+    run_name=words,
+    run_id=words,
+    owner_uid=small,
+    checkpoint=checkpoints,
+    parent=st.none() | checkpoints,
+    world_size=small,
+    ranks=some(small),
+    size_bytes=large,
+    created_unix_s=numbers,
+    notes=st.dictionaries(words, words, max_size=3),
+    problems=some(words),
+)
+shapes = some(large)
+details = st.builds(
+    views.CheckpointDetail,
+    summary=summaries,
+    leaf_count=large,
+    leaves=some(
+        st.builds(
+            views.LeafView,
+            name=words,
+            dtype=words,
+            shape=shapes,
+            global_shape=shapes,
+            size_bytes=large,
+            aliases=some(words),
+            rank=small,
+        )
+    ),
+    segments=some(
+        st.builds(
+            views.SegmentView, rank=small, device_id=words, file=words, size_bytes=large, block_count=small
+        )
+    ),
+)
+documents = st.recursive(
+    st.none() | st.booleans() | large | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=5,
+)
+verdicts = st.builds(
+    views.Verdict,
+    summary=summaries,
+    segments=some(
+        st.builds(
+            views.SegmentVerdictView,
+            rank=small,
+            path=words,
+            size_bytes=large,
+            bad_block=st.none() | small,
+            problem=words,
+        )
+    ),
+    problems=some(words),
+    loaders=some(st.builds(views.LoaderRecord, rank=small, place=words, ledger=documents, state=documents)),
+    elapsed_s=numbers,
+)
+slots = st.builds(views.SlotView, checkpoint=st.none() | checkpoints)
+ranks = st.builds(views.RankView, rank=small, step=large, slots=some(slots), arena_bytes=large, pid=large)
+statuses = st.builds(
+    views.StatusView,
+    daemon=st.builds(
+        views.DaemonView,
+        version=words,
+        pid=large,
+        uptime_s=numbers,
+        socket=words,
+        uid=small,
+        arena_bytes=large,
+        metrics_port=small,
+        persisted_count=large,
+        failed_count=large,
+    ),
+    runs=some(
+        st.builds(
+            views.RunView,
+            name=words,
+            run_id=words,
+            owner_uid=small,
+            attempt=large,
+            world_size=small,
+            ranks=some(ranks),
+            complete_floor=st.none() | checkpoints,
+        )
+    ),
+    stores=some(
+        st.builds(
+            views.StoreView,
+            store_id=words,
+            devices=some(
+                st.builds(
+                    views.DeviceView,
+                    device_id=words,
+                    path=words,
+                    free_bytes=large,
+                    total_bytes=large,
+                    engine=words,
+                    reason=words,
+                )
+            ),
+            notes=some(words),
+            problems=some(words),
+        )
+    ),
+)
+
+
+@given(statuses)
+def test_a_status_survives_the_wire(status: views.StatusView) -> None:
+    assert status_from_message(status_to_message(status)) == status
+
+
+@given(details)
+def test_a_checkpoint_survives_the_wire(detail: views.CheckpointDetail) -> None:
+    assert detail_from_message(detail_to_message(detail)) == detail
+
+
+@given(verdicts)
+def test_a_verdict_survives_the_wire(verdict: views.Verdict) -> None:
+    assert verdict_from_message(verdict_to_message(verdict)) == verdict
