@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from ..core import errors
 
@@ -27,16 +27,21 @@ EXIT_CODES: dict[type[errors.EverstepError], int] = {
 }
 """By class; the nearest parent in this table counts."""
 
-_RUN_HELP = "a run by name or id; a run with a slash in its name by its id"
-_DIRECTORY_HELP = "read these storage directories, without a daemon (name all directories of one store)"
+_TARGET_HELP = (
+    "{what} [DIR ...]: a run by name (by id where its name holds a slash); what is a directory is storage"
+)
+_STORAGE_HELP = "read these directories, all of one store, without a daemon"
 _EPILOG = "Without storage directories a command asks the daemon of this user ($EVERSTEP_SOCKET, or the usual place)."
 
 
 class _Parser(argparse.ArgumentParser):
     """Says wrong usage as JSON where JSON was asked for."""
 
+    as_json: ClassVar[bool] = False
+    """For all parsers of this process, because each command has one of its own."""
+
     def error(self, message: str) -> NoReturn:
-        if "--json" in sys.argv[1:]:
+        if self.as_json:
             _print_json_error("UsageError", message, f"{self.prog} --help", EXIT_USAGE)
             sys.exit(EXIT_USAGE)
         super().error(message)
@@ -48,14 +53,17 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         from ..core.version import VERSION  # noqa: PLC0415
 
-        parser.exit(message=f"everstep {VERSION}\n")
+        print(f"everstep {VERSION}")
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out one command and return its exit code."""
     parsed = _parse(arguments)
     try:
-        return _carry_out(parsed)
+        code = _carry_out(parsed)
+        sys.stdout.flush()  # here, where a reader that has left is no error
+        return code
     except errors.EverstepError as error:
         return _report(error, as_json=getattr(parsed, "json", False))
     except KeyboardInterrupt:
@@ -68,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments; targets may stand on both sides of an option, which argparse alone does not allow."""
+    _Parser.as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     parsed, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(parsed, "target") or any(word.startswith("-") for word in rest)):
@@ -82,8 +91,12 @@ def _carry_out(parsed: argparse.Namespace) -> int:
         from .main import run_daemon  # noqa: PLC0415
 
         return run_daemon(config_path=parsed.config, socket_path=None, private=False)
+    import logging  # noqa: PLC0415
+
     from . import cli_commands  # noqa: PLC0415
 
+    # What recovery and others log is part of the answer; without a handler it would be printed a second time.
+    logging.getLogger("everstep").addHandler(logging.NullHandler())
     return cli_commands.COMMANDS[parsed.command](parsed)
 
 
@@ -114,14 +127,14 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("status", parents=[as_json], help="show the daemon: runs, ranks, memory, devices")
     listing = commands.add_parser("ls", parents=[as_json], help="list checkpoints")
-    _add_target(listing, "RUN", "?")
+    _add_target(listing, "RUN", optional=True)
     show = commands.add_parser("show", parents=[as_json], help="show one checkpoint: files, notes, leaves")
     _add_target(show, "RUN[@ATTEMPT.STEP]")
     show.add_argument("--leaves", action="store_true", help="list the leaves, too")
     verify = commands.add_parser(
         "verify", parents=[as_json], help="read every block and compare its checksum"
     )
-    _add_target(verify, "RUN[@ATTEMPT.STEP]", "?")
+    _add_target(verify, "RUN[@ATTEMPT.STEP]", optional=True)
     verify.add_argument(
         "--ledger", action="store_true", help="prove that each sample was handed out exactly once"
     )
@@ -135,13 +148,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_target(parser: argparse.ArgumentParser, what: str, optional: str = "") -> None:
-    shown = f"[{what}]" if optional else what
+def _add_target(parser: argparse.ArgumentParser, what: str, *, optional: bool = False) -> None:
+    shown = _TARGET_HELP.format(what=f"[{what}]" if optional else what)
+    parser.add_argument("target", nargs="*", metavar="TARGET", help=shown)
     parser.add_argument(
-        "target", nargs="*", metavar="TARGET", help=f"{shown} [DIR ...]: {_RUN_HELP}; {_DIRECTORY_HELP}"
-    )
-    parser.add_argument(
-        "--storage", nargs="+", action="extend", default=[], metavar="DIR", help=_DIRECTORY_HELP
+        "--storage", nargs="+", action="extend", default=[], metavar="DIR", help=_STORAGE_HELP
     )
 
 

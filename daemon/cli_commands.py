@@ -76,10 +76,10 @@ def list_checkpoints(arguments: argparse.Namespace) -> int:
         raise UsageError(f"ls takes a run, got {target.title!r}", hint=f"everstep show {target.title}")
     with _source(target) as (source, notes):
         found = source.checkpoints(target.run)
-        label = source.label
-    document = {"source": label, "notes": notes, "checkpoints": found}
+        problems, label = source.problems(target.run), source.label
+    document = {"source": label, "notes": notes, "problems": problems, "checkpoints": found}
     Output(as_json=arguments.json).show(
-        document, lambda console: render.checkpoints(console, found, notes, label)
+        document, lambda console: render.checkpoints(console, found, (*notes, *problems), label)
     )
     return EXIT_DONE
 
@@ -104,8 +104,11 @@ def verify(arguments: argparse.Namespace) -> int:
     """`everstep verify`: all checkpoints, those of a run, or one."""
     target, output = _target(arguments), Output(as_json=arguments.json)
     verified: list[Mapping[str, object]] = []
-    is_intact = True
     with _source(target) as (source, notes):
+        # What has no whole manifest is no checkpoint, so it would not be missed below.
+        problems = () if target.checkpoint else source.problems(target.run)
+        is_intact = not problems
+        output.progress(lambda console: render.problems(console, problems))
         for wanted in _wanted(source, target):
             try:
                 verdict = source.verify(wanted.run_id, wanted.checkpoint)
@@ -118,7 +121,13 @@ def verify(arguments: argparse.Namespace) -> int:
             verified.append(_verdict_document(verdict, ledgers))
             output.progress(lambda console, v=verdict, found=ledgers: render.verdict(console, v, found))
         label = source.label
-    document = {"ok": is_intact, "source": label, "notes": notes, "checkpoints": verified}
+    document = {
+        "ok": is_intact,
+        "source": label,
+        "notes": notes,
+        "problems": problems,
+        "checkpoints": verified,
+    }
     output.show(document, lambda console: render.verified(console, len(verified), label, is_intact=is_intact))
     return EXIT_DONE if is_intact else EXIT_FAILED
 

@@ -311,7 +311,14 @@ def _ledger(console: Console, found: "LedgerVerdict") -> None:
             _line(console, f"    ! {problem}", BAD)
     else:
         ranks = ", ".join(map(str, found.missing_ranks))
-        _line(console, f"{line}: not proven, the shards of these ranks are not here: {ranks}", WARN)
+        _line(console, f"{line}: not proven", WARN)
+        _line(console, f"    ! the shards of these ranks are not here: {ranks}", WARN)
+
+
+def problems(console: Console, found: Sequence[str]) -> None:
+    """Draw what opening a store found wrong."""
+    for problem in found:
+        _line(console, f"! {problem}", BAD)
 
 
 def verified(console: Console, count: int, label: str, *, is_intact: bool) -> None:

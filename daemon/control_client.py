@@ -67,6 +67,10 @@ class ControlClient:
         answer = self._call(self._stub.ListCheckpoints, pb.ListCheckpointsRequest(run=run))
         return [summary_from_message(each) for each in answer.checkpoints]
 
+    def problems(self, run: str) -> tuple[str, ...]:
+        """See Source; a daemon has put aside what was broken when it opened its stores, and `status` says so."""
+        return ()
+
     def detail(self, run: str, checkpoint: CheckpointId | None, *, leaf_count_max: int) -> CheckpointDetail:
         """See Source."""
         request = pb.GetCheckpointRequest(selector=_selector(run, checkpoint), leaf_count_max=leaf_count_max)

@@ -50,7 +50,7 @@ def find_loaders(rank: int, values: bytes) -> list[LoaderRecord]:
     return [
         LoaderRecord(
             rank=rank,
-            place=place,
+            place=place.removesuffix(".state"),
             ledger=holder[LEDGER_KEY],
             state=_position_beside(holder),
         )

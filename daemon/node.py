@@ -138,13 +138,15 @@ class Node:
     async def begin_attempt(self, rank: RankRecord, attempt: int, *, fresh: bool) -> None:
         """Make `attempt` durable before any byte of it is admitted; ranks of one attempt share one record."""
         run = rank.run
-        highest = max(run.attempt, await in_thread(run.store.highest_attempt))
-        if attempt < highest:
-            raise FencedError(f"attempt {attempt} of run {run.name!r} is over: attempt {highest} has started")
-        if attempt > highest:
+        async with run.beginning:
+            highest = run.store.highest_attempt()
+            if attempt < highest:
+                raise FencedError(
+                    f"attempt {attempt} of run {run.name!r} is over: attempt {highest} has started"
+                )
+            if attempt > highest:
+                await in_thread(run.store.begin_attempt, attempt, fresh=fresh)
             run.attempt = attempt
-            await in_thread(run.store.begin_attempt, attempt, fresh=fresh)
-        run.attempt = max(run.attempt, attempt)
         rank.attempt = attempt
         if fresh:
             rank.current = None

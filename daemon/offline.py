@@ -4,7 +4,6 @@ Reading takes no lock, so a daemon may hold the store and write meanwhile; what 
 told apart from damage by looking again. Removing takes the locks.
 """
 
-import logging
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,8 @@ class OfflineStore:
 
     def __init__(self, store: Store, problems: Sequence[str]) -> None:
         self._store = store
-        self.notes = (*store.notes, *(f"missing: {missing.path}" for missing in store.missing), *problems)
+        self._problems = tuple(problems)
+        self.notes = (*store.notes, *(f"missing: {missing.path}" for missing in store.missing))
         """What a user should know of the store."""
 
     @property
@@ -40,6 +40,14 @@ class OfflineStore:
         stores = [self._store]
         runs = [store_views.find_run(stores, run, None)] if run else store_views.visible_runs(stores, None)
         return [view for each in runs for view in store_views.checkpoint_views(each)]
+
+    def problems(self, run: str) -> tuple[str, ...]:
+        """See Source."""
+        if not run:
+            return self._problems
+        found = store_views.find_run([self._store], run, None)
+        marks = (f"run {found.name!r}", found.run_id)
+        return tuple(problem for problem in self._problems if any(mark in problem for mark in marks))
 
     def detail(self, run: str, checkpoint: CheckpointId | None, *, leaf_count_max: int) -> CheckpointDetail:
         """See Source."""
@@ -72,8 +80,6 @@ def reading(directories: Sequence[Path]) -> Generator[OfflineStore]:
         ConfigError, CorruptDataError, FormatVersionError, StorageError: see checkpoint.store.open_store.
     """
     uid = _owner_uid(directories)
-    # The lines of recovery are shown as notes of the answer; in the log of a command they would come twice.
-    logging.getLogger("everstep.checkpoint").setLevel(logging.ERROR)
     store, problems = _recovered(directories, uid)
     with store:
         yield OfflineStore(store, problems)

@@ -1,5 +1,6 @@
 """What the daemon knows of runs and their ranks. Owned by the event loop; every value here lives in memory only."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -103,7 +104,9 @@ class RunRecord:
     opened: OpenStore
     store: RunStore
     attempt: int = 0
-    """Newest attempt begun."""
+    """Newest attempt begun, durable on all devices."""
+    beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while an attempt is being made durable: ranks that come meanwhile must wait for that."""
     ranks: dict[int, RankRecord] = field(default_factory=dict[int, RankRecord])
 
     def rank(self, rank: int) -> RankRecord:

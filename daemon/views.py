@@ -266,6 +266,10 @@ class Source(Protocol):
         """Return the checkpoints of a run (name or id; empty: of all runs), by run, the newest first."""
         ...
 
+    def problems(self, run: str) -> tuple[str, ...]:
+        """Return what opening the store found wrong with a run (empty: with anything), a sentence each."""
+        ...
+
     def detail(self, run: str, checkpoint: CheckpointId | None, *, leaf_count_max: int) -> CheckpointDetail:
         """Return one checkpoint; None: the newest complete one, else the newest intact one."""
         ...

@@ -1,126 +1,145 @@
-"""Real trainers in real processes, for tests that kill them; nothing of the product imports this."""
+"""A state's whole way without a daemon: capture, layout, segments in memory, manifest, restore.
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+For tests, everstep's own and those of users who want to see that their objects come back bit for bit.
+"""
 
-LINE_DEADLINE_S = 90.0
+from collections.abc import Mapping, Sequence
 
-Line = dict[str, Any]
+import torch
 
+from ..checkpoint.checksum import block_checksums
+from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
+from ..checkpoint.manifest_format import decode_manifest, draft_pieces_of, encode_manifest
+from ..checkpoint.manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
+from ..checkpoint.segment_format import SegmentStamp, build_header
+from ..checkpoint.shard_rules_plan import check_draft
+from ..checkpoint.value_format import dump_values
+from ..core.ids import CheckpointId, run_id_of
+from .capture import StateCapture, capture_state
+from .component import Component, make_components
+from .stored_state import StoredState
+from .tensor_bytes import BufferPin, byte_range, memmove
 
-class Trainer:
-    """A training process: its JSON lines, its log, its end."""
-
-    def __init__(self, command: list[str], log: Path) -> None:
-        self.log_path = log
-        self.lines: list[Line] = []
-        with log.open("ab") as errors:
-            # A session of its own, so that a test can end torchrun together with its ranks.
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-            )
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text()
-
-    def until(self, wanted: Callable[[Line], bool]) -> Line:
-        """Read lines up to the first that is wanted."""
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            if not text.startswith("{"):
-                continue
-            line = json.loads(text)
-            self.lines.append(line)
-            if wanted(line):
-                return line
-        raise AssertionError(f"the trainer ended (status {self.process.wait()}):\n{self.log[-4000:]}")
-
-    def until_step(self, step: int) -> Line:
-        return self.until(lambda line: line.get("step") == step)
-
-    def until_key(self, key: str) -> Line:
-        return self.until(lambda line: key in line)
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Signal the trainer and everything in its session, then reap."""
-        os.killpg(self.process.pid, number)
-        self.finish()
-
-    def finish(self) -> int:
-        """Read to the end; return the exit status."""
-        assert self.process.stdout is not None
-        with self.process.stdout:
-            for text in self.process.stdout:
-                if text.startswith("{"):
-                    self.lines.append(json.loads(text))
-        return self.process.wait(60)
-
-    def done(self) -> list[Line]:
-        """Finish normally; return the last line of each rank, by rank."""
-        status = self.finish()
-        assert status == 0, self.log[-4000:]
-        return sorted((line for line in self.lines if "done" in line), key=lambda line: line["rank"])
-
-    @property
-    def steps(self) -> list[Line]:
-        return [line for line in self.lines if "ids" in line]
+_RUN_NAME = "testing"
+_GENERATION = "5" * 32
+_CHECKPOINT = CheckpointId(1, 7)
+"""Any: one run, one generation, one checkpoint."""
 
 
-class Job:
-    """Starts trainers of one script over the same two directories."""
+def transfer(
+    saved: Mapping[str, object], fresh: Mapping[str, object], *, device_count: int = 2, world_size: int = 1
+) -> StoredState:
+    """Save the attached objects of one process and restore them into those of another; return what lay between.
 
-    def __init__(self, folder: Path, script: Path) -> None:
-        self.folder, self.script = folder, script
-        self.storage = [folder / "d0", folder / "d1"]
-        for path in self.storage:
-            path.mkdir(parents=True)
-        self.trainers: list[Trainer] = []
-
-    def start(self, *arguments: str, ranks: int = 1, storage: list[Path] | None = None) -> Trainer:
-        script = [str(self.script), "--storage", *map(str, storage or self.storage), *arguments]
-        launcher = (
-            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-        )
-        trainer = Trainer(
-            [sys.executable, "-P", *launcher, *script], self.folder / f"trainer{len(self.trainers)}.log"
-        )
-        self.trainers.append(trainer)
-        return trainer
-
-    def end(self) -> None:
-        for trainer in self.trainers:
-            if trainer.process.poll() is None:
-                os.killpg(trainer.process.pid, signal.SIGKILL)
-                trainer.finish()
+    Raises:
+        UsageError: as attach() and restore() would.
+    """
+    stored = store(make_components(saved, world_size=world_size), device_count=device_count)
+    components = make_components(fresh, world_size=world_size)
+    for component in components:
+        component.check(stored)
+    for component in components:
+        component.apply(stored)
+    return stored
 
 
-def daemon_pid() -> int:
-    """Return the pid of the test's private daemon."""
-    address = Path(os.environ["EVERSTEP_SOCKET"]).with_name("daemon.json")
-    return int(json.loads(address.read_text())["pid"])
+def store(components: Sequence[Component], *, device_count: int = 2) -> StoredState:
+    """Return the components' state as it would come back from that many devices."""
+    capture = capture_state(components)
+    values = dump_values(capture.values)
+    devices = [DeviceWeight(device_id=f"{number:032x}") for number in range(device_count)]
+    layout = plan_layout([leaf.spec for leaf in capture.leaves], capture.aliases, devices)
+    slot = bytearray(layout.slot_size_bytes)
+    _fill(slot, capture, layout)
+    draft = _draft(layout, values)
+    check_draft(draft, layout.slot_size_bytes)
+    manifest = decode_manifest(encode_manifest(_manifest(layout, draft, slot)))
+    offsets = {plan.segment: plan.slot_offset_bytes for plan in layout.segments}
+    return StoredState(manifest, memoryview(slot).toreadonly(), offsets)
 
 
-def end_daemon() -> None:
-    """End the private daemon if there is one, and wait for its end."""
-    try:
-        pid = daemon_pid()
-        watched = os.pidfd_open(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    os.close(watched)
-    os.kill(pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + LINE_DEADLINE_S
-    while (
-        Path(f"/proc/{pid}").exists()
-        and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
-    ):
-        assert time.monotonic() < deadline_s, f"daemon {pid} did not end"
-        time.sleep(0.02)
+def bits(tensor: torch.Tensor) -> bytes:
+    """Return a tensor's elements in row-major order, as bytes: equal bytes are equal bits, NaN or not."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    made = bytearray(plain.numel() * plain.element_size())
+    if made:
+        pin = BufferPin(memoryview(made))
+        memmove(pin.address, *byte_range(plain))
+        pin.release()
+    return bytes(made)
+
+
+def _fill(slot: bytearray, capture: StateCapture, layout: Layout) -> None:
+    """Copy headers and pieces to their places, as daemon and hook do."""
+    for plan in layout.segments:
+        header = build_header(plan.entries, _stamp(plan))
+        slot[plan.slot_offset_bytes : plan.slot_offset_bytes + len(header)] = header
+    tensors = {leaf.spec.name: leaf.tensor for leaf in capture.leaves}
+    plans = {plan.segment: plan for plan in layout.segments}
+    pin = BufferPin(memoryview(slot))
+    for piece in layout.pieces:
+        plan = plans[piece.segment]
+        begin = next(entry.begin for entry in plan.entries if entry.key == piece.key)
+        target = pin.address + plan.slot_offset_bytes + plan.header_size_bytes + begin
+        source = tensors[piece.leaf].data_ptr() + piece.offset_in_leaf_bytes
+        memmove(target, source, piece.size_bytes)
+    pin.release()
+
+
+def _stamp(plan: SegmentPlan) -> SegmentStamp:
+    return SegmentStamp(
+        generation=_GENERATION,
+        run_id=run_id_of(_RUN_NAME),
+        checkpoint=_CHECKPOINT,
+        rank=0,
+        segment=plan.segment,
+    )
+
+
+def _draft(layout: Layout, values: bytes) -> Draft:
+    return Draft(
+        checkpoint=_CHECKPOINT,
+        rank=0,
+        world_size=1,
+        parent=None,
+        layout_digest=layout.digest,
+        leaves=layout.leaves,
+        aliases=layout.aliases,
+        pieces=layout.pieces,
+        segments=layout.segments,
+        values=values,
+    )
+
+
+def _manifest(layout: Layout, draft: Draft, slot: bytearray) -> Manifest:
+    return Manifest(
+        run_id=run_id_of(_RUN_NAME),
+        run_name=_RUN_NAME,
+        owner_uid=0,
+        checkpoint=_CHECKPOINT,
+        rank=0,
+        world_size=1,
+        parent=None,
+        generation=_GENERATION,
+        created_unix_s=0.0,
+        layout_digest=layout.digest,
+        leaves=layout.leaves,
+        aliases=layout.aliases,
+        pieces=draft_pieces_of(draft, _GENERATION),
+        segments=tuple(_record(plan, slot) for plan in layout.segments),
+        values=draft.values,
+        notes={},
+    )
+
+
+def _record(plan: SegmentPlan, slot: bytearray) -> SegmentRecord:
+    file = memoryview(slot)[plan.slot_offset_bytes : plan.slot_offset_bytes + plan.file_size_bytes]
+    return SegmentRecord(
+        segment=plan.segment,
+        device_id=plan.device_id,
+        generation=_GENERATION,
+        file_size_bytes=plan.file_size_bytes,
+        header_size_bytes=plan.header_size_bytes,
+        dio_alignment_bytes=0,
+        block_checksums=block_checksums(file, plan.file_size_bytes),
+    )

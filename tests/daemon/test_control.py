@@ -165,8 +165,8 @@ class TestWhoMayCall:
 class TestErrors:
     def test_class_message_and_hint_arrive(self, client: ControlClient) -> None:
         with pytest.raises(NotFoundError) as caught:
-            client.detail("größer als 'erlaubt'", None, leaf_count_max=0)
-        assert caught.value.message == "no run \"größer als 'erlaubt'\""
+            client.detail("größe “ü” 'x'", None, leaf_count_max=0)
+        assert caught.value.message == "no run \"größe “ü” 'x'\""
         assert "everstep ls" in caught.value.hint
 
     def test_other_languages_see_a_status(self, stub: node_pb2_grpc.NodeStub, socket_path: Path) -> None:

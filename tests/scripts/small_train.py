@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import json
 import logging
+import os
 import time
 
 import torch
@@ -32,7 +33,7 @@ class Squares(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
 
 
 def say(**fields: object) -> None:
-    print(json.dumps(fields), flush=True)
+    os.write(1, (json.dumps(fields) + "\n").encode())  # one write: lines of several ranks do not mix
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[tuple[int, float]]) -> str:
@@ -59,6 +60,8 @@ def main() -> None:
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--per-rank", action="store_true", help="attach a module that is different on each rank")
+    parser.add_argument("--request-at", type=int, default=-1, help="the last rank asks for a checkpoint here")
     parser.add_argument("--step-s", type=float, default=0.0)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
@@ -74,7 +77,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
     loader = DataLoader(Squares(args.count), batch_size=8, shuffle=True, num_workers=args.workers)
-    state = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+    state: dict[str, object] = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+    if args.per_rank:
+        state["own"] = nn.Linear(rank + 2, 1)
     with everstep.attach(
         args.name, **state, storage=args.storage, every=args.every, fresh=args.fresh, takeover=args.takeover
     ) as run:
@@ -99,6 +104,8 @@ def main() -> None:
                     time.sleep(args.step_s)
                 run.step()
                 say(rank=rank, epoch=epoch, step=run.steps, ids=ids.tolist(), loss=loss.item())
+                if run.steps == args.request_at and rank == run.world_size - 1:
+                    run.checkpoint()
                 if run.steps == args.until:
                     run.wait()
                     say(rank=rank, waiting=run.steps, complete=run.report().last_complete)

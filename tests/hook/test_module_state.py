@@ -1,0 +1,363 @@
+"""Modules: every parameter and buffer under its own name, whatever wraps or ties them, bit for bit."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from everstep.core.errors import StateMismatchError, StateTypeError
+from everstep.hook.capture import StateCapture, capture_state
+from everstep.hook.component import Laziness, make_components
+from everstep.hook.testing import bits, store, transfer
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.optim.swa_utils import AveragedModel
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def all_bits(module: nn.Module) -> dict[str, bytes]:
+    """Parameters and all buffers of a plain module by the names that torch gives them."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: bits(tensor) for name, tensor in named}
+
+
+def capture(**objects: object) -> StateCapture:
+    return capture_state(make_components(objects, world_size=4))
+
+
+def lazinesses(captured: StateCapture) -> dict[str, Laziness]:
+    return {leaf.spec.name: leaf.laziness for leaf in captured.leaves}
+
+
+@pytest.mark.parametrize("device_count", [1, 2, 3])
+def test_a_module_comes_back_bit_for_bit(device_count: int) -> None:
+    saved, fresh = small(), small()
+    saved(torch.randn(5, 3))
+    addresses = [parameter.data_ptr() for parameter in fresh.parameters()]
+    transfer({"model": saved}, {"model": fresh}, device_count=device_count)
+    assert all_bits(fresh) == all_bits(saved)
+    assert [parameter.data_ptr() for parameter in fresh.parameters()] == addresses
+    assert fresh[1].num_batches_tracked == 1
+
+
+class Kinds(nn.Module):
+    """One tensor of each kind that a module may hold."""
+
+    def __init__(self, fill: int) -> None:
+        super().__init__()
+        self.scalar = nn.Parameter(torch.tensor(float(fill)))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.half = nn.Parameter(torch.full((3,), fill, dtype=torch.bfloat16))
+        self.frozen = nn.Parameter(torch.full((2, 2), float(fill)), requires_grad=False)
+        self.image = nn.Parameter(torch.full((2, 3, 4, 4), float(fill)).to(memory_format=torch.channels_last))
+        self.register_buffer("complex", torch.full((2,), complex(fill, -fill)))
+        self.register_buffer("fp8", torch.full((4,), fill).to(torch.float8_e4m3fn))
+        self.register_buffer("fp8_other", torch.full((4,), fill).to(torch.float8_e5m2fnuz))
+        self.register_buffer("flag", torch.tensor(fill > 1))
+        self.register_buffer("wide", torch.tensor([fill], dtype=torch.uint64))
+        self.register_buffer("cache", torch.full((2,), float(fill)), persistent=False)
+        self.register_buffer("mask", torch.full((1, 2), float(fill)).expand(3, 2))
+        self.register_buffer("conjugate", torch.full((2,), complex(fill, fill)).conj())
+        self.register_buffer("none", None)
+
+
+def test_every_kind_of_tensor_comes_back() -> None:
+    saved, fresh = Kinds(2), Kinds(1)
+    transfer({"model": saved}, {"model": fresh})
+    assert all_bits(fresh) == all_bits(saved)
+    assert fresh.image.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_into_other_strides() -> None:
+    saved, fresh = Kinds(2), Kinds(1)
+    with torch.no_grad():
+        saved.image.copy_(torch.randn(2, 3, 4, 4))
+    fresh.image.data = fresh.image.data.contiguous()
+    transfer({"model": saved}, {"model": fresh})
+    assert all_bits(fresh) == all_bits(saved)
+    assert fresh.image.is_contiguous()
+
+
+def test_how_lazy_each_kind_is() -> None:
+    model = Kinds(1)
+    optimizer = torch.optim.SGD([model.scalar, model.half])
+    found = lazinesses(capture(model=model, optimizer=optimizer))
+    expected = {
+        "model.scalar": Laziness.OWNED,
+        "model.half": Laziness.OWNED,
+        "model.frozen": Laziness.FROZEN,
+        "model.image": Laziness.EAGER,
+        "model.flag": Laziness.EAGER,
+        "model.cache": Laziness.EAGER,
+        "model.mask": Laziness.EAGER,
+    }
+    assert {name: found[name] for name in expected} == expected
+
+
+class Tied(nn.Module):
+    def __init__(self, *, tie: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.shared = self.head
+        if tie:
+            self.head.weight = self.embed.weight
+
+
+def test_tied_weights_are_stored_once_and_tied_again() -> None:
+    saved, fresh = Tied(tie=True), Tied(tie=True)
+    captured = capture(model=saved)
+    assert [leaf.spec.name for leaf in captured.leaves] == ["model.embed.weight"]
+    assert {alias.name for alias in captured.aliases} == {"model.head.weight", "model.shared.weight"}
+    transfer({"model": saved}, {"model": fresh})
+    assert all_bits(fresh) == all_bits(saved)
+    assert fresh.head.weight is fresh.embed.weight
+
+
+def test_tied_weights_into_a_module_without_ties() -> None:
+    saved, fresh = Tied(tie=True), Tied(tie=False)
+    transfer({"model": saved}, {"model": fresh})
+    assert all_bits(fresh) == all_bits(saved)
+    assert fresh.head.weight is not fresh.embed.weight
+
+
+class Flat(nn.Module):
+    """Weights that are views of one buffer, as cuDNN packs an LSTM's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        flat = torch.randn(10)
+        self.w = nn.Parameter(flat[:6].view(2, 3))
+        self.b = nn.Parameter(flat[6:8])
+        self.register_buffer("flat", flat)
+
+
+def test_views_of_one_storage_are_stored_once() -> None:
+    saved, fresh = Flat(), Flat()
+    captured = capture(model=saved)
+    assert [leaf.spec.name for leaf in captured.leaves] == ["model.flat"]
+    assert [(alias.name, alias.offset_bytes) for alias in captured.aliases] == [("model.w", 0), ("model.b", 24)]
+    transfer({"model": saved}, {"model": fresh})
+    assert all_bits(fresh) == all_bits(saved)
+    assert fresh.w.data_ptr() == fresh.flat.data_ptr()
+
+
+@pytest.mark.parametrize("wrap", [spectral_norm, weight_norm])
+def test_parametrised_modules(wrap: object) -> None:
+    assert callable(wrap)
+    saved, fresh = wrap(nn.Linear(4, 3)), wrap(nn.Linear(4, 3))
+    saved(torch.randn(2, 4))
+    transfer({"model": saved}, {"model": fresh})
+    assert all_bits(fresh) == all_bits(saved)
+
+
+def test_two_modules_that_share_one_part() -> None:
+    body = nn.Linear(2, 2)
+    saved = {"one": nn.Sequential(body), "two": nn.Sequential(body, nn.Linear(2, 1))}
+    fresh = copy.deepcopy(saved)
+    with torch.no_grad():
+        body.weight.fill_(7)
+    transfer(saved, fresh)
+    assert all_bits(fresh["two"]) == all_bits(saved["two"])
+
+
+def names(**objects: object) -> set[str]:
+    captured = capture(**objects)
+    return {leaf.spec.name for leaf in captured.leaves} | {alias.name for alias in captured.aliases}
+
+
+def test_wrappers_leave_no_trace_in_names() -> None:
+    plain = names(model=small())
+    assert "model.0.weight" in plain
+    assert names(model=torch.compile(small())) == plain
+    assert names(model=nn.DataParallel(small())) == plain
+    inner = small()
+    inner[0] = checkpoint_wrapper(inner[0])
+    assert names(model=inner) == plain
+    inner[2] = torch.compile(inner[2])  # pyright: ignore[reportArgumentType]
+    assert names(model=torch.compile(inner)) == plain
+    assert names(model=torch.jit.script(small())) == plain
+
+
+def test_a_users_own_child_named_module_keeps_its_name() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(1, 1, bias=False)
+
+    assert names(model=Outer()) == {"model.module.weight"}
+
+
+def test_an_averaged_model_is_eager() -> None:
+    model = nn.Linear(2, 2)
+    saved, fresh = AveragedModel(model), AveragedModel(nn.Linear(2, 2))
+    saved.requires_grad_(requires_grad=False)
+    saved.update_parameters(model)
+    assert set(lazinesses(capture(ema=saved)).values()) == {Laziness.EAGER}
+    transfer({"ema": saved}, {"ema": fresh})
+    assert all_bits(fresh) == all_bits(saved)
+    assert fresh.n_averaged == 1
+
+
+def test_under_ddp_all_ranks_hold_the_same(tmp_path: Path) -> None:
+    store_ = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store_, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(small())
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+        captured = capture(model=model, optimizer=optimizer)
+        replicas = {leaf.spec.name: leaf.spec.replicas for leaf in captured.leaves}
+        assert replicas["model.1.running_mean"] == 4
+        assert replicas["optimizer.state.0.weight.exp_avg"] == 4
+        assert set(replicas.values()) == {4}
+        fresh = small()
+        transfer({"model": model}, {"model": fresh}, world_size=4)
+        assert all_bits(fresh) == all_bits(model.module)
+        del model
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_without_ddp_each_rank_holds_its_own() -> None:
+    assert {leaf.spec.replicas for leaf in capture(model=small()).leaves} == {1}
+
+
+class WithExtra(nn.Module):
+    def __init__(self, extra: object) -> None:
+        super().__init__()
+        self.extra = extra
+
+    def get_extra_state(self) -> object:
+        return self.extra
+
+    def set_extra_state(self, state: object) -> None:
+        self.extra = state
+
+
+def test_extra_state_comes_back() -> None:
+    extra = {"amax": torch.arange(3.0), 1: (None, b"x")}
+    saved = nn.Sequential(WithExtra(extra), WithExtra(3))
+    fresh = nn.Sequential(WithExtra(None), WithExtra(None))
+    transfer({"model": saved}, {"model": fresh})
+    found = fresh[0].extra
+    assert isinstance(found, dict)
+    assert torch.equal(found["amax"], extra["amax"])  # pyright: ignore[reportUnknownArgumentType]
+    assert found[1] == (None, b"x")
+    assert fresh[1].extra == 3
+    with pytest.raises(StateMismatchError, match=r"1\._extra_state is on one side only"):
+        transfer({"model": saved}, {"model": nn.Sequential(WithExtra(None), nn.Module())})
+
+
+class Grows(nn.Module):
+    """Makes its cache in the forward pass, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(0), persistent=False)
+        self.register_buffer("observed", torch.zeros(0))
+        self.register_buffer("later", None)
+
+    def forward(self, size: int) -> None:
+        self.cache = torch.arange(float(size))
+        self.observed = torch.arange(float(size))
+        self.later = torch.ones(size)
+        self.register_buffer("lazy", torch.ones(2), persistent=False)
+
+
+def test_buffers_that_the_forward_pass_makes_come_back() -> None:
+    saved, fresh = Grows(), Grows()
+    saved(5)
+    transfer({"model": saved}, {"model": fresh})
+    assert all_bits(fresh) == all_bits(saved)
+    assert list(fresh.state_dict()) == list(saved.state_dict())
+    saved(3)
+    transfer({"model": saved}, {"model": fresh})
+    assert fresh.cache.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_cache_that_was_not_there_is_left_alone() -> None:
+    fresh = Grows()
+    fresh.register_buffer("lazy", torch.ones(2), persistent=False)
+    transfer({"model": Grows()}, {"model": fresh})
+    assert fresh.lazy.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_sparse_buffers_come_back() -> None:
+    def module(values: torch.Tensor) -> nn.Module:
+        made = nn.Module()
+        made.register_buffer("coo", values.to_sparse())
+        made.register_buffer("csr", values.to_sparse_csr())
+        return made
+
+    saved, fresh = module(torch.tensor([[0.0, 2.0], [3.0, 0.0]])), module(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    held = fresh.get_buffer("coo")
+    transfer({"model": saved}, {"model": fresh})
+    assert fresh.get_buffer("coo") is held
+    assert held.to_dense().tolist() == [[0.0, 2.0], [3.0, 0.0]]
+    assert fresh.get_buffer("csr").to_dense().tolist() == [[0.0, 2.0], [3.0, 0.0]]
+    with pytest.raises(StateMismatchError, match="coo"):
+        transfer({"model": saved}, {"model": module(torch.zeros(3, 3))})
+    with pytest.raises(StateMismatchError, match="torch.float64|float64"):
+        transfer({"model": saved}, {"model": module(torch.eye(2, dtype=torch.float64))})
+
+
+class Changed(nn.Module):
+    def __init__(self, tensor: torch.Tensor, name: str = "w") -> None:
+        super().__init__()
+        self.kept = nn.Parameter(torch.zeros(2))
+        self.register_parameter(name, nn.Parameter(tensor))
+
+
+@pytest.mark.parametrize(
+    ("fresh", "message"),
+    [
+        (Changed(torch.zeros(3)), r"w is float32 \[2\] in the checkpoint, float32 \[3\] in the module"),
+        (Changed(torch.zeros(2).double()), r"w is float32 \[2\] in the checkpoint, float64 \[2\]"),
+        (Changed(torch.zeros(2), "v"), "w is in the checkpoint and not in the module; v is in the module"),
+        (nn.Linear(1, 1), "kept is in the checkpoint"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_refused_and_not_changed(fresh: nn.Module, message: str) -> None:
+    before = all_bits(fresh)
+    with pytest.raises(StateMismatchError, match=message):
+        transfer({"model": Changed(torch.ones(2))}, {"model": fresh})
+    assert all_bits(fresh) == before
+
+
+def test_only_the_first_differences_are_listed() -> None:
+    fresh = nn.Sequential(*[nn.Linear(1, 1) for _ in range(10)])
+    with pytest.raises(StateMismatchError, match="and 17 more"):
+        transfer({"model": Changed(torch.ones(2))}, {"model": fresh})
+
+
+def test_an_object_of_another_kind_is_refused() -> None:
+    stored = store(make_components({"model": torch.Generator()}, world_size=1))
+    (component,) = make_components({"model": small()}, world_size=1)
+    with pytest.raises(StateMismatchError, match="'model' was of kind torch.Generator.*of kind module now"):
+        component.check(stored)
+
+
+def test_parameters_on_meta_are_refused_by_name() -> None:
+    with pytest.raises(StateTypeError, match=r"model\.0\.weight is on the meta device"):
+        capture(model=nn.Sequential(nn.Linear(2, 2, device="meta")))
+
+
+def test_a_lazy_module_is_refused_by_name() -> None:
+    with pytest.raises(StateTypeError, match=r"model\.weight is a parameter without a shape yet"):
+        capture(model=nn.LazyLinear(2))
+
+
+def test_parameters_added_in_mid_run_are_in_the_next_capture() -> None:
+    model = nn.ModuleList([nn.Linear(1, 1)])
+    components = make_components({"model": model}, world_size=1)
+    first = capture_state(components)
+    model.append(nn.Linear(1, 1))
+    second = capture_state(components, previous=first)
+    assert len(second.leaves) == len(first.leaves) + 2

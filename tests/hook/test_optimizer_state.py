@@ -1,0 +1,325 @@
+"""Optimizers: state by parameter name with its own dtype and device, in place, for every kind of optimizer."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from everstep.core.errors import StateMismatchError, StateTypeError, UsageError
+from everstep.hook.capture import capture_state
+from everstep.hook.component import Laziness, make_components
+from everstep.hook.testing import bits, transfer
+from torch import nn
+from torch.optim import Optimizer
+
+Make = Callable[[list[nn.Parameter]], Optimizer]
+
+MAKERS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw foreach": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+    "adam tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1), foreach=False),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.1),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=4, history_size=3),
+}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def train(module: nn.Module, optimizer: Optimizer, steps: int) -> None:
+    torch.manual_seed(5)
+    inputs = torch.randn(8, 3)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        found = module(inputs).pow(2).sum()
+        found.backward()
+        return found
+
+    for _ in range(steps):
+        optimizer.step(loss)  # pyright: ignore[reportArgumentType]
+
+
+def same(left: object, right: object) -> bool:
+    """Equal bit for bit, also inside of containers."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and bits(left) == bits(right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)  # pyright: ignore
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))  # pyright: ignore
+    return type(left) is type(right) and left == right
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("used", [False, True])
+def test_an_optimizer_comes_back_and_goes_on_alike(kind: str, used: bool) -> None:
+    saved, fresh = model(), model()
+    optimizer, other = MAKERS[kind](list(saved.parameters())), MAKERS[kind](list(fresh.parameters()))
+    train(saved, optimizer, 3)
+    if used:
+        train(fresh, other, 1)
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other}, device_count=3)
+    assert same(optimizer.state_dict(), other.state_dict())
+    assert isinstance(other.state, defaultdict)
+    train(saved, optimizer, 2)
+    train(fresh, other, 2)
+    assert all(map(same, saved.parameters(), fresh.parameters()))
+    assert same(optimizer.state_dict(), other.state_dict())
+
+
+def test_sgd_momentum_that_is_none() -> None:
+    saved, fresh = model(), model()
+    optimizer, other = (
+        torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9) for module in (saved, fresh)
+    )
+    for parameter in saved.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = None
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    assert same(optimizer.state_dict(), other.state_dict())
+    assert len(other.state) == 4
+
+
+def test_fp32_state_of_bf16_parameters_stays_fp32() -> None:
+    saved, fresh = model().bfloat16(), model().bfloat16()
+    optimizer, other = (torch.optim.SGD(module.parameters(), lr=0.1) for module in (saved, fresh))
+    for parameter in saved.parameters():
+        optimizer.state[parameter] = {"master": torch.randn_like(parameter, dtype=torch.float32)}
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    for one, two in zip(saved.parameters(), fresh.parameters(), strict=True):
+        assert other.state[two]["master"].dtype == torch.float32
+        assert bits(other.state[two]["master"]) == bits(optimizer.state[one]["master"])
+
+
+def test_existing_state_is_written_in_place_and_foreign_keys_go() -> None:
+    saved, fresh = model(), model()
+    optimizer, other = (torch.optim.Adam(module.parameters(), lr=0.1) for module in (saved, fresh))
+    train(saved, optimizer, 2)
+    train(fresh, other, 1)
+    first = next(iter(fresh.parameters()))
+    held, addresses = other.state, {key: value.data_ptr() for key, value in other.state[first].items()}
+    other.state[first]["extra"] = 1
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    assert other.state is held
+    assert {key: value.data_ptr() for key, value in other.state[first].items()} == addresses
+
+
+def test_state_that_the_checkpoint_has_not_goes() -> None:
+    saved, fresh = model(), model()
+    optimizer, other = (torch.optim.Adam(module.parameters(), lr=0.1) for module in (saved, fresh))
+    train(fresh, other, 1)
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    assert not other.state
+
+
+def test_hyper_parameters_come_back_and_new_ones_stay() -> None:
+    saved, fresh = model(), model()
+    optimizer = torch.optim.AdamW(saved.parameters(), lr=0.5, betas=(0.1, 0.2), weight_decay=0.3)
+    other = torch.optim.AdamW(fresh.parameters(), lr=0.1)
+    optimizer.param_groups[0]["initial_lr"] = 0.7
+    other.param_groups[0]["of a newer torch"] = True
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    group = other.param_groups[0]
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (0.5, (0.1, 0.2), 0.3)
+    assert group["initial_lr"] == 0.7
+    assert group["of a newer torch"] is True
+
+
+def test_a_tensor_learning_rate_is_eager_and_written_in_place() -> None:
+    saved, fresh = model(), model()
+    optimizer = torch.optim.Adam(saved.parameters(), lr=torch.tensor(0.5), foreach=False)
+    other = torch.optim.Adam(fresh.parameters(), lr=torch.tensor(0.1), foreach=False)
+    held = other.param_groups[0]["lr"]
+    captured = capture_state(make_components({"model": saved, "optimizer": optimizer}, world_size=1))
+    found = {leaf.spec.name: leaf.laziness for leaf in captured.leaves}
+    assert found["optimizer.groups[0].lr"] is Laziness.EAGER
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    assert other.param_groups[0]["lr"] is held
+    assert held == 0.5
+
+
+def test_leaves_have_the_names_of_their_parameters_and_are_owned() -> None:
+    module = model()
+    optimizer = torch.optim.AdamW(torch.compile(module).parameters(), lr=0.1)  # pyright: ignore
+    train(module, optimizer, 1)
+    captured = capture_state(make_components({"net": module, "opt": optimizer}, world_size=1))
+    found = {leaf.spec.name: leaf.laziness for leaf in captured.leaves if leaf.spec.name.startswith("opt.")}
+    assert "opt.state.0.weight.exp_avg" in found
+    assert "opt.state.2.bias.step" in found
+    assert set(found.values()) == {Laziness.OWNED}
+
+
+def test_one_optimizer_over_two_modules_names_both() -> None:
+    one, two = nn.Linear(1, 1), nn.Linear(1, 1)
+    optimizer = torch.optim.Adam([*one.parameters(), *two.parameters()], lr=0.1)
+    both = nn.Sequential(one, two)
+    train_one(both, optimizer)
+    objects: dict[str, object] = {"g": one, "d": two, "optimizer": optimizer}
+    captured = capture_state(make_components(objects, world_size=1))
+    found = {leaf.spec.name for leaf in captured.leaves}
+    assert {"optimizer.state.g.weight.exp_avg", "optimizer.state.d.weight.exp_avg"} <= found
+    fresh = copy.deepcopy(objects)
+    other = fresh["optimizer"]
+    assert isinstance(other, Optimizer)
+    transfer(objects, fresh)
+    assert same(optimizer.state_dict(), other.state_dict())
+
+
+def train_one(module: nn.Module, optimizer: Optimizer) -> None:
+    optimizer.zero_grad()
+    module(torch.ones(2, 1)).sum().backward()
+    optimizer.step()
+
+
+def test_two_optimizers_of_a_gan() -> None:
+    def build() -> dict[str, Any]:
+        torch.manual_seed(2)
+        g, d = nn.Linear(1, 1), nn.Linear(1, 1)
+        return {
+            "g": g,
+            "d": d,
+            "opt_g": torch.optim.Adam(g.parameters(), lr=0.1),
+            "opt_d": torch.optim.SGD(d.parameters(), lr=0.1, momentum=0.9),
+        }
+
+    saved, fresh = build(), build()
+    train_one(saved["g"], saved["opt_g"])
+    train_one(saved["d"], saved["opt_d"])
+    transfer(saved, fresh)
+    for name in ("opt_g", "opt_d"):
+        assert same(saved[name].state_dict(), fresh[name].state_dict())
+    assert bits(fresh["d"].weight) == bits(saved["d"].weight)
+
+
+def test_names_do_not_depend_on_a_second_module_that_holds_the_parameters() -> None:
+    module = model()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+    train(module, optimizer, 1)
+    objects = {"head": module[2], "model": module, "optimizer": optimizer}  # pyright: ignore
+    captured = capture_state(make_components(objects, world_size=1))
+    assert "optimizer.state.0.weight.exp_avg" in {leaf.spec.name for leaf in captured.leaves}
+
+
+def test_param_names_of_the_group_stand_in_for_a_module() -> None:
+    def build() -> Optimizer:
+        parameter = nn.Parameter(torch.ones(2))
+        parameter.grad = torch.ones(2)
+        return torch.optim.Adam([("alpha", parameter)], lr=0.1)
+
+    saved, fresh = build(), build()
+    saved.step()
+    stored = transfer({"optimizer": saved}, {"optimizer": fresh})
+    assert "optimizer.state.alpha.exp_avg" in stored
+    assert same(saved.state_dict(), fresh.state_dict())
+
+
+def test_a_parameter_without_a_name_is_refused() -> None:
+    module = model()
+    groups = [{"params": [*module.parameters()]}, {"params": [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(3))]}]
+    components = make_components({"model": module, "optimizer": torch.optim.SGD(groups, lr=0.1)}, world_size=1)
+    with pytest.raises(UsageError, match=r"optimizer has parameter 0 of group 1 \(shape \[1\]\).*attach the module"):
+        capture_state(components)
+
+
+def test_groups_that_do_not_fit_are_refused_and_nothing_is_changed() -> None:
+    def build(names: list[list[str]]) -> dict[str, object]:
+        module = model()
+        table = dict(module.named_parameters())
+        groups = [{"params": [table[name] for name in group]} for group in names]
+        return {"model": module, "optimizer": torch.optim.SGD(groups, lr=0.1)}
+
+    saved = build([["0.weight", "0.bias"], ["2.weight"]])
+    transfer(saved, build([["0.bias", "0.weight"], ["2.weight"]]))
+    for names, message in (
+        ([["0.weight", "0.bias", "2.weight"]], "2 parameter groups in the checkpoint, 1 here"),
+        ([["0.weight"], ["2.weight"]], r"group 0 has 0\.bias in the checkpoint only"),
+        ([["0.weight", "0.bias"], ["2.weight", "2.bias"]], r"group 1 has 2\.bias here only"),
+    ):
+        with pytest.raises(StateMismatchError, match=message):
+            transfer(saved, build(names))
+
+
+def test_lbfgs_depends_on_the_order_of_parameters() -> None:
+    saved, fresh = model(), model()
+    optimizer = torch.optim.LBFGS(saved.parameters())
+    other = torch.optim.LBFGS(list(fresh.parameters())[::-1])
+    with pytest.raises(StateMismatchError, match="another order"):
+        transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+
+
+def test_a_group_added_in_mid_run() -> None:
+    def build() -> tuple[nn.Module, Optimizer]:
+        module = model()
+        return module, torch.optim.Adam(module[0].parameters(), lr=0.1)  # pyright: ignore
+
+    (saved, optimizer), (fresh, other) = build(), build()
+    train(saved, optimizer, 1)
+    components = make_components({"model": saved, "optimizer": optimizer}, world_size=1)
+    before = {leaf.spec.name: leaf.laziness for leaf in capture_state(components).leaves}
+    optimizer.add_param_group({"params": list(saved[2].parameters()), "lr": 0.01})  # pyright: ignore
+    train(saved, optimizer, 1)
+    after = {leaf.spec.name: leaf.laziness for leaf in capture_state(components).leaves}
+    assert (before["model.2.weight"], after["model.2.weight"]) == (Laziness.EAGER, Laziness.OWNED)
+    with pytest.raises(StateMismatchError, match="parameter groups"):
+        transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    other.add_param_group({"params": list(fresh[2].parameters())})  # pyright: ignore
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    assert same(optimizer.state_dict(), other.state_dict())
+
+
+def test_state_of_a_group_that_was_removed_is_kept_by_name() -> None:
+    saved, fresh = model(), model()
+    optimizer, other = (
+        torch.optim.Adam([{"params": list(part.parameters())} for part in (module[0], module[2])], lr=0.1)  # pyright: ignore
+        for module in (saved, fresh)
+    )
+    train(saved, optimizer, 1)
+    del optimizer.param_groups[1], other.param_groups[1]
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    assert len(other.state) == 4
+
+
+def test_nested_state_and_keys_of_other_types() -> None:
+    saved, fresh = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    optimizer, other = (torch.optim.SGD(module.parameters(), lr=0.1) for module in (saved, fresh))
+    state = {1: "one", "nested": [torch.arange(3.0), {"a": (torch.tensor(2), None)}], "flag": True}
+    optimizer.state[saved.weight] = state
+    optimizer.state["counters"] = {"k": torch.ones(2)}  # pyright: ignore
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    assert same(other.state[fresh.weight], state)
+    assert same(other.state["counters"], {"k": torch.ones(2)})  # pyright: ignore
+
+
+def test_state_that_was_one_tensor_for_all_is_one_again() -> None:
+    saved, fresh = model(), model()
+    optimizer, other = (torch.optim.SGD(module.parameters(), lr=0.1) for module in (saved, fresh))
+    step = torch.tensor(3.0)
+    for parameter in saved.parameters():
+        optimizer.state[parameter] = {"step": step}
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    steps = [other.state[parameter]["step"] for parameter in fresh.parameters()]
+    steps[0] += 1
+    assert [float(found) for found in steps] == [4.0] * 4
+
+
+def test_state_that_is_no_dict_is_refused() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer.state[module.weight] = [1]  # pyright: ignore
+    components = make_components({"model": module, "optimizer": optimizer}, world_size=1)
+    with pytest.raises(StateTypeError, match=r"optimizer\.state\.weight is a list"):
+        capture_state(components)

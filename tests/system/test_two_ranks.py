@@ -1,0 +1,140 @@
+"""Several ranks under torchrun with DDP on gloo: one step for all, complete only together, data split exactly once."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.checkpoint.testing import opened
+from everstep.hook.testing import Job, Trainer, daemon_pid, end_daemon
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "small_train.py"
+EPOCH_STEPS = 6
+"""96 samples in batches of 8 on each of two ranks."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pair")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVERSTEP_SOCKET", str(folder / "s" / "data.sock"))
+        lines = Job(folder / "job", SCRIPT).start("--every", "2", ranks=2).done()
+        end_daemon()
+    return [line["done"] for line in lines]
+
+
+def restored(trainer: Trainer, ranks: int) -> list[dict[str, Any]]:
+    """Return what each rank said it restored, by rank."""
+    found: dict[int, dict[str, Any]] = {}
+    while len(found) < ranks:
+        line = trainer.until_key("restored")
+        found[line["rank"]] = line
+    return [found[rank] for rank in range(ranks)]
+
+
+def entered(lineages: list[tuple[int, list[dict[str, Any]]]], epoch: int) -> list[int]:
+    """Return the samples of an epoch that entered training: of each part of the lineage, up to where the next began."""
+    return sorted(
+        sample
+        for last, lines in lineages
+        for line in lines
+        if line["epoch"] == epoch and line["step"] <= last
+        for sample in line["ids"]
+    )
+
+
+def test_both_ranks_restore_the_same_step_and_end_the_same(job: Job, undisturbed_pair: list[str]) -> None:
+    first = job.start("--every", "2", ranks=2)
+    first.until_step(7)
+    first.kill()
+    second = job.start("--every", "2", ranks=2)
+    a, b = restored(second, 2)
+    assert a["restored"] == b["restored"]
+    assert a["attempt"] == b["attempt"] == 2
+    assert a["source"] == b["source"] == "memory"
+    assert [line["done"] for line in second.done()] == undisturbed_pair
+    base = int(a["restored"].split(".")[1])
+    for epoch in (0, 1):
+        assert entered([(base, first.steps), (10**9, second.steps)], epoch) == list(range(96))
+
+
+def test_after_the_daemon_died_too_both_restore_from_disk(job: Job, undisturbed_pair: list[str]) -> None:
+    first = job.start("--every", "2", "--until", "7", ranks=2)
+    first.until_key("waiting")
+    os.kill(daemon_pid(), signal.SIGKILL)
+    first.kill()
+    second = job.start("--every", "2", ranks=2)
+    a, b = restored(second, 2)
+    assert (a["source"], b["source"]) == ("disk", "disk")
+    assert a["restored"] == b["restored"] == "1.6"
+    assert [line["done"] for line in second.done()] == undisturbed_pair
+
+
+def test_a_checkpoint_is_complete_only_with_both_shards(job: Job) -> None:
+    for line in job.start("--every", "2", ranks=2).done():
+        assert line["failures"] == []
+    with opened(job.storage, read_only=True) as (store, _):
+        (run,) = store.runs()
+        assert run.checkpoints()
+        for info in run.checkpoints():
+            assert info.ranks == (0, 1)
+            assert info.state.value == "complete"
+        assert run.complete_floor() == run.checkpoints()[0].checkpoint
+
+
+def test_a_lost_shard_makes_both_ranks_take_the_older_checkpoint(job: Job) -> None:
+    first = job.start("--every", "2", "--until", "7", ranks=2)
+    first.until_key("waiting")
+    os.kill(daemon_pid(), signal.SIGKILL)
+    first.kill()
+    for device in job.storage:
+        for manifest in device.glob("runs/*/*/commits/1.6.1.mf"):
+            manifest.unlink()
+    second = job.start("--every", "2", ranks=2)
+    a, b = restored(second, 2)
+    assert a["restored"] == b["restored"] == "1.4"
+    second.kill()
+
+
+def test_a_request_of_any_rank_becomes_a_checkpoint_of_all(job: Job) -> None:
+    trainer = job.start("--every", "1000", "--request-at", "3", "--epochs", "5", "--step-s", "0.02", ranks=2)
+    trainer.done()
+    with opened(job.storage, read_only=True) as (store, _):
+        (run,) = store.runs()
+        steps = sorted(info.checkpoint.step for info in run.checkpoints())
+    assert len(steps) == 2  # the one asked for, and the last boundary
+    assert 3 < steps[0] <= 3 + 16
+    assert steps[1] == 5 * EPOCH_STEPS + 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_a_ddp_checkpoint_restores_at_another_world_size(job: Job, before: int, after: int) -> None:
+    first = job.start("--every", "2", "--until", "4", ranks=before)
+    first.until_key("waiting")
+    first.kill()
+    second = job.start("--every", "2", ranks=after)
+    said = restored(second, after)
+    assert {line["restored"] for line in said} == {"1.4"}
+    second.done()
+    assert entered([(4, first.steps), (10**9, second.steps)], 0) == list(range(96))
+
+
+def test_what_differs_between_ranks_is_refused_at_another_world_size(job: Job) -> None:
+    first = job.start("--every", "2", "--until", "4", "--per-rank", ranks=2)
+    first.until_key("waiting")
+    first.kill()
+    second = job.start("--every", "2", "--per-rank")
+    assert second.finish() == 1
+    assert "StateMismatchError" in second.log
+    assert "'own.weight' is different on each" in second.log
+
+
+def test_a_refusal_of_one_rank_is_raised_by_all(job: Job) -> None:
+    first = job.start("--until", "3")
+    first.until_key("waiting")
+    second = job.start(ranks=2)
+    assert second.finish() != 0
+    assert second.log.count("RunBusyError") >= 2
+    first.kill()
