@@ -229,6 +229,13 @@ class Node:
             self.free_slots(rank, number, arena.machine.sealed_everywhere(checkpoint))
         self.drop_outdated_arenas(rank)
 
+    def give_up(self, rank: RankRecord, checkpoint: CheckpointId) -> None:
+        """Another rank has no snapshot of `checkpoint`: this rank's is of no use."""
+        rank.check_attempt(checkpoint.attempt)
+        for number, arena in rank.arenas.items():
+            self.free_slots(rank, number, arena.machine.give_up(checkpoint))
+        self.drop_outdated_arenas(rank)
+
     def release_arena(self, rank: RankRecord, arena: int) -> None:
         """The trainer has unmapped an arena that was made for a restore."""
         if rank.arena(arena).machine.busy:

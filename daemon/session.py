@@ -135,6 +135,8 @@ class Session:
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():
                 node.sealed_everywhere(rank, CheckpointId(frame.attempt, frame.step))
+            case frames.GiveUp():
+                node.give_up(rank, CheckpointId(frame.attempt, frame.step))
             case frames.Complete():
                 node.persister.complete(rank.run, CheckpointId(frame.attempt, frame.step))
             case _:

@@ -1,7 +1,7 @@
 """The life of an arena's slots: free -> copying -> sealed -> persisting -> kept -> free. Pure.
 
 A kept snapshot may be overwritten only when a newer one is sealed on all ranks: until then it is the newest state
-that every rank can give back from memory.
+that every rank can give back from memory; or when another rank has none of the same step, so that it is of no use.
 """
 
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ class SlotMachine:
             raise ValueError(f"an arena has at least one slot, got {slot_count}")
         self.slots = [Slot() for _ in range(slot_count)]
         self._sealed_everywhere: CheckpointId | None = None
+        self._given_up: set[CheckpointId] = set()
 
     def begin(self, slot: int, checkpoint: CheckpointId) -> None:
         """The trainer starts to copy `checkpoint` into a free slot."""
@@ -77,6 +78,12 @@ class SlotMachine:
             self._sealed_everywhere = checkpoint
         return self._free_outdated()
 
+    def give_up(self, checkpoint: CheckpointId) -> list[int]:
+        """Another rank has no snapshot of `checkpoint`, so that nobody can restore it."""
+        held = {slot.checkpoint for slot in self.slots}
+        self._given_up = {each for each in (*self._given_up, checkpoint) if each in held}
+        return self._free_outdated()
+
     @property
     def busy(self) -> bool:
         """Tell whether a slot is being copied or not yet written."""
@@ -96,7 +103,9 @@ class SlotMachine:
         freed: list[int] = []
         for index, slot in enumerate(self.slots):
             held = slot.checkpoint if slot.state is SlotState.KEPT else None
-            if newest is not None and held is not None and held < newest:
+            if held is None:
+                continue
+            if held in self._given_up or (newest is not None and held < newest):
                 slot.state, slot.checkpoint = SlotState.FREE, None
                 freed.append(index)
         return freed

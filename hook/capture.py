@@ -24,7 +24,7 @@ class StateCapture:
     values: dict[str, object]
     """One JSON-able document per component."""
     specs: dict[str, LeafSpec] = field(repr=False)
-    """Specs of all tensors by name, aliases included; they spare the next capture most of its work."""
+    """Specs of all tensors by name, aliases included; they spare the next capture some of its work."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Sink:
         )
 
     def _spec(self, name: str, tensor: torch.Tensor, replicas: int) -> LeafSpec:
-        """The spec of the last capture when nothing of it changed: making one takes ten times as long."""
+        """The spec of the last capture when nothing of it changed: making one takes several times as long."""
         known = self._known.get(name)
         if (
             known is not None

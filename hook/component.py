@@ -15,7 +15,7 @@ from .state_protocol import Component, Laziness, Sink, TensorLeaf
 
 __all__ = ["Component", "Laziness", "Sink", "TensorLeaf", "make_components"]
 
-RESERVED_NAMES = (HISTORY_NAME, RNG_NAME)
+RESERVED_NAMES = (HISTORY_NAME, RNG_NAME, "everstep")
 """Components that every run has beside the attached objects; `RngState` and `History` are made by the run."""
 
 

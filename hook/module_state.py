@@ -126,6 +126,12 @@ class ParameterRegistry:
         found = self.named[name].get(id(tensor))
         return found if found is not None and found.tensor is tensor else None
 
+    def parameters(self, name: str | None) -> list[NamedTensor]:
+        """Return the parameters of one module, or of all."""
+        return [
+            named for module in ([name] if name else self.modules) for named in self.named[module].values()
+        ]
+
     def owned(self) -> set[int]:
         """Return the ids of all parameters in the groups of hooked optimizers."""
         return {
@@ -279,7 +285,7 @@ def _differences(named: NamedTensor, stored: StoredState, leaf: str) -> list[str
     return [f"{named.fqn} is {spec.dtype} {list(spec.shape)} in the checkpoint, {here} in the module"]
 
 
-_SPARSE_TAGS = {torch.sparse_coo: "$coo", torch.sparse_csr: "$csr"}
+_SPARSE_TAGS = {torch.sparse_coo: "$sparse_coo", torch.sparse_csr: "$sparse_csr"}
 
 
 def _sparse_differences(named: NamedTensor, encoded: object, stored: StoredState) -> list[str]:

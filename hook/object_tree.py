@@ -5,10 +5,10 @@ Tags beside those of value_format.py; `leaf` is a leaf's name:
     $leaf       leaf, or [leaf, device type] for a tensor that is not on the CPU
     $rawbytes   [leaf, "bytes" | "bytearray"], above 4 KiB
     $ndarray    {dtype, shape, order, data (base64) | leaf}
-    $npscalar   [dtype, base64]
+    $npscalar   [dtype | "str_" | "bytes_", base64]
     $npdtype    dtype
     $torch      ["dtype" | "device" | "size", …]
-    $coo        {indices, values, size, coalesced}, all encoded;   $csr: {crow, col, values, size}
+    $sparse_coo {indices, values, size, coalesced}, the tensors encoded; $sparse_csr {crow, col, values, size}
     $modulestate [pairs, metadata]: what nn.Module.state_dict() returns, an OrderedDict that carries `_metadata`
 """
 
@@ -90,10 +90,10 @@ class TreeEncoder:
         tensor = tensor.detach()
         if tensor.layout is torch.sparse_coo:
             parts = {"indices": tensor._indices(), "values": tensor._values()}  # uncoalesced too
-            return {"$coo": self._sparse(path, tensor, parts) | {"coalesced": tensor.is_coalesced()}}
+            return {"$sparse_coo": self._sparse(path, tensor, parts) | {"coalesced": tensor.is_coalesced()}}
         if tensor.layout is torch.sparse_csr:
             parts = {"crow": tensor.crow_indices(), "col": tensor.col_indices(), "values": tensor.values()}
-            return {"$csr": self._sparse(path, tensor, parts)}
+            return {"$sparse_csr": self._sparse(path, tensor, parts)}
         raise StateTypeError(
             f"{path} is a tensor of layout {tensor.layout}, which cannot be saved",
             hint="convert it with to_dense() or to_sparse() in state_dict()",
@@ -117,6 +117,9 @@ class TreeEncoder:
         if type(value) is numpy.ndarray:
             return {"$ndarray": self._array(path, cast("Array", value))}
         if isinstance(value, numpy.generic):
+            if isinstance(value, str | bytes):  # numpy cuts trailing zeros off text in arrays
+                octets = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+                return {"$npscalar": [type(value).__name__, base64.b64encode(octets).decode()]}
             scalar = cast("np.generic", value)
             dtype = _plain_dtype(path, scalar.dtype)
             return {"$npscalar": [dtype, base64.b64encode(scalar.tobytes()).decode()]}
@@ -186,7 +189,7 @@ class TreeDecoder:
                 name, kind = cast(list[str], content)
                 data = self._raw(name)
                 return bytearray(data) if kind == "bytearray" else data
-            case "$coo" | "$csr":
+            case "$sparse_coo" | "$sparse_csr":
                 return self._sparse(tag, cast(dict[str, object], content))
             case "$modulestate":
                 pairs, metadata = cast(list[object], content)
@@ -201,8 +204,8 @@ class TreeDecoder:
             case "$ndarray":
                 return self._array(cast(dict[str, object], content))
             case "$npscalar":
-                dtype, data = cast(list[str], content)
-                return _array(dtype, (), base64.b64decode(data, validate=True), "C")[()]
+                dtype, text = cast(list[str], content)
+                return _numpy_scalar(dtype, base64.b64decode(text, validate=True))
             case "$npdtype":
                 return _numpy().dtype(content)
             case _:
@@ -219,7 +222,7 @@ class TreeDecoder:
 
     def _sparse(self, tag: str, content: dict[str, Any]) -> torch.Tensor:
         size = torch.Size(content["size"])
-        if tag == "$csr":
+        if tag == "$sparse_csr":
             parts = [self._part(content[key]) for key in ("crow", "col", "values")]
             make = cast(Callable[..., torch.Tensor], torch.sparse_csr_tensor)
             return make(*parts, size, device=parts[-1].device, check_invariants=True)
@@ -293,6 +296,12 @@ def _numpy() -> Any:  # the module
     except ImportError as error:
         raise CorruptDataError("the state holds numpy arrays", hint="install numpy to restore it") from error
     return np
+
+
+def _numpy_scalar(dtype: str, data: bytes) -> object:
+    if dtype == "str_":
+        return _numpy().str_(data.decode("utf-8", "surrogatepass"))
+    return _numpy().bytes_(data) if dtype == "bytes_" else _array(dtype, (), data, "C")[()]
 
 
 def _array(dtype: str, shape: tuple[int, ...], data: bytes, order: str) -> "Array":

@@ -124,7 +124,7 @@ class OptimizerState:
         if problems:
             raise mismatch(self.name, problems)
         for name, state in document.mapping("state").items():
-            if name not in names.by_name:
+            if names.find(name) is None:
                 raise mismatch(self.name, [f"the checkpoint has state of {name}, which is no parameter here"])
             for key in Document(self.name, state).texts("tensors"):
                 stored.spec(f"{self.name}.state.{name}.{key}")
@@ -151,7 +151,8 @@ class OptimizerState:
                 del held[key]
         maker = TensorMaker(stored)
         for name, saved in states.items():
-            parameter = names.by_name[name]
+            parameter = names.find(name)
+            assert parameter is not None  # checked
             state = cast(dict[object, object], held.get(parameter.tensor) or {})
             held[parameter.tensor] = state
             self._put_state(stored, maker, parameter, state, Document(self.name, saved))
@@ -231,7 +232,7 @@ class _Names:
         ]
         self._only = self._module_of_all([parameter for parameter, _, _ in placed])
         self._by_id: dict[int, _Parameter] = {}
-        self.by_name: dict[str, _Parameter] = {}
+        self._by_name: dict[str, _Parameter] = {}
         for parameter, group, position in placed:
             names = cast(list[str], optimizer.param_groups[group].get("param_names") or [])
             own = names[position] if position < len(names) else None
@@ -243,6 +244,15 @@ class _Names:
     def of(self, tensor: torch.Tensor) -> _Parameter:
         """Return the parameter that a tensor of the groups or a key of the state is."""
         return self._by_id[id(tensor)]
+
+    def find(self, name: str) -> _Parameter | None:
+        """Return the parameter of that name, also one that is in no group: state may be kept for it."""
+        if name not in self._by_name:
+            for named in self._registry.parameters(self._only):
+                parameter = self._named(named.tensor)
+                if parameter is not None:
+                    self._by_name.setdefault(parameter.name, parameter)
+        return self._by_name.get(name)
 
     def _module_of_all(self, parameters: list[torch.Tensor]) -> str | None:
         """The first attached module that has every parameter of the optimizer."""
@@ -260,13 +270,13 @@ class _Names:
                 f"{self._optimizer_name} has {what} (shape {list(tensor.shape)}), which no attached module has",
                 hint="attach the module that owns it, or build the optimizer from named_parameters()",
             )
-        if parameter.name in self.by_name:
+        if parameter.name in self._by_name:
             raise UsageError(
                 f"{self._optimizer_name} has two parameters named {parameter.name!r}",
                 hint="attach the modules that own them",
             )
         self._by_id[id(tensor)] = parameter
-        self.by_name[parameter.name] = parameter
+        self._by_name[parameter.name] = parameter
 
     def _named(self, tensor: torch.Tensor) -> _Parameter | None:
         for module in (self._only,) if self._only is not None else self._registry.modules:

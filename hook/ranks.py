@@ -7,6 +7,7 @@ training group. One rank alone agrees with itself.
 import json
 import logging
 import threading
+from collections import deque
 from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol, cast
@@ -23,6 +24,9 @@ AGREE_DEADLINE_S = 300.0
 """For attach and restore: a rank may come minutes late (imports, data sets), never hours."""
 
 PLAN_DEADLINE_S = 60.0
+TOLD_KEPT = 256
+"""Checkpoints whose end was told: what this rank does later with one of them is told to nobody again."""
+
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
 
@@ -41,8 +45,8 @@ class Listener(Protocol):
         """All ranks have committed."""
         ...
 
-    def incomplete(self, checkpoint: CheckpointId, reason: str) -> None:
-        """Some rank could not commit: it will never be complete."""
+    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
+        """Some rank could not commit: it will never be complete. `in_memory`: but every rank holds it sealed."""
         ...
 
 
@@ -139,7 +143,7 @@ class OneRank:
     def failed(self, checkpoint: CheckpointId, reason: str) -> None:
         """Failed here is failed."""
         if self._listener is not None:
-            self._listener.incomplete(checkpoint, reason)
+            self._listener.incomplete(checkpoint, reason, in_memory=True)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -162,6 +166,7 @@ class StoreRanks:
         self._step = 0
         self._outbox: list[tuple[str, str]] = []
         self._open: dict[CheckpointId, set[str]] = {}
+        self._told: deque[CheckpointId] = deque(maxlen=TOLD_KEPT)
         self._requested = self._closing = self._lost = False
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
@@ -246,7 +251,7 @@ class StoreRanks:
     def _say(self, key: str, value: str, checkpoint: CheckpointId | None = None) -> None:
         with self._changed:
             self._outbox.append((key, value))
-            if checkpoint is not None:
+            if checkpoint is not None and checkpoint not in self._told:
                 self._open.setdefault(checkpoint, set())
             self._changed.notify_all()
 
@@ -311,11 +316,13 @@ class StoreRanks:
             if self._store.check([f"all-committed/{checkpoint}"]):
                 self._listener.complete(checkpoint)
             elif self._store.check([f"failed/{checkpoint}"]):
-                self._listener.incomplete(checkpoint, self._store.get(f"failed/{checkpoint}").decode())
+                reason = self._store.get(f"failed/{checkpoint}").decode()
+                self._listener.incomplete(checkpoint, reason, in_memory="sealed" in told)
             else:
                 continue
             with self._changed:
-                self._open = {other: said for other, said in self._open.items() if other > checkpoint}
+                del self._open[checkpoint]
+                self._told.append(checkpoint)
 
     def _lose(self, reason: str) -> None:
         """Without agreement no checkpoint can be complete: stop them, keep training, say it."""

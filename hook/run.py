@@ -321,8 +321,10 @@ class Run:
         self._costs.last_complete = str(checkpoint)
         self._settle(checkpoint)
 
-    def incomplete(self, checkpoint: CheckpointId, reason: str) -> None:
-        """Listener: it will never be complete."""
+    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
+        """Listener: it will never be complete; without all ranks in memory it is of no use at all."""
+        if not in_memory:
+            self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step))
         self._costs.failures.append(f"{checkpoint}: {reason}")
         logger.error("checkpoint_failed run=%s checkpoint=%s reason=%s", self.name, checkpoint, reason)
         self._settle(checkpoint)

@@ -136,6 +136,13 @@ class SealedEverywhere(msgspec.Struct, frozen=True, tag="sealed_everywhere"):
     step: int
 
 
+class GiveUp(msgspec.Struct, frozen=True, tag="give_up"):
+    """Some rank has no snapshot of (attempt, step), so it can never be restored: what this rank has may be overwritten."""
+
+    attempt: int
+    step: int
+
+
 class Complete(msgspec.Struct, frozen=True, tag="complete"):
     """Every rank has committed (attempt, step): the complete floor."""
 
@@ -168,6 +175,7 @@ Request = (
     | Abandon
     | Seal
     | SealedEverywhere
+    | GiveUp
     | Complete
     | Detach
     | HandOver

@@ -5,14 +5,15 @@ import itertools
 from collections import defaultdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from everstep.checkpoint.dtype_format import itemsize_bytes, safetensors_dtype
 from everstep.checkpoint.layout_plan import CUT_MIN_BYTES, DeviceWeight, Layout, plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_types import HEADER_ALIGNMENT_BYTES
 from everstep.checkpoint.segment_format import header_size_bytes, item_size_bytes
 from everstep.core.errors import UsageError
-from hypothesis import given
-from hypothesis import strategies as st
 
 DTYPES = ("float32", "bfloat16", "uint8", "complex128", "complex64", "float64", "bool", "float8_e4m3fnuz")
 
@@ -45,9 +46,7 @@ weights = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=5)
 
 
 def devices_of(weights: list[float]) -> list[DeviceWeight]:
-    return [
-        DeviceWeight(device_id=f"{number:032x}", weight=weight) for number, weight in enumerate(weights)
-    ]
+    return [DeviceWeight(device_id=f"{number:032x}", weight=weight) for number, weight in enumerate(weights)]
 
 
 def bytes_by_device(layout: Layout) -> dict[str, int]:
@@ -64,7 +63,9 @@ def largest_uncuttable_bytes(specs: list[LeafSpec]) -> int:
         rows = spec.shape[0] if spec.shape else 1
         row_bytes = spec.size_bytes // max(rows, 1)
         may_cut = spec.is_contiguous and rows > 1
-        largest = max(largest, min(spec.size_bytes, row_bytes + CUT_MIN_BYTES) if may_cut else spec.size_bytes)
+        largest = max(
+            largest, min(spec.size_bytes, row_bytes + CUT_MIN_BYTES) if may_cut else spec.size_bytes
+        )
     return largest
 
 
@@ -190,7 +191,11 @@ def test_what_safetensors_does_not_know_is_stored_as_bytes(dtype: str) -> None:
 
 
 def test_an_empty_leaf_after_one_that_overfilled_its_device() -> None:
-    specs = [whole_leaf("a", "float32", (3,)), whole_leaf("b", "float32", (5, 0)), whole_leaf("c", "uint8", (1,))]
+    specs = [
+        whole_leaf("a", "float32", (3,)),
+        whole_leaf("b", "float32", (5, 0)),
+        whole_leaf("c", "uint8", (1,)),
+    ]
     layout = plan_layout(specs, (), devices_of([1.0, 1.0]))
     assert {piece.leaf for piece in layout.pieces} == {"a", "b", "c"}
 

@@ -1,18 +1,21 @@
 """Modules: every parameter and buffer under its own name, whatever wraps or ties them, bit for bit."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.optim.swa_utils import AveragedModel
+
 from everstep.core.errors import StateMismatchError, StateTypeError
 from everstep.hook.capture import StateCapture, capture_state
 from everstep.hook.component import Laziness, make_components
 from everstep.hook.testing import bits, store, transfer
-from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from torch.optim.swa_utils import AveragedModel
 
 
 def small() -> nn.Sequential:
@@ -51,7 +54,7 @@ class Kinds(nn.Module):
         super().__init__()
         self.scalar = nn.Parameter(torch.tensor(float(fill)))
         self.empty = nn.Parameter(torch.empty(0, 3))
-        self.half = nn.Parameter(torch.full((3,), fill, dtype=torch.bfloat16))
+        self.bf16 = nn.Parameter(torch.full((3,), fill, dtype=torch.bfloat16))
         self.frozen = nn.Parameter(torch.full((2, 2), float(fill)), requires_grad=False)
         self.image = nn.Parameter(torch.full((2, 3, 4, 4), float(fill)).to(memory_format=torch.channels_last))
         self.register_buffer("complex", torch.full((2,), complex(fill, -fill)))
@@ -84,11 +87,11 @@ def test_into_other_strides() -> None:
 
 def test_how_lazy_each_kind_is() -> None:
     model = Kinds(1)
-    optimizer = torch.optim.SGD([model.scalar, model.half])
+    optimizer = torch.optim.SGD([model.scalar, model.bf16])
     found = lazinesses(capture(model=model, optimizer=optimizer))
     expected = {
         "model.scalar": Laziness.OWNED,
-        "model.half": Laziness.OWNED,
+        "model.bf16": Laziness.OWNED,
         "model.frozen": Laziness.FROZEN,
         "model.image": Laziness.EAGER,
         "model.flag": Laziness.EAGER,
@@ -140,15 +143,17 @@ def test_views_of_one_storage_are_stored_once() -> None:
     saved, fresh = Flat(), Flat()
     captured = capture(model=saved)
     assert [leaf.spec.name for leaf in captured.leaves] == ["model.flat"]
-    assert [(alias.name, alias.offset_bytes) for alias in captured.aliases] == [("model.w", 0), ("model.b", 24)]
+    assert [(alias.name, alias.offset_bytes) for alias in captured.aliases] == [
+        ("model.w", 0),
+        ("model.b", 24),
+    ]
     transfer({"model": saved}, {"model": fresh})
     assert all_bits(fresh) == all_bits(saved)
-    assert fresh.w.data_ptr() == fresh.flat.data_ptr()
+    assert fresh.w.data_ptr() == fresh.flat.data_ptr()  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("wrap", [spectral_norm, weight_norm])
-def test_parametrised_modules(wrap: object) -> None:
-    assert callable(wrap)
+def test_parametrised_modules(wrap: Callable[[nn.Module], nn.Module]) -> None:
     saved, fresh = wrap(nn.Linear(4, 3)), wrap(nn.Linear(4, 3))
     saved(torch.randn(2, 4))
     transfer({"model": saved}, {"model": fresh})
@@ -170,16 +175,25 @@ def names(**objects: object) -> set[str]:
     return {leaf.spec.name for leaf in captured.leaves} | {alias.name for alias in captured.aliases}
 
 
+def compiled(module: nn.Module) -> nn.Module:
+    """The module in torch.compile's wrapper; nothing is compiled before a forward pass."""
+    wrapped: object = torch.compile(module, backend="eager")
+    assert isinstance(wrapped, nn.Module)
+    assert wrapped is not module
+    return wrapped
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_wrappers_leave_no_trace_in_names() -> None:
     plain = names(model=small())
     assert "model.0.weight" in plain
-    assert names(model=torch.compile(small())) == plain
+    assert names(model=compiled(small())) == plain
     assert names(model=nn.DataParallel(small())) == plain
     inner = small()
     inner[0] = checkpoint_wrapper(inner[0])
     assert names(model=inner) == plain
-    inner[2] = torch.compile(inner[2])  # pyright: ignore[reportArgumentType]
-    assert names(model=torch.compile(inner)) == plain
+    inner[2] = compiled(inner[2])
+    assert names(model=compiled(inner)) == plain
     assert names(model=torch.jit.script(small())) == plain
 
 
@@ -204,7 +218,7 @@ def test_an_averaged_model_is_eager() -> None:
 
 
 def test_under_ddp_all_ranks_hold_the_same(tmp_path: Path) -> None:
-    store_ = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    store_ = FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store_, rank=0, world_size=1)
     try:
         model = nn.parallel.DistributedDataParallel(small())
@@ -247,7 +261,7 @@ def test_extra_state_comes_back() -> None:
     transfer({"model": saved}, {"model": fresh})
     found = fresh[0].extra
     assert isinstance(found, dict)
-    assert torch.equal(found["amax"], extra["amax"])  # pyright: ignore[reportUnknownArgumentType]
+    assert found["amax"].tolist() == [0.0, 1.0, 2.0]  # pyright: ignore[reportArgumentType]
     assert found[1] == (None, b"x")
     assert fresh[1].extra == 3
     with pytest.raises(StateMismatchError, match=r"1\._extra_state is on one side only"):
@@ -276,35 +290,41 @@ def test_buffers_that_the_forward_pass_makes_come_back() -> None:
     transfer({"model": saved}, {"model": fresh})
     assert all_bits(fresh) == all_bits(saved)
     assert list(fresh.state_dict()) == list(saved.state_dict())
-    saved(3)
+    saved.cache = torch.arange(3.0)
     transfer({"model": saved}, {"model": fresh})
     assert fresh.cache.tolist() == [0.0, 1.0, 2.0]
+    saved(3)
+    with pytest.raises(StateMismatchError, match="observed"):
+        transfer({"model": saved}, {"model": fresh})
 
 
 def test_a_cache_that_was_not_there_is_left_alone() -> None:
     fresh = Grows()
     fresh.register_buffer("lazy", torch.ones(2), persistent=False)
     transfer({"model": Grows()}, {"model": fresh})
-    assert fresh.lazy.tolist() == [1.0, 1.0]
+    assert fresh.lazy.tolist() == [1.0, 1.0]  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
 def test_sparse_buffers_come_back() -> None:
     def module(values: torch.Tensor) -> nn.Module:
         made = nn.Module()
-        made.register_buffer("coo", values.to_sparse())
-        made.register_buffer("csr", values.to_sparse_csr())
+        made.register_buffer("pairs", values.to_sparse())
+        made.register_buffer("rows", values.to_sparse_csr())
         return made
 
-    saved, fresh = module(torch.tensor([[0.0, 2.0], [3.0, 0.0]])), module(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-    held = fresh.get_buffer("coo")
+    saved, fresh = (
+        module(torch.tensor([[0.0, 2.0], [3.0, 0.0]])),
+        module(torch.tensor([[1.0, 0.0], [0.0, 1.0]])),
+    )
+    held = fresh.get_buffer("pairs")
     transfer({"model": saved}, {"model": fresh})
-    assert fresh.get_buffer("coo") is held
+    assert fresh.get_buffer("pairs") is held
     assert held.to_dense().tolist() == [[0.0, 2.0], [3.0, 0.0]]
-    assert fresh.get_buffer("csr").to_dense().tolist() == [[0.0, 2.0], [3.0, 0.0]]
-    with pytest.raises(StateMismatchError, match="coo"):
+    assert fresh.get_buffer("rows").to_dense().tolist() == [[0.0, 2.0], [3.0, 0.0]]
+    with pytest.raises(StateMismatchError, match="pairs"):
         transfer({"model": saved}, {"model": module(torch.zeros(3, 3))})
-    with pytest.raises(StateMismatchError, match="torch.float64|float64"):
+    with pytest.raises(StateMismatchError, match="float64"):
         transfer({"model": saved}, {"model": module(torch.eye(2, dtype=torch.float64))})
 
 
@@ -340,7 +360,7 @@ def test_only_the_first_differences_are_listed() -> None:
 def test_an_object_of_another_kind_is_refused() -> None:
     stored = store(make_components({"model": torch.Generator()}, world_size=1))
     (component,) = make_components({"model": small()}, world_size=1)
-    with pytest.raises(StateMismatchError, match="'model' was of kind torch.Generator.*of kind module now"):
+    with pytest.raises(StateMismatchError, match=r"'model' was of kind torch\.Generator.*of kind module now"):
         component.check(stored)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from everstep.checkpoint.manifest_types import Manifest, SegmentEntry
 from everstep.checkpoint.segment_format import SegmentStamp, build_header
 from everstep.core.errors import CorruptDataError, IncompleteError, StateMismatchError
@@ -54,7 +55,7 @@ def test_names_specs_and_values() -> None:
     assert stored.holder_of("a_y") == ("a_x", 12)
     assert stored.components == ("t",)
     assert stored.values("t") == {"kind": "tensors"}
-    with pytest.raises(StateMismatchError, match="no state of 'model'.*it has t"):
+    with pytest.raises(StateMismatchError, match=r"no state of 'model'.*it has t"):
         stored.values("model")
     with pytest.raises(StateMismatchError, match="no leaf 'c'"):
         stored.spec("c")
@@ -114,7 +115,9 @@ def test_a_default_device_does_not_move_what_is_read() -> None:
 
 def test_made_tensors_share_memory_as_the_saved_ones_did() -> None:
     flat = torch.arange(6.0)
-    stored = store([Tensors(flat=flat, part=flat[2:4], again=flat, raw=flat.view(torch.uint8)[8:9], own=flat + 1)])
+    stored = store(
+        [Tensors(flat=flat, part=flat[2:4], again=flat, raw=flat.view(torch.uint8)[8:9], own=flat + 1)]
+    )
     maker = TensorMaker(stored)
     made = {name: maker.make(name, CPU) for name in ("flat", "part", "again", "raw", "own")}
     made["part"].zero_()

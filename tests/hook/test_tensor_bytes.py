@@ -4,6 +4,9 @@ import mmap
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from everstep.checkpoint.dtype_format import itemsize_bytes
 from everstep.checkpoint.leaf import LeafSpec
 from everstep.checkpoint.shard_rules_plan import is_dense
@@ -22,15 +25,33 @@ from everstep.hook.tensor_bytes import (
     torch_dtype,
 )
 from everstep.hook.testing import bits
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
-DTYPES = (
-    "bool uint8 int8 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2 int16"
-    " uint16 float16 bfloat16 int32 uint32 float32 complex32 int64 uint64 float64 complex64 complex128"
-).split()
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "float8_e5m2",
+    "float8_e4m3fn",
+    "float8_e5m2fnuz",
+    "float8_e4m3fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+    "int16",
+    "uint16",
+    "float16",
+    "bfloat16",
+    "int32",
+    "uint32",
+    "float32",
+    "complex32",
+    "int64",
+    "uint64",
+    "float64",
+    "complex64",
+    "complex128",
+]
 
 
 def filled(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -185,11 +206,11 @@ class Wrapper(torch.Tensor):
     """A tensor whose elements are elsewhere, as DTensor's."""
 
     @staticmethod
-    def __new__(cls) -> "Wrapper":
-        return torch.Tensor._make_wrapper_subclass(cls, (2,), dtype=torch.float32)  # pyright: ignore
+    def __new__(cls) -> "Wrapper":  # pyright: ignore[reportMissingParameterType, reportUnknownParameterType]
+        return torch.Tensor._make_wrapper_subclass(cls, (2,), dtype=torch.float32)
 
     @classmethod
-    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None):  # noqa: ANN206
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None):
         return NotImplemented
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.hook.testing import Job, end_daemon
+from everstep.hook.trainer_testing import Job, end_daemon
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "small_train.py"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everstep.checkpoint.testing import opened
-from everstep.hook.testing import Job, daemon_pid
+from everstep.hook.trainer_testing import Job, daemon_pid
 
 
 def ids_of(lines: list[dict[str, Any]], epoch: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everstep.checkpoint.testing import opened
-from everstep.hook.testing import Job, Trainer, daemon_pid, end_daemon
+from everstep.hook.trainer_testing import Job, Trainer, daemon_pid, end_daemon
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "small_train.py"
 EPOCH_STEPS = 6

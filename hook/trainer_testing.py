@@ -1,0 +1,126 @@
+"""Real trainers in real processes, for tests that kill them; nothing of the product imports this."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LINE_DEADLINE_S = 90.0
+
+Line = dict[str, Any]
+
+
+class Trainer:
+    """A training process: its JSON lines, its log, its end."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.log_path = log
+        self.lines: list[Line] = []
+        with log.open("ab") as errors:
+            # A session of its own, so that a test can end torchrun together with its ranks.
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def until(self, wanted: Callable[[Line], bool]) -> Line:
+        """Read lines up to the first that is wanted."""
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            if not text.startswith("{"):
+                continue
+            line = json.loads(text)
+            self.lines.append(line)
+            if wanted(line):
+                return line
+        raise AssertionError(f"the trainer ended (status {self.process.wait()}):\n{self.log[-4000:]}")
+
+    def until_step(self, step: int) -> Line:
+        return self.until(lambda line: line.get("step") == step)
+
+    def until_key(self, key: str) -> Line:
+        return self.until(lambda line: key in line)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Signal the trainer and everything in its session, then reap."""
+        os.killpg(self.process.pid, number)
+        self.finish()
+
+    def finish(self) -> int:
+        """Read to the end; return the exit status."""
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            for text in self.process.stdout:
+                if text.startswith("{"):
+                    self.lines.append(json.loads(text))
+        return self.process.wait(60)
+
+    def done(self) -> list[Line]:
+        """Finish normally; return the last line of each rank, by rank."""
+        status = self.finish()
+        assert status == 0, self.log[-4000:]
+        return sorted((line for line in self.lines if "done" in line), key=lambda line: line["rank"])
+
+    @property
+    def steps(self) -> list[Line]:
+        return [line for line in self.lines if "ids" in line]
+
+
+class Job:
+    """Starts trainers of one script over the same two directories."""
+
+    def __init__(self, folder: Path, script: Path) -> None:
+        self.folder, self.script = folder, script
+        self.storage = [folder / "d0", folder / "d1"]
+        for path in self.storage:
+            path.mkdir(parents=True)
+        self.trainers: list[Trainer] = []
+
+    def start(self, *arguments: str, ranks: int = 1, storage: list[Path] | None = None) -> Trainer:
+        script = [str(self.script), "--storage", *map(str, storage or self.storage), *arguments]
+        launcher = (
+            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        )
+        trainer = Trainer(
+            [sys.executable, "-P", *launcher, *script], self.folder / f"trainer{len(self.trainers)}.log"
+        )
+        self.trainers.append(trainer)
+        return trainer
+
+    def end(self) -> None:
+        for trainer in self.trainers:
+            if trainer.process.poll() is None:
+                os.killpg(trainer.process.pid, signal.SIGKILL)
+                trainer.finish()
+
+
+def daemon_pid() -> int:
+    """Return the pid of the test's private daemon."""
+    address = Path(os.environ["EVERSTEP_SOCKET"]).with_name("daemon.json")
+    return int(json.loads(address.read_text())["pid"])
+
+
+def end_daemon() -> None:
+    """End the private daemon if there is one, and wait for its end."""
+    try:
+        pid = daemon_pid()
+        watched = os.pidfd_open(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    os.close(watched)
+    os.kill(pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + LINE_DEADLINE_S
+    while (
+        Path(f"/proc/{pid}").exists()
+        and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
+    ):
+        assert time.monotonic() < deadline_s, f"daemon {pid} did not end"
+        time.sleep(0.02)
