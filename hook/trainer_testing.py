@@ -1,5 +1,6 @@
 """Real trainers in real processes, for tests that kill them; nothing of the product imports this."""
 
+import contextlib
 import json
 import os
 import signal
@@ -50,8 +51,10 @@ class Trainer:
         return self.until(lambda line: key in line)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Signal the trainer and everything in its session, then reap."""
-        os.killpg(self.process.pid, number)
+        """Signal the trainer and all its children (torchrun's ranks, loader workers), then reap."""
+        for pid in [self.process.pid, *_descendants(self.process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
         self.finish()
 
     def finish(self) -> int:
@@ -98,8 +101,25 @@ class Job:
     def end(self) -> None:
         for trainer in self.trainers:
             if trainer.process.poll() is None:
-                os.killpg(trainer.process.pid, signal.SIGKILL)
-                trainer.finish()
+                trainer.kill()
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return all processes below `pid`, but for the daemon that a trainer started: it is in a session of its own.
+
+    torchrun's ranks are in sessions of their own, too, so the session does not tell; what runs does.
+    """
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if b"everstep.daemon" not in (entry / "cmdline").read_bytes():
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                    parents.setdefault(parent, []).append(int(entry.name))
+    found = list(parents.get(pid, []))
+    for child in found:
+        found += parents.get(child, [])
+    return found
 
 
 def daemon_pid() -> int:

@@ -73,7 +73,7 @@ def test_after_the_daemon_died_too_both_restore_from_disk(job: Job, undisturbed_
 
 
 def test_a_checkpoint_is_complete_only_with_both_shards(job: Job) -> None:
-    for line in job.start("--every", "2", ranks=2).done():
+    for line in job.start("--every", "2", "--step-s", "0.1", ranks=2).done():
         assert line["failures"] == []
     with opened(job.storage, read_only=True) as (store, _):
         (run,) = store.runs()
