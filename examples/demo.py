@@ -212,7 +212,7 @@ def main() -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--windows", type=int, default=6400, help="samples of an epoch")
+    parser.add_argument("--windows", type=int, default=3200, help="samples of an epoch")
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--seed", type=int, default=None, help="of the moments of the kills; printed")
     parser.add_argument("--keep", action="store_true", help="keep the folder with stores and logs")

@@ -52,7 +52,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Logits of the next byte. The BatchNorm's running statistics change in forward, outside the optimizer."""
 
-    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, context: int = 128) -> None:
+    def __init__(self, width: int = 128, layers: int = 3, heads: int = 4, context: int = 128) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(256, width), nn.Embedding(context, width)
         self.batch_norm = nn.BatchNorm1d(width)

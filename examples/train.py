@@ -12,7 +12,7 @@ from everstep.dataloader import DataLoader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--windows", type=int, default=6400)
+parser.add_argument("--windows", type=int, default=3200)
 parser.add_argument("--storage", nargs="+", required=True)
 args = parser.parse_args()
 logging.basicConfig(level=logging.INFO, format="%(message)s")

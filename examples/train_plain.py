@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--windows", type=int, default=6400)
+parser.add_argument("--windows", type=int, default=3200)
 args = parser.parse_args()
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 
