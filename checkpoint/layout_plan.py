@@ -23,7 +23,7 @@ CUT_MIN_BYTES = 1024 * 1024
 
 DRAFT_BYTES_PER_LEAF = 1024
 DRAFT_BYTES_MIN = 4 * 1024 * 1024
-"""Room for a draft: the described leaves plus the non-tensor values (a hook that needs more asks for a new arena)."""
+"""Room for a draft, in these steps: the described leaves plus twice the non-tensor values, so that they may grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,11 @@ class Layout:
     def slot_size_bytes(self) -> int:
         """Bytes of one slot; a multiple of 4096."""
         return self.draft_offset_bytes + self.draft_capacity_bytes
+
+    def has_room_for(self, values_size_bytes: int) -> bool:
+        """Tell whether a draft with so many bytes of values fits in its region."""
+        described_bytes = DRAFT_BYTES_PER_LEAF * (len(self.leaves) + len(self.aliases))
+        return described_bytes + values_size_bytes <= self.draft_capacity_bytes
 
     @property
     def state_size_bytes(self) -> int:
@@ -109,7 +114,7 @@ def plan_layout(
         pieces=tuple(pieces),
         segments=tuple(segments),
         draft_offset_bytes=offset,
-        draft_capacity_bytes=align_up(draft_bytes),
+        draft_capacity_bytes=align_up(draft_bytes, DRAFT_BYTES_MIN),
         digest=_digest(leaves, aliases, devices),
     )
 

@@ -95,7 +95,7 @@ class Node:
             run_id=run.run_id,
             highest_attempt=max(run.attempt, run.store.highest_attempt()),
             new_store=run.opened.is_new,
-            devices=run.opened.device_infos(),
+            devices=self.stores.chosen(run.opened, frame.storage),
             notes=list(run.opened.notes),
         )
         return opened, rank
@@ -114,6 +114,8 @@ class Node:
                 f"run {frame.name!r} is open on {known.opened.describe()}, not on {opened.describe()}",
                 hint="give every rank and restart the same storage",
             )
+        for rank in known.ranks.values() if known is not None else ():
+            self.drop_memory(rank)
         store = await in_thread(opened.store.run, uid, frame.name, create=True)
         run = RunRecord(uid=uid, name=frame.name, run_id=run_id, opened=opened, store=store)
         self.registry.runs[uid, run_id] = run

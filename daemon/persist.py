@@ -12,12 +12,13 @@ from ..checkpoint.manifest_format import decode_draft
 from ..checkpoint.manifest_types import Draft, Manifest
 from ..checkpoint.slot_manifest import slot_manifest
 from ..checkpoint.storage_ops import ArenaRange
-from ..core.errors import CorruptDataError, EverstepError
+from ..core.errors import CorruptDataError, DeadlineError, EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .arena import Arena
 from .blocking import in_thread
 from .registry import RankRecord, RunRecord, Snapshot
+from .slot_machine import SlotState
 
 if TYPE_CHECKING:
     from .node import Node
@@ -81,6 +82,9 @@ class Persister:
         engines = rank.run.opened.queues
         try:
             result = await in_thread(persist_shard, rank.run.store, draft, place, engines=engines)
+        except DeadlineError as error:
+            arena.machine.lose(slot)
+            self._report_failure(rank, draft.checkpoint, error)
         except EverstepError as error:
             manifest = await in_thread(slot_manifest, rank.run.store, draft, place)
             self._keep(rank, arena, slot, draft, manifest)
@@ -91,7 +95,8 @@ class Persister:
         finally:
             view.release()
             self._node.metrics.persisting.dec()
-        self._node.free_slots(rank, arena.number, arena.machine.settle(slot))
+        if arena.machine.slots[slot].state is SlotState.PERSISTING:
+            self._node.free_slots(rank, arena.number, arena.machine.settle(slot))
         self._node.drop_outdated_arenas(rank)
         await self._notify()
 

@@ -19,6 +19,8 @@ class SlotState(Enum):
     SEALED = "sealed"
     PERSISTING = "persisting"
     KEPT = "kept"
+    LOST = "lost"
+    """A device hangs and may still read from it: not used again while the daemon lives."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,10 @@ class SlotMachine:
         self._take(slot, SlotState.PERSISTING, SlotState.KEPT)
         return self._free_outdated()
 
+    def lose(self, slot: int) -> None:
+        """Writing did not end: a device hangs in the kernel with this memory."""
+        self._take(slot, SlotState.PERSISTING, SlotState.LOST)
+
     def keep(self, slot: int, checkpoint: CheckpointId) -> None:
         """A free slot was filled from the devices."""
         self._take(slot, SlotState.FREE, SlotState.KEPT).checkpoint = checkpoint
@@ -87,7 +93,8 @@ class SlotMachine:
     @property
     def busy(self) -> bool:
         """Tell whether a slot is being copied or not yet written."""
-        return any(slot.state not in (SlotState.FREE, SlotState.KEPT) for slot in self.slots)
+        moving = (SlotState.COPYING, SlotState.SEALED, SlotState.PERSISTING)
+        return any(slot.state in moving for slot in self.slots)
 
     @property
     def free_slots(self) -> list[int]:

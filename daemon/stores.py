@@ -85,24 +85,20 @@ class StoreBook:
             StorageError: see checkpoint.store.open_store.
         """
         directories = self._directories(storage)
-        opened = {
-            id(self._by_directory[path]): self._by_directory[path]
-            for path in directories
-            if path in self._by_directory
-        }
-        if opened:
-            (known, *others) = opened.values()
-            if others or {path for path, store in self._by_directory.items() if store is known} != set(
-                directories
-            ):
-                raise ConfigError(
-                    f"{', '.join(map(str, directories))} is not the whole of an open store ({known.describe()})",
-                    hint="name all directories of one store",
-                )
-            return known
-        fresh = await self._open_locked(directories)
-        self._by_directory |= dict.fromkeys(directories, fresh)
-        return fresh
+        opened = {id(store): store for path, store in self._by_directory.items() if path in directories}
+        if not opened:
+            fresh = await self._open_locked(directories)
+            self._by_directory |= dict.fromkeys(directories, fresh)
+            return fresh
+        (known, *others) = opened.values()
+        if others or {path for path, store in self._by_directory.items() if store is known} != set(
+            directories
+        ):
+            raise ConfigError(
+                f"{', '.join(map(str, directories))} is not the whole of an open store ({known.describe()})",
+                hint="name all directories of one store",
+            )
+        return known
 
     async def close(self) -> None:
         """Close every store."""
@@ -110,7 +106,16 @@ class StoreBook:
             await in_thread(opened.close)
         self._by_directory.clear()
 
+    def chosen(self, opened: OpenStore, storage: Sequence[str]) -> list[frames.DeviceInfo]:
+        """Return the devices that a run's new bytes go to: of a node's store those named, of a private one all."""
+        infos = opened.device_infos()
+        if self._private:
+            return infos
+        wanted = {os.path.realpath(self._config.devices[name]) for name in storage}
+        return [info for info in infos if info.path in wanted]
+
     def _directories(self, storage: Sequence[str]) -> list[Path]:
+        """Return the directories of the store that is meant: a node has one store, over all its devices."""
         if not storage:
             raise ConfigError("no storage was named", hint='attach(..., storage=["/nvme0/everstep"])')
         if self._private:
@@ -124,7 +129,7 @@ class StoreBook:
                 f"this node has no device {unknown[0]!r}",
                 hint=f"storage= selects among {', '.join(self._config.devices)}",
             )
-        return [Path(os.path.realpath(self._config.devices[name])) for name in storage]
+        return [Path(os.path.realpath(path)) for path in self._config.devices.values()]
 
     async def _open_locked(self, directories: list[Path]) -> OpenStore:
         """Open; where another daemon holds a device, ask it to hand over and try again for a while."""

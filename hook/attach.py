@@ -75,6 +75,7 @@ def attach(
         components=components,
         objects=objects,
         slots=slots,
+        replicated=replicated,
     )
     events.connect(run.on_event)
     return run

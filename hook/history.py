@@ -12,7 +12,7 @@ from .stored_state import StoredState
 
 KIND = "history"
 NAME = "log"
-CAPACITY_MIN = 64
+CAPACITY_MIN = 4096
 
 
 class _Series:

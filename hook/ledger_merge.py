@@ -1,5 +1,6 @@
 """Ledgers at another world size: what all old ranks handed out stays counted, exactly once."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from ..checkpoint.value_format import decode_value, load_values
@@ -12,23 +13,22 @@ if TYPE_CHECKING:
 
 
 def adopt_ledgers(
-    loader: "AnyLoader | None", found: "Fetched", search: "RestoreSearch", *, rank: int
+    loaders: "Mapping[str, AnyLoader]", found: "Fetched", search: "RestoreSearch", *, rank: int
 ) -> None:
-    """Give rank 0 the sum of all old ranks' ledgers and the others empty ones."""
-    if loader is None:
-        return
+    """Give rank 0 the sum of all old ranks' ledgers, loader by loader, and the other ranks empty ones.
+
+    Called after `apply`, which has given every rank the ledgers of the shard that it read: rank 0's.
+    """
     if rank != 0:
-        loader.ledger = Ledger(loader.seed)
+        for loader in loaders.values():
+            loader.ledger = Ledger(loader.seed)
         return
-    for manifest in search.other_manifests(found):
-        for ledger in _ledgers(manifest):
-            if ledger.seed == loader.ledger.seed:
-                loader.ledger.merge(ledger)
+    for manifest in search.other_manifests(found) if loaders else ():
+        for name, loader in loaders.items():
+            loader.ledger.merge(_ledger(manifest, name))
 
 
-def _ledgers(manifest: "Manifest") -> list[Ledger]:
-    """Return the ledgers in a shard's values: a loader's state has a key `ledger` (object_state.py)."""
-    document = cast("dict[str, object]", load_values(manifest.values))
-    states = [value.get("state") for value in document.values() if isinstance(value, dict)]
-    loaders = [state for state in states if isinstance(state, dict) and "ledger" in state]
-    return [Ledger.from_state(decode_value(state["ledger"])) for state in loaders]
+def _ledger(manifest: "Manifest", name: str) -> Ledger:
+    """Return a loader's ledger in a shard's values (see object_state.py for their form)."""
+    documents = cast("dict[str, dict[str, dict[str, object]]]", load_values(manifest.values))
+    return Ledger.from_state(decode_value(documents[name]["state"]["ledger"]))

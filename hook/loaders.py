@@ -9,13 +9,18 @@ from .rng_state import RngState
 AnyLoader = DataLoader[Any]
 
 
+def all_loaders(objects: Mapping[str, object]) -> dict[str, AnyLoader]:
+    """Return the attached everstep loaders by name."""
+    return {name: value for name, value in objects.items() if isinstance(value, DataLoader)}  # pyright: ignore[reportUnknownVariableType]
+
+
 def position_loader(objects: Mapping[str, object]) -> AnyLoader | None:
     """Return the attached everstep loader that leads: the one named `loader`, or the only one."""
     named = objects.get("loader")
     if isinstance(named, DataLoader):
         return named  # pyright: ignore[reportUnknownVariableType]
-    loaders = [value for value in objects.values() if isinstance(value, DataLoader)]
-    return loaders[0] if len(loaders) == 1 else None  # pyright: ignore[reportUnknownVariableType]
+    loaders = list(all_loaders(objects).values())
+    return loaders[0] if len(loaders) == 1 else None
 
 
 def put_back_on_first_batch(loader: AnyLoader, rng: RngState) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Protocol, cast
 
 from cffi import FFI
 
+from ..checkpoint.layout_plan import Layout
 from ..core.errors import NodeError
 
 _ffi = FFI()
@@ -53,6 +54,10 @@ class MappedArena:
         self.address = int(cast("int", _ffi.cast("uintptr_t", pointer)))
         if _libc.madvise(pointer, self._size_bytes, _MADV_DONTFORK):
             raise NodeError(f"madvise(MADV_DONTFORK) failed: {os.strerror(_ffi.errno)}")
+
+    def fits(self, layout: Layout) -> bool:
+        """Tell whether snapshots of this layout go into the slots (the digest says where, the size how much)."""
+        return self.layout_digest == layout.digest and self.slot_size_bytes >= layout.slot_size_bytes
 
     def slot_address(self, slot: int) -> int:
         """Return the address of a slot's first byte."""

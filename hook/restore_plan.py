@@ -9,7 +9,7 @@ from ..core.ids import CheckpointId
 from ..proto.frames import Offer
 
 PER_RANK_PREFIXES = ("rng.", "log.")
-"""Each rank's own by nature. At another world size generators are left as the script set them, histories are rank 0's."""
+"""Each rank's own. At another world size generators are left as the script set them, histories are rank 0's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

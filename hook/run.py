@@ -19,7 +19,7 @@ from .guard import OptimizerGuard
 from .history import History
 from .ledger_merge import adopt_ledgers
 from .link import Link
-from .loaders import position_loader, put_back_on_first_batch
+from .loaders import all_loaders, position_loader, put_back_on_first_batch
 from .ranks import Ranks
 from .report import CostBook, Report
 from .restore import Fetched, Restored, RestoreSearch, check_may_restore
@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 CLOSE_DEADLINE_S = 600.0
 """How long leaving a run waits for its last checkpoint to be complete."""
+
+SKIPPED = "skipped: "
+OTHER_RANK_SKIPPED = "another rank skipped it"
 
 _RETRY_S = 0.01
 _WAIT_REASONS = (NO_ARENA, NO_SLOT, STILL_COPYING, NO_DAEMON)
@@ -56,6 +59,7 @@ class Run:
         components: Sequence[Component],
         objects: dict[str, object],
         slots: int,
+        replicated: bool,
     ) -> None:
         self.name, self.attempt = name, attempt
         self.rank, self.world_size = ranks.rank, ranks.world_size
@@ -65,6 +69,7 @@ class Run:
         self._rng = RngState()
         self._components: list[Component] = [self._state, self._rng, self._history, *components]
         self._loader = position_loader(objects)
+        self._loaders = all_loaders(objects)
         self._costs = CostBook()
         self._outstanding: set[CheckpointId] = set()
         self._settled = threading.Condition()
@@ -81,6 +86,7 @@ class Run:
             rank=self.rank,
             world_size=self.world_size,
             slot_count=slots,
+            replicated=replicated,
             costs=self._costs,
             on_sealed=self._on_sealed,
             on_failed=self._on_failed,
@@ -257,7 +263,7 @@ class Run:
         self._costs.skipped[reason] += 1
         logger.warning("checkpoint_skipped run=%s step=%d reason=%s", self.name, self._state.step, reason)
         if self.world_size > 1:
-            self._ranks.failed(CheckpointId(self.attempt, self._state.step), f"skipped: {reason}")
+            self._ranks.failed(CheckpointId(self.attempt, self._state.step), f"{SKIPPED}{reason}")
 
     def _begin_snapshot(self) -> str | None:
         """Begin the snapshot of this boundary; return the reason when that is not possible now."""
@@ -325,9 +331,18 @@ class Run:
         """Listener: it will never be complete; without all ranks in memory it is of no use at all."""
         if not in_memory:
             self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step))
-        self._costs.failures.append(f"{checkpoint}: {reason}")
-        logger.error("checkpoint_failed run=%s checkpoint=%s reason=%s", self.name, checkpoint, reason)
+        if SKIPPED in reason:
+            self._skipped_elsewhere(checkpoint, reason)
+        else:
+            self._costs.failures.append(f"{checkpoint}: {reason}")
+            logger.error("checkpoint_failed run=%s checkpoint=%s reason=%s", self.name, checkpoint, reason)
         self._settle(checkpoint)
+
+    def _skipped_elsewhere(self, checkpoint: CheckpointId, reason: str) -> None:
+        """A rank had no room or no arena for its part: counted here unless it was this rank, which knows already."""
+        if not reason.startswith(f"rank {self.rank}: "):
+            self._costs.skipped[OTHER_RANK_SKIPPED] += 1
+            logger.warning("checkpoint_skipped run=%s checkpoint=%s reason=%s", self.name, checkpoint, reason)
 
     def on_event(self, event: Reply) -> None:
         """Take a frame of the daemon that answers no request; called on the link's reader thread."""
@@ -359,7 +374,7 @@ class Run:
             if component is not self._rng or same_size:
                 component.apply(found.stored)
         if not same_size:
-            adopt_ledgers(self._loader, found, search, rank=self.rank)
+            adopt_ledgers(self._loaders, found, search, rank=self.rank)
         if self._loader is not None:
             put_back_on_first_batch(self._loader, self._rng)
         self._parent = found.choice.checkpoint
@@ -389,7 +404,7 @@ class Run:
             )
 
     def _say_nothing_restored(self) -> None:
-        where = ", ".join(device.path for device in self._link.devices)
+        where = ", ".join(sorted(device.path for device in self._link.devices))
         if self._link.opened.new_store:
             logger.warning(
                 "new_store run=%s at=%s: nothing to restore, the directories were empty", self.name, where

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
 from ..checkpoint.manifest_format import encode_draft
@@ -55,7 +55,7 @@ class _Placed:
 class Snapshotter:
     """Owns the arena's mapping and the copy thread. `begin`, `guard` and `close` run on the training thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place
         self,
         link: Link,
         components: Sequence[Component],
@@ -63,18 +63,21 @@ class Snapshotter:
         rank: int,
         world_size: int,
         slot_count: int,
+        replicated: bool,
         costs: CostBook,
         on_sealed: Callable[[CheckpointId], None],
         on_failed: Callable[[CheckpointId, str], None],
     ) -> None:
         self._link, self._components, self._costs = link, components, costs
         self._rank, self._world_size, self._slot_count = rank, world_size, slot_count
+        self._replicated = replicated and world_size > 1
         self._on_sealed, self._on_failed = on_sealed, on_failed
         self._lock = threading.Lock()
         self._arena: MappedArena | None = None
         self._asked: tuple[str, Future[Answer]] | None = None
         self._last: StateCapture | None = None
         self._layout: Layout | None = None
+        self._layout_of_what: object = None
         self._placed: list[_Placed] = []
         self._copier = Copier()
         self._cuda = CudaCopies()
@@ -116,11 +119,11 @@ class Snapshotter:
     def _find_arena(self, layout: Layout) -> MappedArena | None:
         """Return the arena of `layout`, or None after asking for one."""
         with self._lock:
-            if self._arena is not None and self._arena.layout_digest == layout.digest:
+            if self._arena is not None and self._arena.fits(layout):
                 return self._arena
         self._collect_answer()
         with self._lock:
-            if self._arena is not None and self._arena.layout_digest == layout.digest:
+            if self._arena is not None and self._arena.fits(layout):
                 return self._arena
             if self._asked is None:
                 self._asked = (layout.digest, self._ask_arena(layout))
@@ -231,13 +234,13 @@ class Snapshotter:
     def _layout_of(self, capture: StateCapture, values_size_bytes: int) -> Layout:
         """Return the layout of this structure; computed anew only when the structure or the values' room changes."""
         specs = tuple(leaf.spec for leaf in capture.leaves)
-        known = self._layout
-        if known is not None and (known.leaves, known.aliases) == (specs, capture.aliases):  # noqa: SIM102 - two questions
-            if 2 * values_size_bytes < known.draft_capacity_bytes:
-                return known
-        devices = [DeviceWeight(device_id=d.device_id, weight=d.weight) for d in self._link.devices]
-        layout = plan_layout(specs, capture.aliases, devices, values_size_bytes=values_size_bytes)
-        self._layout, self._placed = layout, _places(layout)
+        devices = tuple(DeviceWeight(device_id=d.device_id, weight=d.weight) for d in self._link.devices)
+        what, known = (specs, capture.aliases, devices), self._layout
+        if known is not None and what == self._layout_of_what and known.has_room_for(values_size_bytes):
+            return known
+        leaves = [replace(spec, replicas=self._world_size) for spec in specs] if self._replicated else specs
+        layout = plan_layout(leaves, capture.aliases, devices, values_size_bytes=values_size_bytes)
+        self._layout, self._layout_of_what, self._placed = layout, what, _places(layout)
         return layout
 
     def _copy(
