@@ -29,11 +29,29 @@ DEADLINE_S = 20.0
 def daemon_process(socket_path: Path, *, linger_s: float = 600.0) -> Iterator[subprocess.Popen[bytes]]:
     """Run a private daemon on `socket_path`; it is ended, and its end checked, when the block is left."""
     environment = {**os.environ, "EVERSTEP_LINGER_S": str(linger_s)}
-    command = [sys.executable, "-P", "-m", "everstep.daemon", "--private", "--socket", str(socket_path)]
-    log = socket_path.with_name("daemon.log")
     socket_path.parent.mkdir(mode=0o700, exist_ok=True)
+    arguments = ["-m", "everstep.daemon", "--private", "--socket", str(socket_path)]
+    with _running(arguments, socket_path, environment) as process:
+        yield process
+
+
+@contextmanager
+def node_daemon(config: Path, socket_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `everstep daemon --config`, which listens on `socket_path`; ended when the block is left."""
+    arguments = ["-m", "everstep.daemon.cli", "daemon", "--config", str(config)]
+    with _running(arguments, socket_path, dict(os.environ)) as process:
+        yield process
+
+
+@contextmanager
+def _running(
+    arguments: list[str], socket_path: Path, environment: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    log = socket_path.with_name("daemon.log")
     with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
+        process = subprocess.Popen(
+            [sys.executable, "-P", *arguments], stdout=output, stderr=output, env=environment
+        )
     try:
         _wait_for_line(log, "daemon_ready", process)
         yield process

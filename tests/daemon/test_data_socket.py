@@ -7,7 +7,7 @@ import pytest
 
 from everstep.checkpoint.testing import load, opened
 from everstep.core.ids import CheckpointId
-from everstep.daemon.testing import FakeTrainer, daemon_process
+from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
 from everstep.proto import frames
 
 
@@ -279,6 +279,39 @@ class TestBadClients:
         with FakeTrainer(socket_path) as trainer:
             refused = failure(trainer.open_run([tmp_path / "not there"]))
             assert str(tmp_path / "not there") in refused.message
+
+
+class TestNodeDaemon:
+    """`everstep daemon --config`: the devices are the node's, a run names those it wants."""
+
+    @pytest.fixture
+    def node(self, tmp_path: Path, devices: list[Path]) -> Iterator[Path]:
+        config, path = tmp_path / "node.toml", tmp_path / "s" / "data.sock"
+        path.parent.mkdir(mode=0o700)
+        config.write_text(
+            f'[daemon]\nsocket = "{path}"\n[devices]\nnvme0 = "{devices[0]}"\nnvme1 = "{devices[1]}"\n'
+        )
+        with node_daemon(config, path):
+            yield path
+
+    def test_a_run_takes_the_devices_that_it_names(self, node: Path, devices: list[Path]) -> None:
+        with FakeTrainer(node) as trainer:
+            opened_run = trainer.open_run([Path("nvme1")])
+            assert isinstance(opened_run, frames.RunOpened)
+            assert [device.path for device in opened_run.devices] == [str(devices[1])]
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(1, 7), seed=3)
+            trainer.event(frames.Persisted)
+            arena.close()
+        assert not list(devices[0].rglob("*.safetensors"))
+        assert list(devices[1].rglob("*.safetensors"))
+
+    def test_directories_are_not_for_clients_to_choose(self, node: Path, tmp_path: Path) -> None:
+        with FakeTrainer(node) as trainer:
+            refused = failure(trainer.open_run([tmp_path / "d0"]))
+            assert refused.code == "ConfigError"
+            assert "nvme0, nvme1" in refused.hint
 
 
 class TestLifetime:

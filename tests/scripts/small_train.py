@@ -60,7 +60,10 @@ def main() -> None:
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
     parser.add_argument("--raise-at", type=int, default=-1)
-    parser.add_argument("--per-rank", action="store_true", help="attach a module that is different on each rank")
+    parser.add_argument(
+        "--per-rank", action="store_true", help="attach a module that is different on each rank"
+    )
+    parser.add_argument("--replicated", action="store_true", help="no DDP; say that all ranks hold the same")
     parser.add_argument("--request-at", type=int, default=-1, help="the last rank asks for a checkpoint here")
     parser.add_argument("--step-s", type=float, default=0.0)
     args = parser.parse_args()
@@ -73,15 +76,27 @@ def main() -> None:
     rank = dist.get_rank() if distributed else 0
 
     inner = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
-    model = nn.parallel.DistributedDataParallel(inner) if distributed else inner
+    ddp = distributed and not args.replicated
+    model = nn.parallel.DistributedDataParallel(inner) if ddp else inner
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
     loader = DataLoader(Squares(args.count), batch_size=8, shuffle=True, num_workers=args.workers)
-    state: dict[str, object] = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+    state: dict[str, object] = {
+        "model": model,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "loader": loader,
+    }
     if args.per_rank:
         state["own"] = nn.Linear(rank + 2, 1)
     with everstep.attach(
-        args.name, **state, storage=args.storage, every=args.every, fresh=args.fresh, takeover=args.takeover
+        args.name,
+        **state,
+        storage=args.storage,
+        every=args.every,
+        fresh=args.fresh,
+        takeover=args.takeover,
+        replicated=args.replicated,
     ) as run:
         restored = run.restore()
         say(
