@@ -32,7 +32,8 @@ def compare_runs(first: list[Path], second: list[Path]) -> list[str]:
     assert isinstance(values_a, dict)
     assert isinstance(values_b, dict)
     for values in (values_a, values_b):
-        values["rng"].pop("python")  # the script neither seeds nor uses Python's own generator
+        for unseeded in ("python", "numpy"):  # the script seeds and uses torch's generator only
+            values["rng"].pop(unseeded, None)
     problems += [f"values of {name!r}" for name in values_a if values_a[name] != values_b.get(name)]
     for values in (values_a, values_b):
         loader = decode_value(values["loader"]["state"])

@@ -26,7 +26,9 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 RESTORED = re.compile(r"restored run=\S+ checkpoint=(\d+)\.(\d+) from=(\w+) .*restore_s=([\d.]+)")
-REPORT = re.compile(r"run_closed .*")
+REPORT = re.compile(
+    r"run_closed .* complete=(\d+) .*stall_per_checkpoint_ms=([\d.]+) slowdown_percent=([\d.]+)"
+)
 THREADS = "1"
 """Intra-op threads of both runs: bit-identical training needs the same number, and one trains this model fastest."""
 
@@ -170,8 +172,11 @@ class Demo:
                 f"{crash.recovery_s:.1f} s",
             )
         self.console.print(table)
-        for line in REPORT.findall((self.folder / "undisturbed.log").read_text()):
-            self.console.print(f"undisturbed run: {line}", highlight=False)
+        for count, stall_ms, slowdown in REPORT.findall((self.folder / "undisturbed.log").read_text()):
+            self.console.print(
+                f"undisturbed run: {count} checkpoints, mean stall {stall_ms} ms each, whole cost {slowdown} % of training",
+                highlight=False,
+            )
         problems = compare_runs(self.storage("undisturbed"), self.storage("disturbed"))
         restored = [crash for crash in self.crashes if crash.restored_step == 0]
         problems += [f"the run killed at step {crash.at_step} restored nothing" for crash in restored]
