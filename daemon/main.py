@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import aiofiles
@@ -53,7 +53,7 @@ def run_daemon(*, config_path: Path | None, socket_path: Path | None, private: b
 
 
 @contextlib.contextmanager
-def _listen(path: Path) -> Iterator[socket.socket]:
+def _listen(path: Path) -> Generator[socket.socket]:
     """Hold the socket's lock file and listen; what a dead daemon left there is removed.
 
     The lock is taken before anything is bound: a stale socket file proves nothing, a held lock does.

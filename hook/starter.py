@@ -5,7 +5,7 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from ..core.errors import DaemonUnavailableError
@@ -36,7 +36,7 @@ def connect_or_start(version: str, on_event: Callable[[Reply], None]) -> DaemonC
 
 
 @contextlib.contextmanager
-def _start_lock(directory: Path) -> Iterator[None]:
+def _start_lock(directory: Path) -> Generator[None]:
     fd = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -43,7 +43,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class OpenRun(msgspec.Struct, frozen=True, tag="open_run"):
-    """Take the lease of (run, rank) and open its storage: directories for a private daemon, device names for a node's."""
+    """Take the lease of (run, rank) and open its storage: directories, or device names with a node's daemon."""
 
     request_id: int
     name: str
@@ -137,7 +137,7 @@ class SealedEverywhere(msgspec.Struct, frozen=True, tag="sealed_everywhere"):
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag="give_up"):
-    """Some rank has no snapshot of (attempt, step), so it can never be restored: what this rank has may be overwritten."""
+    """Some rank has no snapshot of (attempt, step), which can never be restored: this rank's may be overwritten."""
 
     attempt: int
     step: int

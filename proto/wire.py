@@ -35,7 +35,7 @@ def pack(frame: Request | Reply) -> bytes:
 
 
 class FrameReader:
-    """Collects bytes and descriptors of one stream and hands out whole frames. Owns descriptors until they are taken."""
+    """Collects bytes and descriptors of one stream, hands out whole frames. Owns descriptors until they are taken."""
 
     def __init__(self, *, size_bytes_max: int) -> None:
         self.size_bytes_max = size_bytes_max

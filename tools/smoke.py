@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.nn import Module
     from torch.optim import Optimizer
 
@@ -50,7 +51,7 @@ def train(folder: Path, *, restore: bool) -> None:
     run.close()
 
 
-def _few_steps(run: "Run", model: "Module", optimizer: "Optimizer", loader: "DataLoader") -> None:
+def _few_steps(run: "Run", model: "Module", optimizer: "Optimizer", loader: "DataLoader[tuple[Tensor]]") -> None:
     for _ in run.epochs(2):
         for count, (batch,) in enumerate(loader, start=1):
             optimizer.zero_grad()

@@ -1,5 +1,10 @@
 """The data socket against a real daemon process: leases, attempts, arenas, sealing, restoring, bad clients."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +184,35 @@ class TestLeases:
             refused = failure(second.open_run(devices))
             assert refused.code == "RunBusyError"
             assert "takeover" in refused.hint
+
+    def test_a_dead_trainers_forked_children_do_not_keep_its_lease(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        """The child holds the socket open for minutes; the pidfd tells the death at once."""
+        script = (
+            "import os, sys, time\n"
+            "from pathlib import Path\n"
+            "from everstep.daemon.testing import FakeTrainer\n"
+            "trainer = FakeTrainer(Path(sys.argv[1]))\n"
+            "trainer.open_run([Path(path) for path in sys.argv[2:]])\n"
+            "child = os.fork()\n"
+            "if child:\n"
+            "    print(child, flush=True)\n"
+            "time.sleep(300)\n"
+        )
+        command = [sys.executable, "-P", "-c", script, str(socket_path), *map(str, devices)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+            assert holder.stdout is not None
+            child = int(holder.stdout.readline())
+            with FakeTrainer(socket_path) as trainer:
+                assert failure(trainer.open_run(devices)).code == "RunBusyError"
+                killed_s = time.perf_counter()
+                holder.kill()
+                while isinstance(reply := trainer.open_run(devices), frames.Failure):
+                    assert reply.code == "RunBusyError"
+                free_s = time.perf_counter() - killed_s
+            os.kill(child, signal.SIGKILL)
+        assert free_s < 0.1
 
     def test_a_takeover_fences_the_old_trainer(self, socket_path: Path, devices: list[Path]) -> None:
         with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:

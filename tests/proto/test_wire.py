@@ -53,13 +53,13 @@ def test_a_descriptor_comes_with_its_frame() -> None:
 def test_descriptors_that_nobody_takes_are_closed() -> None:
     left, right = socket.socketpair()
     with left, right:
-        before = len(os.listdir("/proc/self/fd"))
+        before = sum(1 for _ in Path("/proc/self/fd").iterdir())
         socket.send_fds(left, [b"x"], [0, 1])
         reader = FrameReader(size_bytes_max=1000)
         reader.receive(right)
         assert reader.fd_count == 2
         reader.close()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
 
 
 def test_an_oversize_frame_is_refused_before_it_is_buffered() -> None:
