@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 
 import torch
@@ -188,7 +188,7 @@ class Run:
         self._ranks.ask_for_checkpoint()
 
     @contextlib.contextmanager
-    def mutating(self) -> Iterator[None]:
+    def mutating(self) -> Generator[None]:
         """Wrap code that writes to parameters or optimizer state outside `optimizer.step()`: it waits for the copy."""
         self._before_optimizer()
         yield

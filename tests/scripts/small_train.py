@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,7 +82,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
     loader = DataLoader(Squares(args.count), batch_size=8, shuffle=True, num_workers=args.workers)
-    state: dict[str, object] = {
+    state: dict[str, Any] = {
         "model": model,
         "optimizer": optimizer,
         "schedule": schedule,
@@ -118,7 +119,7 @@ def main() -> None:
                 if args.step_s:
                     time.sleep(args.step_s)
                 run.step()
-                say(rank=rank, epoch=epoch, step=run.steps, ids=ids.tolist(), loss=loss.item())
+                say(rank=rank, epoch=epoch, step=run.steps, ids=torch.as_tensor(ids).tolist(), loss=loss.item())
                 if run.steps == args.request_at and rank == run.world_size - 1:
                     run.checkpoint()
                 if run.steps == args.until:

@@ -38,6 +38,7 @@ class TestKillTrainer:
 
     def test_several_times_in_a_row_each_sample_enters_once(self, job: Job, undisturbed: str) -> None:
         lineage: list[dict[str, Any]] = []
+        done: dict[str, Any] = {}
         for stop in (7, 11, 18, None):
             trainer = job.start("--every", "2")
             if stop is None:
