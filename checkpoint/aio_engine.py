@@ -20,7 +20,7 @@ class AioEngine:
     """An `Engine` on kernel AIO.
 
     Every call lets go of the GIL once per batch of blocks, not per block: with a busy thread beside it,
-    getting the GIL back is what costs (reference: design.md section 3).
+    getting the GIL back is what costs: Python hands it over only after a switch interval.
 
     Raises:
         OSError: no kernel AIO here (see `AioContext`).

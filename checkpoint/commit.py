@@ -1,6 +1,6 @@
 """Writing one shard: from a sealed slot to a manifest that a power loss cannot take back.
 
-The order, for a shard striped over D devices (reliability.md 11.1, as design.md 5.8 amends it):
+The order, for a shard striped over D devices (docs/format.md, docs/assumptions.md say what of the disk it relies on):
 
     on each device, in a thread of its own:
         mkdir generation -> create segments exclusively -> reserve -> write all, every completion checked

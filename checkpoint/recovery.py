@@ -1,6 +1,6 @@
 """Opening a store after whatever happened: which checkpoints are there, and what was left half done.
 
-Metadata only (reliability.md 11.2, R1 to R7): manifests are read and checked by their digest, segments by size and by
+Metadata only, so that it takes seconds: manifests are read and checked by their digest, segments by size and by
 the stamp in their first block; data are verified when they are restored. Every step may be repeated, and may itself be
 interrupted by a crash. Nothing is deleted but temporary files and, on a complete view of the store, generations that no
 manifest refers to; what cannot be believed is moved to quarantine.
@@ -494,7 +494,7 @@ class _Recovery:
             self._problem(str(exc))
 
     def _sync(self, device: Device, path: Path, *, is_file: bool = False) -> bool:
-        """Make durable what is about to be trusted (R3): after a crash of the daemon alone it may be in memory only."""
+        """Make durable what is about to be trusted: after a crash of the daemon alone it may be in memory only."""
         if not self._writes:
             return True
         try:

@@ -55,7 +55,7 @@ def plan_store(surveys: Sequence[Survey]) -> StorePlan:
         known=known,
         blank=tuple(blank),
         missing=missing,
-        notes=_shared_file_systems([survey for survey in surveys if survey.exists]),
+        notes=(*_missing_devices(missing), *_shared_file_systems([each for each in surveys if each.exists])),
     )
 
 
@@ -123,6 +123,14 @@ def _check_blank(survey: Survey, missing: Mapping[str, str]) -> None:
             f"device {device_id} (last seen at {path}) is missing, and {survey.path} is an empty directory",
             hint=_MISSING_HINT,
         )
+
+
+def _missing_devices(missing: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        f"device {device_id} (last seen at {path}) is missing: what lies on it cannot be restored, and nothing is"
+        f" deleted anywhere until it is back; {_MISSING_HINT}"
+        for device_id, path in missing.items()
+    )
 
 
 def _shared_file_systems(surveys: Sequence[Survey]) -> tuple[str, ...]:

@@ -36,10 +36,12 @@ class Restorer:
         """
         await self._node.persister.settled(rank)
         store = rank.run.store
-        offers = {
-            info.checkpoint: _offer(info) for info in store.checkpoints() if info.is_offered or info.problems
-        }
         floor = store.fresh_floor()
+        offers = {
+            info.checkpoint: _offer(info)
+            for info in store.checkpoints()
+            if info.checkpoint.attempt >= floor and (info.is_offered or info.problems)
+        }
         for (number, _), snapshot in rank.snapshots.items():
             if rank.arenas[number].shared_with_dead:
                 continue

@@ -4,10 +4,11 @@ import hashlib
 import mmap
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +27,7 @@ DEADLINE_S = 20.0
 
 
 @contextmanager
-def daemon_process(socket_path: Path, *, linger_s: float = 600.0) -> Iterator[subprocess.Popen[bytes]]:
+def daemon_process(socket_path: Path, *, linger_s: float = 600.0) -> Generator[subprocess.Popen[bytes]]:
     """Run a private daemon on `socket_path`; it is ended, and its end checked, when the block is left."""
     environment = {**os.environ, "EVERSTEP_LINGER_S": str(linger_s)}
     socket_path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -36,7 +37,7 @@ def daemon_process(socket_path: Path, *, linger_s: float = 600.0) -> Iterator[su
 
 
 @contextmanager
-def node_daemon(config: Path, socket_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def node_daemon(config: Path, socket_path: Path) -> Generator[subprocess.Popen[bytes]]:
     """Run `everstep daemon --config`, which listens on `socket_path`; ended when the block is left."""
     arguments = ["-m", "everstep.daemon.cli", "daemon", "--config", str(config)]
     with _running(arguments, socket_path, dict(os.environ)) as process:
@@ -46,7 +47,7 @@ def node_daemon(config: Path, socket_path: Path) -> Iterator[subprocess.Popen[by
 @contextmanager
 def _running(
     arguments: list[str], socket_path: Path, environment: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Generator[subprocess.Popen[bytes]]:
     log = socket_path.with_name("daemon.log")
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -76,8 +77,6 @@ class FakeTrainer:
     """Speaks the data socket by hand: each method is one exchange, everything received is kept."""
 
     def __init__(self, socket_path: Path, *, protocol: int = frames.PROTOCOL, hello: bool = True) -> None:
-        import socket
-
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(DEADLINE_S)
         self.sock.connect(str(socket_path))
@@ -209,7 +208,7 @@ class FakeArena:
 
     def content(self, seed: int) -> dict[str, bytes]:
         """Return random bytes for every leaf."""
-        source = random.Random(seed)  # noqa: S311 - test data
+        source = random.Random(seed)
         return {leaf.name: source.randbytes(leaf.size_bytes) for leaf in self.layout.leaves}
 
     def begin(self, checkpoint: CheckpointId, slot: int = 0) -> None:

@@ -1,18 +1,17 @@
 """The iterator of a loader: hands out prepared batches and moves the position by each."""
 
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar, cast
+from typing import Any
 
 from ..core.errors import UsageError
 from .batch_maker import MadeBatch
 from .position import Position
 from .split_plan import Split
 
-T_co = TypeVar("T_co", covariant=True)
 Callback = Callable[[], object]
 
 
-class EpochIterator(Generic[T_co]):
+class EpochIterator:
     """The rest of one epoch; moves the loader's position by each batch it returns, and to the next epoch at the end.
 
     After an error while a batch was prepared (in the dataset, a worker, an interrupt) it returns nothing more, and
@@ -36,12 +35,12 @@ class EpochIterator(Generic[T_co]):
         self._callbacks: list[Callback] | None = first_batch_callbacks
         self._is_finished = False
 
-    def __iter__(self) -> "EpochIterator[T_co]":
+    def __iter__(self) -> "EpochIterator":
         """Return itself."""
         return self
 
-    def __next__(self) -> T_co:
-        """Return the next batch.
+    def __next__(self) -> Any:
+        """Return the next batch: whatever collate_fn makes of samples, hence Any, as in torch.
 
         Raises:
             UsageError: a newer iter() or reset() took over, or this iterator ended with an error before.
@@ -62,7 +61,7 @@ class EpochIterator(Generic[T_co]):
         part = self._split.part(made.cursor)
         assert part is not None
         self._position.hand(part, made.ids)
-        return cast(T_co, made.data)
+        return made.data
 
     def __len__(self) -> int:
         """Return the number of batches that are left."""

@@ -203,13 +203,17 @@ class DataLoader(TorchDataLoader[T_co]):
             )
         self._position.load(state)
 
+    def check_unmoved(self) -> None:
+        """Return if load_state_dict may still be called; LoaderStateError once iteration has begun."""
+        self._position.check_unmoved()
+
     # -- iteration -----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, the same on every rank."""
         return self._split().step_count()
 
-    def __iter__(self) -> "EpochIterator[T_co]":  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
+    def __iter__(self) -> EpochIterator:  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
         """Return an iterator over the rest of the present epoch; workers start here, as in torch."""
         position, split = self._position, self._split()
         self._check_before_iterating(split)

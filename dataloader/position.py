@@ -85,13 +85,17 @@ class Position:
             )
         self._restart(epoch)
 
-    def load(self, state: LoaderState) -> None:
-        """Take over the position of a state; LoaderStateError once iteration has begun, and then nothing is changed."""
+    def check_unmoved(self) -> None:
+        """Return if a state may be loaded: LoaderStateError once iteration has begun."""
         if self._is_live or self._has_handed:
             raise LoaderStateError(
                 f"iteration has begun: epoch {self.epoch} stands at sample {self.cursor}",
                 hint="load the state before the first iter(), or call reset() first",
             )
+
+    def load(self, state: LoaderState) -> None:
+        """Take over the position of a state; LoaderStateError once iteration has begun, and then nothing is changed."""
+        self.check_unmoved()
         if state.order.seed != self.ledger.seed:
             if self.ledger.record().tallies:
                 raise LoaderStateError(

@@ -54,17 +54,14 @@ class Trainer:
         command = [sys.executable, str(HERE / "train.py"), "--storage", *map(str, storage), *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": THREADS}
         with log.open("ab") as errors:
-            self.process = subprocess.Popen(  # noqa: S603 - our own script
+            self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
             )
 
     def next_step(self) -> bool:
         """Wait for the line of the next training step; False when the trainer has ended."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("epoch "):
-                return True
-        return False
+        return any(line.startswith("epoch ") for line in self.process.stdout)
 
     def kill(self) -> None:
         """SIGKILL, as the kernel's out-of-memory killer would."""
@@ -85,7 +82,7 @@ class Demo:
         self.folder, self.console = folder, console
         self.steps = options.epochs * -(-options.windows // 16)
         self.arguments = ["--epochs", str(options.epochs), "--windows", str(options.windows)]
-        self.random = random.Random(options.seed)  # noqa: S311 - moments of kills
+        self.random = random.Random(options.seed)
         self.kills, self.seed = options.kills, options.seed
         self.crashes: list[Crash] = []
         os.environ["EVERSTEP_SOCKET"] = str(folder / "socket" / "data.sock")
@@ -114,7 +111,7 @@ class Demo:
         step, crash = 0, None
         for number, moment in enumerate([*moments, self.steps + 1]):
             trainer = Trainer(self.storage("disturbed"), self.arguments, self.folder / "disturbed.log")
-            step = self._train_until(trainer, step, moment, crash, progress, bar)
+            step = self._train_until(trainer, step, moment, crash, on_step=partial(progress.update, bar))
             if moment > self.steps:
                 if trainer.finish() != 0:
                     raise SystemExit(f"the trainer failed:\n{trainer.log.read_text()[-3000:]}")
@@ -174,7 +171,8 @@ class Demo:
         self.console.print(table)
         for count, stall_ms, slowdown in REPORT.findall((self.folder / "undisturbed.log").read_text()):
             self.console.print(
-                f"undisturbed run: {count} checkpoints, mean stall {stall_ms} ms each, whole cost {slowdown} % of training",
+                f"undisturbed run: {count} checkpoints, mean stall {stall_ms} ms each, "
+                f"whole cost {slowdown} % of training",
                 highlight=False,
             )
         problems = compare_runs(self.storage("undisturbed"), self.storage("disturbed"))

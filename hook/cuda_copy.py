@@ -7,6 +7,7 @@ not the host, wait for the side stream.
 
 import logging
 from collections.abc import Callable
+from typing import Protocol, SupportsInt, cast
 
 import torch
 
@@ -16,6 +17,17 @@ logger = logging.getLogger(__name__)
 
 REGISTER_CHUNK_BYTES = 1024**3
 """cudaHostRegister pins at most this much in one call: a failure then loses one chunk, not the arena."""
+
+
+class _CudaRuntime(Protocol):
+    """What of torch's binding of the CUDA runtime is used here; torch itself gives it no types."""
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int, /) -> SupportsInt: ...  # noqa: N802  CUDA's name
+    def cudaHostUnregister(self, pointer: int, /) -> SupportsInt: ...  # noqa: N802
+
+
+def _cuda_runtime() -> _CudaRuntime:
+    return cast("_CudaRuntime", torch.cuda.cudart())
 
 
 class CudaCopies:
@@ -37,9 +49,9 @@ class CudaCopies:
         done: list[int] = []
         for address in chunks:
             length = min(REGISTER_CHUNK_BYTES, arena.address + size - address)
-            code = int(torch.cuda.cudart().cudaHostRegister(address, length, 0))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+            code = int(_cuda_runtime().cudaHostRegister(address, length, 0))
             if code != 0:
-                torch.cuda.cudart().cudaGetLastError()  # pyright: ignore[reportUnknownMemberType] - clears the sticky error
+                torch.cuda.cudart().cudaGetLastError()  # pyright: ignore[reportOptionalMemberAccess, reportUnknownMemberType]  clears the sticky error
                 logger.warning(
                     "arena_not_pinned code=%d pinned_chunks=%d of %d", code, len(done), len(chunks)
                 )
@@ -50,7 +62,7 @@ class CudaCopies:
     def unregister(self, arena: MappedArena) -> None:
         """Unpin before the arena is unmapped."""
         for address in self._registered.pop(arena.number, []):
-            torch.cuda.cudart().cudaHostUnregister(address)  # pyright: ignore[reportUnknownMemberType]
+            _cuda_runtime().cudaHostUnregister(address)
 
     def copy(self, target: memoryview, tensor: torch.Tensor, offset_bytes: int, *, eager: bool) -> None:
         """Enqueue the copy of the bytes of a dense CUDA tensor from `offset_bytes` on that fill `target`."""

@@ -1,7 +1,7 @@
 """The trainer's mapping of an arena: made without keeping its descriptor, absent in forked children."""
 
 import os
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from cffi import FFI
 
@@ -20,9 +20,9 @@ _MADV_DONTFORK = 10
 
 
 class _Libc(Protocol):
-    def mmap(self, addr: object, length: int, *rest: int) -> object: ...
-    def munmap(self, addr: object, length: int, /) -> int: ...
-    def madvise(self, addr: object, length: int, advice: int, /) -> int: ...
+    def mmap(self, addr: "FFI.CData", length: int, *rest: int) -> "FFI.CData": ...
+    def munmap(self, addr: "FFI.CData", length: int, /) -> int: ...
+    def madvise(self, addr: "FFI.CData", length: int, advice: int, /) -> int: ...
 
 
 _libc = cast("_Libc", _ffi.dlopen(None))
@@ -44,14 +44,14 @@ class MappedArena:
         self._size_bytes = slot_size_bytes * slot_count
         try:
             pointer = _libc.mmap(_ffi.NULL, self._size_bytes, _PROT_READ_WRITE, _MAP_SHARED, fd, 0)
-            if int(cast("int", _ffi.cast("intptr_t", pointer))) == -1:
+            if int(_ffi.cast("intptr_t", pointer)) == -1:
                 raise NodeError(
                     f"mapping an arena of {self._size_bytes} bytes failed: {os.strerror(_ffi.errno)}"
                 )
         finally:
             os.close(fd)
-        self._pointer: object | None = pointer
-        self.address = int(cast("int", _ffi.cast("uintptr_t", pointer)))
+        self._pointer: FFI.CData | None = pointer
+        self.address = int(_ffi.cast("uintptr_t", pointer))
         if _libc.madvise(pointer, self._size_bytes, _MADV_DONTFORK):
             raise NodeError(f"madvise(MADV_DONTFORK) failed: {os.strerror(_ffi.errno)}")
 
@@ -66,7 +66,7 @@ class MappedArena:
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """Return a writable view; it must not be used after `close`."""
         assert self._pointer is not None
-        whole = _ffi.buffer(cast("Any", _ffi.cast("char *", self._pointer)), self._size_bytes)
+        whole = _ffi.buffer(_ffi.cast("char *", self._pointer), self._size_bytes)
         return memoryview(whole)[offset_bytes : offset_bytes + size_bytes]
 
     def take(self) -> int | None:

@@ -136,6 +136,7 @@ def loader_state(name: str, loader: DataLoader[Any]) -> Component:
         return {"loader": loader.state_dict(), "ledger": loader.ledger.state()}
 
     def check(state: dict[str, Any]) -> None:
+        loader.check_unmoved()
         Ledger.from_state(state["ledger"])
         saved, here = parse_state(state["loader"]), parse_state(loader.state_dict())
         if (saved.fingerprint, saved.sample_count) != (here.fingerprint, here.sample_count):

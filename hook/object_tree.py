@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 INLINE_BYTES_MAX = 4096
-"""Bytes and arrays above this become leaves of their own (design.md section 5)."""
+"""Bytes and arrays above this become leaves of their own: the manifest, read whole at every start, stays small."""
 
 _PLAIN_ARRAY_KINDS = "biufcmMSU"
 _CPU = torch.device("cpu")

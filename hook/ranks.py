@@ -10,13 +10,16 @@ import threading
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch.distributed as dist
 
 from ..core.errors import DeadlineError, EverstepError, error_from_code
 from ..core.ids import CheckpointId
 from .horizon_machine import Horizon, Plan, Planner
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
 
 logger = logging.getLogger(__name__)
 
@@ -339,12 +342,16 @@ def make_ranks(run_id: str, every: int) -> Ranks:
     return OneRank(every)
 
 
-def _own_store(prefix: str) -> dist.Store:
+class _CanClone(Protocol):
+    def clone(self) -> "Store": ...
+
+
+def _own_store(prefix: str) -> "Store":
     """Return a connection of our own: a blocked wait on the default one stalls everybody's set."""
-    default = cast("dist.Store", dist.distributed_c10d._get_default_store())  # pyright: ignore[reportPrivateUsage]
+    store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
     with suppress(AttributeError, RuntimeError):
-        default = default.clone()
-    return dist.PrefixStore(prefix, default)
+        store = cast("_CanClone", store).clone()  # torch's stub lacks it
+    return dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]  documented as dist.PrefixStore
 
 
 def _pack_error(error: EverstepError) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ..checkpoint.shard_rules_plan import is_dense
 from ..core.errors import StateTypeError
 
 MEMMOVE_PIECE_BYTES = 4 * 1024 * 1024
-"""At most this much per call, so that a copy can be stopped or paced between two calls (design.md section 5)."""
+"""At most this much per call, so that a copy can be stopped or paced between two calls."""
 
 _ffi = cffi.FFI()
 # Addresses are declared as integers, which every 64-bit ABI passes as pointers: no cast object per call.

@@ -1,4 +1,4 @@
-"""The slots of an arena: any order of events keeps the promises of design section 2."""
+"""The slots of an arena: any order of events keeps its promises."""
 
 import pytest
 from hypothesis import settings

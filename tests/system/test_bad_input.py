@@ -1,8 +1,8 @@
 """What is wrong outside gets a clear error, and what was committed before is still there and can be restored."""
 
 import contextlib
+import itertools
 import json
-import logging
 import os
 import signal
 import socket
@@ -40,6 +40,8 @@ from everstep.dataloader import DataLoader
 from everstep.hook.run import Run
 
 MIB = 1024**2
+_seeds = itertools.count(1)
+"""Each trainer begins from other weights: what it restores cannot be what it had."""
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
@@ -82,6 +84,8 @@ class Training:
         before = self.run.report()
         while (report := self.run.report()).checkpoints_complete == before.checkpoints_complete:
             assert report.failures == before.failures
+            if report.skipped != before.skipped:  # the arena is being allocated
+                threading.Event().wait(0.02)
             self.attempt_to_save()
         self.saved[report.last_complete] = self.weights()
         return report.last_complete
@@ -93,7 +97,7 @@ class Training:
 
 
 def objects(*, count: int = 64, width: int = 8) -> dict[str, Any]:
-    torch.manual_seed(len(os.environ))
+    torch.manual_seed(next(_seeds))
     model = nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8))
     return {
         "model": model,
@@ -347,7 +351,7 @@ class TestFileSystems:
         subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
         with (
             service(),
-            refused(StorageError, small_disk / "d", "Read-only file system", hint="write"),
+            refused(StorageError, small_disk / "d", "Read-only file system", hint="is read-only"),
             training([small_disk / "d"]),
         ):
             pass
@@ -358,7 +362,7 @@ class TestFileSystems:
         subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
         with (
             service(),
-            refused(StorageError, small_disk, "Read-only file system", hint="write"),
+            refused(StorageError, small_disk, "Read-only file system", hint="is read-only"),
             training([small_disk]),
         ):
             pass
@@ -377,8 +381,7 @@ class TestFileSystems:
             trained.step()
             report = trained.run.report()
             (reason,) = report.failures
-            assert f"was not saved: {small_disk / 'd'} has room for" in reason.replace("device ", "")
-            assert "free space there" in reason
+            assert f"{small_disk / 'd'} has room for 0 bytes" in reason
             assert any("checkpoint_failed" in record.getMessage() for record in caplog.records)
             assert report.last_complete == first
             assert {path: path.stat().st_size for path in small_disk.rglob("*.safetensors")} == files
@@ -450,9 +453,9 @@ class TestObjects:
     @pytest.mark.parametrize(
         ("state", "path"),
         [
-            ({"a": {"b": [1, (2, print)]}}, "more['a']['b'][1][1]"),
-            ({"a": {1: {2}}}, "more['a'][1]"),
-            ({("k",): 1}, "more"),
+            ({"a": {"b": [1, (2, print)]}}, "more.a.b[1][1]"),
+            ({"a": {1: Hookless()}}, "more.a.1"),
+            ({"k": {object(): 1}}, "more.k"),
         ],
     )
     def test_a_value_that_cannot_be_saved_is_named_by_its_path(
@@ -461,7 +464,7 @@ class TestObjects:
         saved = saved_run(storage)
         with service(), pytest.raises(StateTypeError) as caught, training(storage, more=Holder(state)) as trained:
             trained.step()
-        assert path.replace("'", '"') in caught.value.message.replace("'", '"')
+        assert path in caught.value.message
         assert caught.value.hint
         assert_restores(storage, saved)
 
@@ -559,7 +562,7 @@ class TestDamage:
         """The restart after a restore of an older step goes on from the newest attempt, not from the largest step."""
         with service(), training(storage) as trained:
             older = trained.save()
-            for _ in range(10):
+            for _ in range(60):
                 trained.step()
             newest = trained.save()
         last = list(trained.saved)[-1]
@@ -627,12 +630,8 @@ class TestNewerFormat:
 
 
 def newer_manifest(content: bytes) -> bytes:
-    """The same manifest as a newer everstep would have begun it."""
-    import re
-
-    changed, count = re.subn(rb'("format": ?)1\b', rb"\g<1>2", content, count=1)
-    assert count == 1, content[:200]
-    return changed
+    """The same manifest as a newer everstep would have framed it: the version follows the magic."""
+    return content[:8] + bytes([2]) + content[9:]
 
 
 class TestLoaders:
@@ -819,7 +818,6 @@ class TestMemory:
                     trained.step()
         finally:
             group.rmdir()
-        assert_restores(storage, saved, list(saved)[-1]) if False else None
         with opened(storage, read_only=True) as (store, _):
             (run,) = store.runs()
             assert {str(info.checkpoint) for info in run.checkpoints()} == set(saved)
@@ -842,7 +840,3 @@ def test_a_dev_shm_of_64_mib_is_enough(storage: list[Path]) -> None:
     told = json.loads(again.stdout.splitlines()[-1])
     assert told["restored"] == said["complete"]
     assert told["first_digest"] == said["last_digest"]
-
-
-logging.getLogger("everstep").setLevel(logging.INFO)
-_ = threading
