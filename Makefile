@@ -22,12 +22,12 @@ demo: $(STAMP)  ## train, kill and restart: ends with the verdict (under 5 minut
 test: $(STAMP)  ## run the tests; skipped ones are listed with the reason
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-check: $(STAMP) types  ## lint, format, types, spelling, layers, generated code
+check: $(STAMP) types  ## lint, format, types, spelling, layers and rules, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/codespell
-	$(BIN)/pytest -q tests/test_layers.py
+	$(BIN)/pytest -q tests/test_layers.py tests/test_repo_rules.py
 	$(BIN)/python tools/gen_proto.py --check
 
 fmt: $(STAMP)  ## format and apply safe fixes

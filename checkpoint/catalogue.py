@@ -1,10 +1,13 @@
 """What is known of a run's checkpoints: a record per shard, and what follows from them for a checkpoint."""
 
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from ..core.ids import CheckpointId
+from .manifest_format import ManifestHead
+from .manifest_types import Manifest
 
 FINISHED_NOTE = "finished"
 """A shard whose notes say `finished: true` was taken at the end of the run."""
@@ -47,6 +50,26 @@ class ShardRecord:
     """Of the whole file: copies on several devices are the same bytes."""
     problem: str = ""
     """Why the shard is not offered; empty when it is intact as far as metadata tell."""
+
+
+def shard_record(manifest: Manifest | ManifestHead, content: bytes, problem: str = "") -> ShardRecord:
+    """Return the record of a manifest whose file holds `content`."""
+    return ShardRecord(
+        checkpoint=manifest.checkpoint,
+        rank=manifest.rank,
+        world_size=manifest.world_size,
+        parent=manifest.parent,
+        generation=manifest.generation,
+        size_bytes=sum(record.file_size_bytes for record in manifest.segments),
+        created_unix_s=manifest.created_unix_s,
+        notes=manifest.notes,
+        segments=tuple(
+            SegmentRef(device_id=record.device_id, generation=record.generation, segment=record.segment)
+            for record in manifest.segments
+        ),
+        manifest_sha256=hashlib.sha256(content).hexdigest(),
+        problem=problem,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

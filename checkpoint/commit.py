@@ -14,7 +14,6 @@ fsync is never repeated: the generation is dropped, and the slot still has the b
 """
 
 import contextlib
-import hashlib
 import logging
 import threading
 import time
@@ -27,7 +26,7 @@ from typing import NoReturn, TypeVar
 
 from ..core.errors import DeadlineError, DeviceMissingError, FencedError, NodeError, StorageError
 from ..core.ids import random_id
-from .catalogue import SegmentRef, ShardRecord
+from .catalogue import shard_record
 from .checksum import block_checksums
 from .device import Device
 from .durable import discard, temporary_path
@@ -101,7 +100,7 @@ def persist_shard(
         write = _ShardWrite(run, draft, arena, engines)
         with run.store.space.reserve(write.needs()) as reservation:
             records = write.segments(reservation)
-        manifest = _manifest(run, draft, write.generation, records)
+        manifest = manifest_of(run, draft, write.generation, records)
         return write.publish(manifest, started_s)
 
 
@@ -309,7 +308,7 @@ class _ShardWrite:
             self._take_back(results)
         if not durable:
             self._fail_uncommitted(results)
-        self._run.add_shard(_record(manifest, content))
+        self._run.add_shard(shard_record(manifest, content))
         return PersistResult(
             manifest=manifest,
             manifest_size_bytes=len(content),
@@ -387,7 +386,8 @@ def _plans_by_device(run: RunStore, draft: Draft) -> dict[Device, list[SegmentPl
     return found
 
 
-def _manifest(run: RunStore, draft: Draft, generation: str, records: tuple[SegmentRecord, ...]) -> Manifest:
+def manifest_of(run: RunStore, draft: Draft, generation: str, records: tuple[SegmentRecord, ...]) -> Manifest:
+    """Return the manifest of a draft whose segments `records` describes, made now."""
     return Manifest(
         run_id=run.run_id,
         run_name=run.name,
@@ -405,22 +405,4 @@ def _manifest(run: RunStore, draft: Draft, generation: str, records: tuple[Segme
         segments=records,
         values=draft.values,
         notes=draft.notes,
-    )
-
-
-def _record(manifest: Manifest, content: bytes) -> ShardRecord:
-    return ShardRecord(
-        checkpoint=manifest.checkpoint,
-        rank=manifest.rank,
-        world_size=manifest.world_size,
-        parent=manifest.parent,
-        generation=manifest.generation,
-        size_bytes=sum(record.file_size_bytes for record in manifest.segments),
-        created_unix_s=manifest.created_unix_s,
-        notes=manifest.notes,
-        segments=tuple(
-            SegmentRef(device_id=record.device_id, generation=record.generation, segment=record.segment)
-            for record in manifest.segments
-        ),
-        manifest_sha256=hashlib.sha256(content).hexdigest(),
     )

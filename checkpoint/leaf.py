@@ -29,7 +29,9 @@ class LeafSpec:
         if not self.name:
             raise ValueError("a leaf needs a name")
         if not len(self.shape) == len(self.strides) == len(self.global_shape) == len(self.global_offset):
-            raise ValueError(f"leaf {self.name!r}: shape, strides, global_shape and global_offset differ in length")
+            raise ValueError(
+                f"leaf {self.name!r}: shape, strides, global_shape and global_offset differ in length"
+            )
         if any(size < 0 for size in self.shape) or any(stride < 0 for stride in self.strides):
             raise ValueError(f"leaf {self.name!r}: negative size or stride")
 

@@ -8,7 +8,6 @@ manifest refers to; what cannot be believed is moved to quarantine.
 For a store that is opened read-only the same reading is done and nothing is written or removed.
 """
 
-import hashlib
 import logging
 import time
 from collections import defaultdict
@@ -25,7 +24,7 @@ from ..core.errors import (
     StorageError,
 )
 from ..core.ids import is_id, random_id, run_id_of
-from .catalogue import SegmentRef, ShardRecord
+from .catalogue import shard_record
 from .device import Device
 from .durable import drop_temporaries, publish_new, publish_over
 from .manifest_format import (
@@ -389,24 +388,7 @@ class _Recovery:
                 f"run {run.name!r}: rank {head.rank} of {head.checkpoint} is not offered: {problem}"
             )
         self._report.shard_count += 1
-        run.add_shard(
-            ShardRecord(
-                checkpoint=head.checkpoint,
-                rank=head.rank,
-                world_size=head.world_size,
-                parent=head.parent,
-                generation=head.generation,
-                size_bytes=sum(record.file_size_bytes for record in head.segments),
-                created_unix_s=head.created_unix_s,
-                notes=head.notes,
-                segments=tuple(
-                    SegmentRef(device_id=each.device_id, generation=each.generation, segment=each.segment)
-                    for each in head.segments
-                ),
-                manifest_sha256=hashlib.sha256(content).hexdigest(),
-                problem=problem,
-            )
-        )
+        run.add_shard(shard_record(head, content, problem))
 
     def _check_segment(self, run: RunStore, head: ManifestHead, record: SegmentRecord) -> None:
         check_segment_file(self._ops, run.segment_path(record), head, record)

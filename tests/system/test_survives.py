@@ -17,8 +17,8 @@ def ids_of(lines: list[dict[str, Any]], epoch: int) -> list[int]:
 
 class TestKillTrainer:
     def test_it_goes_on_from_memory_and_ends_the_same(self, job: Job, undisturbed: str) -> None:
-        trainer = job.start()
-        trainer.until_step(13)
+        trainer = job.start("--until", "13")
+        trainer.until_key("waiting")
         trainer.kill()
         again = job.start()
         first = again.until_key("restored")
