@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("core", "proto", "checkpoint", "dataloader", "daemon", "hook")
-OTHERS = ("everstep", "tests", "tools", "bench", "examples")
+OTHERS = ("everstep", "tests", "tools", "examples")
 LINES_MAX = 800
 
 
