@@ -7,13 +7,18 @@ not the host, wait for the side stream.
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, SupportsInt, cast
 
+import cffi
 import torch
 
 from .mapped_arena import MappedArena
 
 logger = logging.getLogger(__name__)
+
+_ffi = cffi.FFI()
+_ffi.cdef("int cudaGetLastError(void);")
 
 REGISTER_CHUNK_BYTES = 1024**3
 """cudaHostRegister pins at most this much in one call: a failure then loses one chunk, not the arena."""
@@ -26,8 +31,24 @@ class _CudaRuntime(Protocol):
     def cudaHostUnregister(self, pointer: int, /) -> SupportsInt: ...  # noqa: N802
 
 
+class _LastError(Protocol):
+    def cudaGetLastError(self) -> int: ...  # noqa: N802
+
+
 def _cuda_runtime() -> _CudaRuntime:
     return cast("_CudaRuntime", torch.cuda.cudart())
+
+
+def _clear_last_error() -> None:
+    """Take back the runtime's last error: torch would raise it at its next, innocent kernel launch.
+
+    torch binds no cudaGetLastError, so it is called in the runtime library that torch has loaded.
+    """
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        if "libcudart" in line:
+            cast("_LastError", _ffi.dlopen(line[line.index("/") :])).cudaGetLastError()
+            return
+    logger.warning("cuda_error_not_cleared: libcudart is not mapped by name")
 
 
 class CudaCopies:
@@ -51,7 +72,7 @@ class CudaCopies:
             length = min(REGISTER_CHUNK_BYTES, arena.address + size - address)
             code = int(_cuda_runtime().cudaHostRegister(address, length, 0))
             if code != 0:
-                torch.cuda.cudart().cudaGetLastError()  # pyright: ignore[reportOptionalMemberAccess, reportUnknownMemberType]  clears the sticky error
+                _clear_last_error()
                 logger.warning(
                     "arena_not_pinned code=%d pinned_chunks=%d of %d", code, len(done), len(chunks)
                 )

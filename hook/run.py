@@ -352,7 +352,8 @@ class Run:
             case frames.Persisted():
                 self._ranks.committed(CheckpointId(event.attempt, event.step))
             case frames.PersistFailed():
-                self._ranks.failed(CheckpointId(event.attempt, event.step), event.message)
+                told = f"{event.message} ({event.hint})" if event.hint else event.message
+                self._ranks.failed(CheckpointId(event.attempt, event.step), told)
             case frames.Fenced():
                 self._fenced = FencedError(event.message, hint="stop this process")
             case frames.Failure():

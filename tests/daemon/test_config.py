@@ -1,64 +1,126 @@
-"""The daemon's configuration is strict: a wrong key or value names itself."""
+"""The daemon's configuration: strict keys and types, each error with the key and the file."""
 
 from pathlib import Path
 
 import pytest
 
 from everstep.core.errors import ConfigError
-from everstep.daemon.config import load_config, private_config
+from everstep.daemon.config import GIB, DaemonConfig, load_config, private_config
 
 DEVICES = '[devices]\nnvme0 = "/nvme0/everstep"\n'
 
 
-def load(tmp_path: Path, text: str) -> object:
-    path = tmp_path / "node.toml"
-    path.write_text(text)
-    return load_config(path)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "node.toml"
 
 
-def test_defaults_and_devices(tmp_path: Path) -> None:
-    path = tmp_path / "node.toml"
-    path.write_text(DEVICES + "[retention]\nkeep_last = 5\n")
+def test_devices_alone_are_enough(path: Path) -> None:
+    path.write_text(DEVICES)
     config = load_config(path)
     assert config.devices == {"nvme0": "/nvme0/everstep"}
-    assert config.retention.keep_last == 5
-    assert config.daemon.linger_s == 600.0
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("", "names no devices"),
-        (DEVICES + "[memory]\narena_max = 5\n", "arena_max"),
-        (DEVICES + "[nonsense]\n", "nonsense"),
-        (DEVICES + '[daemon]\nlinger_s = "long"\n', "linger_s"),
-        (DEVICES + '[io]\nengine = "rocket"\n', "rocket"),
-        (DEVICES + "[retention]\nkeep_last = 1\n", "keep_last is 1"),
-        (DEVICES + "[metrics]\nport = 70000\n", "70000"),
-        (DEVICES + "[memory]\nreserve_bytes = -1\n", "reserve_bytes"),
-        ('[devices]\nnvme0 = "relative/path"\n', "relative/path"),
-        ("[devices\n", "node.toml"),
-    ],
-)
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        load(tmp_path, text)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.toml"):
-        load_config(tmp_path / "absent.toml")
-
-
-def test_a_private_daemon_takes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVERSTEP_LINGER_S", "5")
-    monkeypatch.setenv("EVERSTEP_METRICS_PORT", "0")
-    config = private_config()
-    assert config.daemon.linger_s == 5.0
+    assert (config.daemon.linger_s, config.memory.reserve_bytes, config.retention.keep_last) == (600.0, GIB, 3)
     assert config.metrics.enabled
 
 
-def test_a_wrong_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVERSTEP_LINGER_S", "soon")
-    with pytest.raises(ConfigError, match="soon"):
-        private_config()
+def test_every_key_is_taken(path: Path) -> None:
+    path.write_text(
+        '[daemon]\nsocket = "/run/x/data.sock"\nlinger_s = 1\ndrain_s = 2.5\n'
+        "[memory]\narena_max_bytes = 4096\nreserve_bytes = 0\n"
+        "[metrics]\nenabled = false\nport = 9400\n"
+        '[io]\nengine = "plain"\nprocess = true\n'
+        "[retention]\nkeep_last = 2\n" + DEVICES
+    )
+    config = load_config(path)
+    assert config.socket_path() == Path("/run/x/data.sock")
+    assert (config.daemon.linger_s, config.daemon.drain_s) == (1.0, 2.5)
+    assert (config.memory.arena_max_bytes, config.memory.reserve_bytes) == (4096, 0)
+    assert (config.metrics.enabled, config.metrics.port) == (False, 9400)
+    assert (config.io.engine, config.io.process) == ("plain", True)
+    assert config.retention.keep_last == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[daemon]\nlinger = 3\n", "linger"),
+        ("[dæmon]\n", "dæmon"),
+        ("[daemons]\nlinger_s = 3\n", "daemons"),
+        ('[daemon]\nlinger_s = "long"\n', r"daemon\.linger_s"),
+        ("[daemon]\nsocket = 7\n", r"daemon\.socket"),
+        ("[memory]\nreserve_bytes = 1.5\n", r"memory\.reserve_bytes"),
+        ("[metrics]\nenabled = 1\n", r"metrics\.enabled"),
+        ("[metrics]\nport = 70000\n", r"metrics\.port is 70000.*0 to 65535"),
+        ("[io]\nengine = 'uring'\n", r"io\.engine is 'uring'.*auto, aio, plain"),
+        ("[retention]\nkeep_last = 1\n", r"retention\.keep_last is 1.*at least 2"),
+        ("[memory]\nreserve_bytes = -1\n", "must not be negative"),
+        ("[daemon]\ndrain_s = -0.1\n", "must not be negative"),
+        ("[daemon]\nlinger_s = nan\n", "linger_s"),
+        ("[[[", "node.toml"),
+    ],
+)
+def test_what_is_wrong_is_named(path: Path, text: str, words: str) -> None:
+    path.write_text(text + DEVICES)
+    with pytest.raises(ConfigError, match=words):
+        load_config(path)
+
+
+@pytest.mark.parametrize("value", ['"nvme0/everstep"', '""', "7"])
+def test_a_device_is_an_absolute_directory(path: Path, value: str) -> None:
+    path.write_text(f"[devices]\nnvme0 = {value}\n")
+    with pytest.raises(ConfigError, match="nvme0|devices"):
+        load_config(path)
+
+
+def test_bytes_that_are_no_text(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe" + DEVICES.encode())
+    with pytest.raises(ConfigError, match="node.toml"):
+        load_config(path)
+
+
+def test_a_node_without_devices_is_of_no_use(path: Path) -> None:
+    path.write_text("[daemon]\nlinger_s = 3\n")
+    with pytest.raises(ConfigError, match=r"node\.toml names no devices.*\[devices\]"):
+        load_config(path)
+
+
+def test_a_missing_file_is_named(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*node\.toml: No such file.*--config"):
+        load_config(path)
+
+
+class TestPrivate:
+    def test_the_environment_changes_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("EVERSTEP_LINGER_S", "2.5")
+        monkeypatch.setenv("EVERSTEP_METRICS_PORT", "9400")
+        config = private_config()
+        assert config.daemon.linger_s == 2.5
+        assert (config.metrics.enabled, config.metrics.port) == (True, 9400)
+
+    def test_port_0_is_any_free_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("EVERSTEP_METRICS_PORT", "0")
+        assert (private_config().metrics.enabled, private_config().metrics.port) == (True, 0)
+
+    def test_by_default_it_lingers_ten_minutes_and_opens_no_port(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("EVERSTEP_LINGER_S", raising=False)
+        monkeypatch.delenv("EVERSTEP_METRICS_PORT", raising=False)
+        config = private_config()
+        assert config == DaemonConfig(metrics=config.metrics)
+        assert config.daemon.linger_s == 600
+        assert not config.metrics.enabled
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("EVERSTEP_LINGER_S", "long"),
+            ("EVERSTEP_LINGER_S", "-1"),
+            ("EVERSTEP_METRICS_PORT", "http"),
+            ("EVERSTEP_METRICS_PORT", "65536"),
+        ],
+    )
+    def test_values_that_make_no_sense_are_shown(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    ) -> None:
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=f"{value}|negative"):
+            private_config()

@@ -1,25 +1,31 @@
 """What is wrong outside gets a clear error, and what was committed before is still there and can be restored."""
 
 import contextlib
-import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from in_process import (
+    assert_restores,
+    flip,
+    manifests,
+    own_socket,
+    refused,
+    saved_run,
+    segments,
+    service,
+    training,
+    truncate,
+)
 from torch import nn
 
-import everstep
-from everstep.checkpoint.testing import opened
 from everstep.core.errors import (
     ConfigError,
     CorruptDataError,
@@ -28,143 +34,16 @@ from everstep.core.errors import (
     EverstepError,
     FormatVersionError,
     LoaderStateError,
-    MemoryRefusedError,
     StateMismatchError,
     StateTypeError,
     StorageError,
     UsageError,
     VersionMismatchError,
 )
-from everstep.daemon.testing import daemon_process, node_daemon
-from everstep.dataloader import DataLoader
-from everstep.hook.run import Run
+from everstep.daemon.testing import daemon_process
 
 MIB = 1024**2
-_seeds = itertools.count(1)
-"""Each trainer begins from other weights: what it restores cannot be what it had."""
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-
-
-class Numbers(torch.utils.data.Dataset[torch.Tensor]):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.sin(torch.arange(8.0) * (index + 1))
-
-
-@dataclass
-class Training:
-    """A training loop in this process; `saved` are the weights of each complete checkpoint, the newest last."""
-
-    run: Run
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loader: DataLoader[torch.Tensor]
-    saved: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    _batches: Iterator[torch.Tensor] | None = None
-
-    def weights(self) -> torch.Tensor:
-        return torch.cat([parameter.detach().reshape(-1).clone() for parameter in self.model.parameters()])
-
-    def step(self) -> None:
-        if self._batches is None:
-            self._batches = (batch for _ in self.run.epochs(1000) for batch in self.loader)
-        batch = next(self._batches)
-        self.optimizer.zero_grad()
-        self.model(batch).square().mean().backward()
-        self.optimizer.step()
-        self.run.step()
-
-    def save(self) -> str:
-        """Train until one more checkpoint is complete; return its name."""
-        before = self.run.report()
-        while (report := self.run.report()).checkpoints_complete == before.checkpoints_complete:
-            assert report.failures == before.failures
-            if report.skipped != before.skipped:  # the arena is being allocated
-                threading.Event().wait(0.02)
-            self.attempt_to_save()
-        self.saved[report.last_complete] = self.weights()
-        return report.last_complete
-
-    def attempt_to_save(self) -> None:
-        self.run.checkpoint()
-        self.step()
-        assert self.run.wait(60)
-
-
-def objects(*, count: int = 64, width: int = 8) -> dict[str, Any]:
-    torch.manual_seed(next(_seeds))
-    model = nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8))
-    return {
-        "model": model,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        "loader": DataLoader(Numbers(count), batch_size=4, shuffle=True),
-    }
-
-
-@contextlib.contextmanager
-def training(
-    storage: list[Path] | list[str], *, count: int = 64, width: int = 8, more: Any = None, **options: Any
-) -> Generator[Training]:
-    state = objects(count=count, width=width)
-    extra = {} if more is None else {"more": more}
-    with everstep.attach("bad", **state, **extra, storage=storage, every=10**6, **options) as run:
-        made = Training(run, **state)
-        yield made
-    made.saved[run.report().last_complete] = made.weights()
-
-
-def own_socket() -> Path:
-    return Path(os.environ["EVERSTEP_SOCKET"])
-
-
-@contextlib.contextmanager
-def service() -> Generator[subprocess.Popen[bytes]]:
-    """A private daemon of this block's own."""
-    own_socket().with_name("daemon.log").unlink(missing_ok=True)
-    with daemon_process(own_socket()) as process:
-        yield process
-
-
-def saved_run(storage: list[Path], count: int = 2, width: int = 8) -> dict[str, torch.Tensor]:
-    """A run that ended well, with `count` checkpoints; its daemon is gone."""
-    with service(), training(storage, width=width) as trained:
-        for _ in range(count - 1):
-            trained.save()
-        trained.step()
-    assert len(trained.saved) == count, trained.saved.keys()
-    return trained.saved
-
-
-def assert_restores(
-    storage: list[Path] | list[str], saved: dict[str, torch.Tensor], name: str | None = None, **options: Any
-) -> Any:
-    """A new trainer gets the checkpoint `name`, else the newest, bit for bit; return what restore() said."""
-    name = name or list(saved)[-1]
-    with contextlib.ExitStack() as stack:
-        if not own_socket().exists():
-            stack.enter_context(service())
-        trained = stack.enter_context(training(storage, **options))
-        restored = trained.run.restore()
-        assert restored is not None
-        assert str(restored.checkpoint) == name
-        assert torch.equal(trained.weights(), saved[name])
-        return restored
-
-
-@contextlib.contextmanager
-def refused(kind: type[EverstepError], *parts: object, hint: str) -> Generator[None]:
-    """The error is of exactly this class, its message holds all parts, its hint says what to do."""
-    with pytest.raises(kind) as caught:
-        yield
-    assert type(caught.value) is kind
-    for part in parts:
-        assert str(part) in caught.value.message
-    assert hint in caught.value.hint
 
 
 @pytest.fixture
@@ -173,32 +52,6 @@ def storage(tmp_path: Path) -> list[Path]:
     for path in paths:
         path.mkdir()
     return paths
-
-
-def segments(device: Path, checkpoint: str) -> list[Path]:
-    """The files of a checkpoint on a device, by the generation that its manifest names."""
-    from everstep.core.ids import CheckpointId
-
-    with opened([device.parent / "d0", device.parent / "d1"], read_only=True) as (store, _):
-        (run,) = store.runs()
-        record = run.shard(CheckpointId.parse(checkpoint), 0)
-        return sorted(device.glob(f"runs/*/*/data/{record.generation}/*.safetensors"))
-
-
-def manifests(storage: list[Path], checkpoint: str) -> list[Path]:
-    found = [path for device in storage for path in device.glob(f"runs/*/*/commits/{checkpoint}.0.mf")]
-    assert len(found) == len(storage)
-    return found
-
-
-def flip(path: Path, offset: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 4
-    path.write_bytes(content)
-
-
-def truncate(path: Path, to: float = 0.5) -> None:
-    os.truncate(path, int(path.stat().st_size * to))
 
 
 class TestDirectories:
@@ -791,101 +644,3 @@ class TestDaemons:
                     pass
             trained.save()
         assert_restores(storage, trained.saved)
-
-
-@contextlib.contextmanager
-def node(storage: list[Path], memory: str) -> Generator[list[str]]:
-    """A node daemon over the directories; gives the names of its devices."""
-    config = storage[0].with_name("node.toml")
-    own_socket().with_name("daemon.log").unlink(missing_ok=True)
-    devices = "".join(f'nvme{number} = "{path}"\n' for number, path in enumerate(storage))
-    config.write_text(f'[daemon]\nsocket = "{own_socket()}"\n[memory]\n{memory}\n[devices]\n{devices}')
-    with node_daemon(config, own_socket()):
-        yield [f"nvme{number}" for number in range(len(storage))]
-
-
-class TestMemory:
-    @pytest.mark.parametrize(
-        ("memory", "words"),
-        [
-            ("arena_max_bytes = 4096", "above what the daemon's budget has left (0 MiB)"),
-            (f"reserve_bytes = {2**50}", "/proc/meminfo has"),
-        ],
-        ids=["budget", "node"],
-    )
-    def test_without_room_for_an_arena_training_goes_on_and_the_report_says_why(
-        self, storage: list[Path], memory: str, words: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        saved = saved_run(storage)
-        with node(storage, memory) as names:
-            with training(names, fresh=True) as trained:
-                for _ in range(3):
-                    trained.run.checkpoint()
-                    trained.step()
-                while not any(words in reason for reason in trained.run.report().skipped):
-                    trained.run.checkpoint()
-                    trained.step()
-                report = trained.run.report()
-            assert report.checkpoints_complete == 0
-            assert report.failures == ()
-            assert any(
-                "checkpoint_skipped" in record.getMessage() and words in record.getMessage()
-                for record in caplog.records
-            )
-        with opened(storage, read_only=True) as (store, _):
-            (run,) = store.runs()
-            assert {str(info.checkpoint) for info in run.checkpoints()} == set(saved)
-
-    def test_without_room_to_restore_it_says_so_and_restores_later(self, storage: list[Path]) -> None:
-        saved = saved_run(storage)
-        with (
-            node(storage, "arena_max_bytes = 4096") as names,
-            contextlib.suppress(KeyboardInterrupt),
-            training(names) as trained,
-        ):
-            before = trained.weights()
-            with refused(MemoryRefusedError, "an arena of", "budget", hint="memory.arena_max_bytes"):
-                trained.run.restore()
-            assert torch.equal(trained.weights(), before)
-            raise KeyboardInterrupt
-        assert_restores(storage, saved)
-
-    @pytest.mark.root
-    def test_the_limit_of_a_cgroup_is_named(self, storage: list[Path]) -> None:
-        saved = saved_run(storage)
-        group = Path(f"/sys/fs/cgroup/memory/everstep-test-{os.getpid()}")
-        if not group.parent.is_dir():
-            pytest.skip("needs cgroup v1's memory controller at /sys/fs/cgroup/memory")
-        group.mkdir()
-        try:
-            (group / "memory.limit_in_bytes").write_text(str(1024 * MIB))
-            with service() as daemon, training(storage, fresh=True) as trained:
-                (group / "cgroup.procs").write_text(str(daemon.pid))
-                trained.step()
-                while not any(str(group) in reason for reason in trained.run.report().skipped):
-                    trained.run.checkpoint()
-                    trained.step()
-        finally:
-            group.rmdir()
-        with opened(storage, read_only=True) as (store, _):
-            (run,) = store.runs()
-            assert {str(info.checkpoint) for info in run.checkpoints()} == set(saved)
-
-
-@pytest.mark.root
-def test_a_dev_shm_of_64_mib_is_enough(storage: list[Path]) -> None:
-    """A container's usual size; state, arena and loader workers take no part of it that grows with the state."""
-    script = [sys.executable, "-P", str(SCRIPTS / "wide_train.py"), "--storage", *map(str, storage)]
-    line = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", line, "sh", *script]
-    first = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
-    assert first.returncode == 0, first.stderr[-3000:]
-    said = json.loads(first.stdout.splitlines()[-1])
-    assert said["shm_mib"] == 64
-    assert said["state_mib"] > 64
-    assert said["failures"] == []
-    again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
-    assert again.returncode == 0, again.stderr[-3000:]
-    told = json.loads(again.stdout.splitlines()[-1])
-    assert told["restored"] == said["complete"]
-    assert told["first_digest"] == said["last_digest"]

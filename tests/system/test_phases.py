@@ -173,7 +173,7 @@ def assert_whole(job: Job) -> None:
     assert len(generations) == len(run.checkpoints())
 
 
-@pytest.mark.parametrize("name", list(DAEMON_PHASES))
+@pytest.mark.parametrize("name", ["allocating", "persisting", "between data and manifest", "completing"])
 def test_the_trainer_dies_while_the_daemon_is(job: Job, pause: Pause, undisturbed: str, name: str) -> None:
     """What was sealed is written nevertheless, and restored from memory."""
     with pausing_daemon(pause, DAEMON_PHASES[name]) as daemon:
@@ -189,7 +189,7 @@ def test_the_trainer_dies_while_the_daemon_is(job: Job, pause: Pause, undisturbe
         assert restored is not None
         assert on_disk is not None
         assert source == "memory"
-        assert restored >= on_disk if name in ("half of the manifests", "completing") else restored > on_disk
+        assert restored >= on_disk if name == "completing" else restored > on_disk
     assert_whole(job)
 
 
@@ -210,7 +210,7 @@ def test_the_daemon_dies_while_it_is(job: Job, pause: Pause, undisturbed: str, n
     assert_whole(job)
 
 
-@pytest.mark.parametrize("name", ["persisting", "between data and manifest", "half of the manifests"])
+@pytest.mark.parametrize("name", ["between data and manifest", "half of the manifests"])
 def test_both_die_while_the_daemon_is(job: Job, pause: Pause, undisturbed: str, name: str) -> None:
     """What has a manifest is restored from the devices, anything else is as if it had never been."""
     with pausing_daemon(pause, DAEMON_PHASES[name]) as daemon:
@@ -276,8 +276,9 @@ def test_while_it_restores(pausing_job: Job, pause: Pause, undisturbed: str, pla
     assert_whole(pausing_job)
 
 
-@pytest.mark.parametrize("victim", ["trainer", "daemon"])
-@pytest.mark.parametrize("name", ["_last_boundary", "_detach"])
+@pytest.mark.parametrize(
+    ("name", "victim"), [("_last_boundary", "daemon"), ("_detach", "daemon"), ("_detach", "trainer")]
+)
 def test_while_it_closes(pausing_job: Job, pause: Pause, undisturbed: str, name: str, victim: str) -> None:
     trainer = start(pausing_job, pause, Phase(f"everstep.hook.run:Run.{name}"))
     pause.reached(trainer.process)
@@ -305,7 +306,7 @@ def test_the_daemon_dies_while_the_trainer_waits_for_its_last_checkpoint(
         pause.reached(daemon)
         daemon.kill()
         daemon.wait(DEADLINE_S)
-        trainer.process.wait(10)
+        trainer.process.wait(5)
     (done,) = trainer.done()
     assert done["done"] == undisturbed
     assert done["complete"] == "1.25" or done["failures"]

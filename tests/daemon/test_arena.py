@@ -1,0 +1,113 @@
+"""Arenas: admitted, allocated, sealed; refused or cancelled without a trace."""
+
+import asyncio
+import errno
+import fcntl
+import os
+
+import pytest
+
+from everstep.core.errors import MemoryRefusedError
+from everstep.core.ids import CheckpointId
+from everstep.daemon.arena import Arena, make_arena
+
+MIB = 1024**2
+
+
+def made(*, slot_size_bytes: int = 4 * MIB, slot_count: int = 2, limit_bytes: int = 1 << 60, reserve_bytes: int = 0) -> Arena:
+    return asyncio.run(
+        make_arena(
+            7,
+            slot_size_bytes=slot_size_bytes,
+            slot_count=slot_count,
+            layout_digest="d",
+            reserve_bytes=reserve_bytes,
+            limit_bytes=limit_bytes,
+        )
+    )
+
+
+def test_it_is_allocated_whole_and_its_slots_follow_each_other() -> None:
+    arena = made()
+    try:
+        assert arena.size_bytes == 8 * MIB
+        assert os.fstat(arena.fd).st_size == 8 * MIB
+        assert os.fstat(arena.fd).st_blocks * 512 >= 8 * MIB
+        assert [arena.slot_offset_bytes(slot) for slot in (0, 1)] == [0, 4 * MIB]
+        assert arena.machine.free_slots == [0, 1]
+        assert (arena.number, arena.layout_digest) == (7, "d")
+    finally:
+        arena.close()
+
+
+def test_nobody_can_change_its_size() -> None:
+    """A client that could shrink it would end the daemon by SIGBUS."""
+    arena = made()
+    try:
+        for size in (0, 16 * MIB):
+            with pytest.raises(PermissionError):
+                os.ftruncate(arena.fd, size)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        arena.view[8 * MIB - 1] = 1
+    finally:
+        arena.close()
+
+
+def test_its_descriptor_is_not_inherited() -> None:
+    arena = made()
+    try:
+        assert not os.get_inheritable(arena.fd)
+    finally:
+        arena.close()
+
+
+def test_closing_gives_the_memory_back() -> None:
+    arena = made()
+    fd = arena.fd
+    arena.machine.begin(0, CheckpointId(1, 1))
+    arena.close()
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(fd)
+
+
+def test_above_the_daemons_budget_it_is_refused() -> None:
+    with pytest.raises(MemoryRefusedError, match=r"2 slots of 4 MiB is above .* \(7 MiB\).*memory.arena_max_bytes"):
+        made(limit_bytes=8 * MIB - 1)
+    made(limit_bytes=8 * MIB).close()
+
+
+def test_above_what_the_node_has_it_is_refused_before_anything_is_touched() -> None:
+    with pytest.raises(MemoryRefusedError, match=r"2 slots of 4 MiB needs 8 MiB, but .* MiB left of which .* kept free"):
+        made(reserve_bytes=1 << 60)
+
+
+def test_cancelled_it_leaves_nothing() -> None:
+    async def cancelled() -> None:
+        task = asyncio.create_task(
+            make_arena(
+                1,
+                slot_size_bytes=256 * MIB,
+                slot_count=2,
+                layout_digest="d",
+                reserve_bytes=0,
+                limit_bytes=1 << 60,
+            )
+        )
+        await asyncio.sleep(0)
+        while not any("everstep-arena" in os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors()):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert not any("everstep-arena" in os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors())
+
+
+def descriptors() -> list[str]:
+    found: list[str] = []
+    for fd in os.listdir("/proc/self/fd"):
+        if os.path.lexists(f"/proc/self/fd/{fd}"):
+            found.append(fd)
+    return found
