@@ -343,6 +343,7 @@ class _Recovery:
             )
         except FormatVersionError as exc:
             run.unreadable = str(exc)
+            run.lost[name.checkpoint] = f"rank {name.rank}: {manifest_name(*name)}: {exc}"
             self._problem(f"run {run.name!r}: {manifest_name(*name)} is not offered: {exc}")
             return
         if len(found.whole) > 1:
@@ -355,6 +356,9 @@ class _Recovery:
                 f" that may have a whole copy is not there: {reason}"
             )
             return
+        if found.bad and not found.whole:
+            reason = "; ".join(str(error) for error in found.bad.values())
+            run.lost[name.checkpoint] = f"rank {name.rank}: {manifest_name(*name)}: {reason}"
         for device, error in found.bad.items():
             suffix = _COPY_SUFFIX if found.whole else _LOST_SUFFIX
             self._quarantine(device, paths[device], run.run_id, suffix, error)

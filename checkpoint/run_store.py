@@ -61,6 +61,8 @@ class RunStore:
         self.unreadable = ""
         """Why the references of some manifest are unknown (a newer format, a quarantined one): then no segment
         that the catalogue does not list is removed."""
+        self.lost: dict[CheckpointId, str] = {}
+        """Checkpoints of which recovery could not use a manifest, with the reason; so that a restore can say it."""
         self._lock = threading.Lock()
         self._changing = threading.Lock()
         self._attempts: dict[int, bool] = {}

@@ -70,15 +70,13 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(
                 f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept"
             )
-        if (
-            min(
-                self.daemon.linger_s,
-                self.daemon.drain_s,
-                self.memory.reserve_bytes,
-                self.memory.arena_max_bytes,
-            )
-            < 0
-        ):
+        bounds = (
+            self.daemon.linger_s,
+            self.daemon.drain_s,
+            self.memory.reserve_bytes,
+            self.memory.arena_max_bytes,
+        )
+        if not all(bound >= 0 for bound in bounds):  # also refuses what TOML calls nan
             raise ConfigError("linger_s, drain_s, reserve_bytes and arena_max_bytes must not be negative")
         if not 0 <= self.metrics.port <= 65535:
             raise ConfigError(

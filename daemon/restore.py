@@ -42,6 +42,9 @@ class Restorer:
             for info in store.checkpoints()
             if info.checkpoint.attempt >= floor and (info.is_offered or info.problems)
         }
+        for checkpoint, problem in store.lost.items():
+            if checkpoint.attempt >= floor and checkpoint not in offers:
+                offers[checkpoint] = _lost_offer(checkpoint, problem)
         for (number, _), snapshot in rank.snapshots.items():
             if rank.arenas[number].shared_with_dead:
                 continue
@@ -177,6 +180,18 @@ def _offer(info: CheckpointInfo) -> frames.Offer:
         shards=list(info.ranks),
         in_memory=False,
         problem="; ".join(info.problems),
+    )
+
+
+def _lost_offer(checkpoint: CheckpointId, problem: str) -> frames.Offer:
+    """A checkpoint without a readable manifest: nothing of it can be had, but the user shall know."""
+    return frames.Offer(
+        attempt=checkpoint.attempt,
+        step=checkpoint.step,
+        world_size=0,
+        shards=[],
+        in_memory=False,
+        problem=problem,
     )
 
 

@@ -5,7 +5,9 @@ import pytest
 from everstep.core import errors
 from everstep.core.errors import EverstepError, NodeError, StorageError, error_from_code
 
-CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, EverstepError)]
+CLASSES = [
+    value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, EverstepError)
+]
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -19,7 +19,11 @@ def test_devices_alone_are_enough(path: Path) -> None:
     path.write_text(DEVICES)
     config = load_config(path)
     assert config.devices == {"nvme0": "/nvme0/everstep"}
-    assert (config.daemon.linger_s, config.memory.reserve_bytes, config.retention.keep_last) == (600.0, GIB, 3)
+    assert (config.daemon.linger_s, config.memory.reserve_bytes, config.retention.keep_last) == (
+        600.0,
+        GIB,
+        3,
+    )
     assert config.metrics.enabled
 
 
@@ -44,7 +48,6 @@ def test_every_key_is_taken(path: Path) -> None:
     ("text", "words"),
     [
         ("[daemon]\nlinger = 3\n", "linger"),
-        ("[dæmon]\n", "dæmon"),
         ("[daemons]\nlinger_s = 3\n", "daemons"),
         ('[daemon]\nlinger_s = "long"\n', r"daemon\.linger_s"),
         ("[daemon]\nsocket = 7\n", r"daemon\.socket"),
@@ -55,7 +58,7 @@ def test_every_key_is_taken(path: Path) -> None:
         ("[retention]\nkeep_last = 1\n", r"retention\.keep_last is 1.*at least 2"),
         ("[memory]\nreserve_bytes = -1\n", "must not be negative"),
         ("[daemon]\ndrain_s = -0.1\n", "must not be negative"),
-        ("[daemon]\nlinger_s = nan\n", "linger_s"),
+        ("[daemon]\nlinger_s = nan\n", "linger_s.*must not be negative"),
         ("[[[", "node.toml"),
     ],
 )
@@ -68,13 +71,13 @@ def test_what_is_wrong_is_named(path: Path, text: str, words: str) -> None:
 @pytest.mark.parametrize("value", ['"nvme0/everstep"', '""', "7"])
 def test_a_device_is_an_absolute_directory(path: Path, value: str) -> None:
     path.write_text(f"[devices]\nnvme0 = {value}\n")
-    with pytest.raises(ConfigError, match="nvme0|devices"):
+    with pytest.raises(ConfigError, match=r"nvme0|devices"):
         load_config(path)
 
 
 def test_bytes_that_are_no_text(path: Path) -> None:
     path.write_bytes(b"\xff\xfe" + DEVICES.encode())
-    with pytest.raises(ConfigError, match="node.toml"):
+    with pytest.raises(ConfigError, match=r"node\.toml"):
         load_config(path)
 
 
@@ -101,7 +104,9 @@ class TestPrivate:
         monkeypatch.setenv("EVERSTEP_METRICS_PORT", "0")
         assert (private_config().metrics.enabled, private_config().metrics.port) == (True, 0)
 
-    def test_by_default_it_lingers_ten_minutes_and_opens_no_port(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_by_default_it_lingers_ten_minutes_and_opens_no_port(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv("EVERSTEP_LINGER_S", raising=False)
         monkeypatch.delenv("EVERSTEP_METRICS_PORT", raising=False)
         config = private_config()

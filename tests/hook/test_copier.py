@@ -1,13 +1,15 @@
-"""The copy thread and the guard: sources may change only when copied, and what must not change is compared."""
+"""The copy thread: what the guard promises, what a changed leaf does, failures that are reported."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from everstep.core.errors import EverstepError, UsageError
+from everstep.hook import copier as copier_module
 from everstep.hook.copier import Copier, CopyJob, Move, Unchanged
+from everstep.hook.tensor_bytes import memmove
 
 
 @pytest.fixture
@@ -17,98 +19,199 @@ def copier() -> Iterator[Copier]:
     made.close()
 
 
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Holds every copy back until it is set."""
+    opened = threading.Event()
+
+    def held(target: int, source: int, size_bytes: int) -> None:
+        assert opened.wait(20)
+        memmove(target, source, size_bytes)
+
+    monkeypatch.setattr(copier_module, "memmove", held)
+    return opened
+
+
 class Outcome:
-    """What a job reported."""
+    """What became of a job."""
 
     def __init__(self) -> None:
-        self.sealed = False
-        self.error: EverstepError | None = None
+        self.sealed = 0
+        self.errors: list[EverstepError] = []
 
-    def finish(self) -> None:
-        self.sealed = True
-
-    def fail(self, error: EverstepError) -> None:
-        self.error = error
+    def seal(self) -> None:
+        self.sealed += 1
 
 
-def job_of(source: torch.Tensor, target: torch.Tensor, outcome: Outcome, **changes: object) -> CopyJob:
-    moves = [Move(target.data_ptr(), source.data_ptr(), source.nbytes)]
-    job = CopyJob(
-        moves=moves,
-        unchanged=[],
-        keep_alive=[source, target],
-        wait_cuda=lambda: None,
-        finish=outcome.finish,
-        fail=outcome.fail,
+def nothing() -> None: ...
+
+
+def job(
+    outcome: Outcome,
+    pairs: list[tuple[torch.Tensor, torch.Tensor]],
+    unchanged: list[Unchanged] | None = None,
+    *,
+    wait_cuda: Callable[[], None] = nothing,
+    finish: Callable[[], None] | None = None,
+) -> CopyJob:
+    """Copy each first tensor into the second."""
+    return CopyJob(
+        moves=[Move(into.data_ptr(), of.data_ptr(), of.nbytes) for of, into in pairs],
+        unchanged=unchanged or [],
+        keep_alive=[tensor for pair in pairs for tensor in pair],
+        wait_cuda=wait_cuda,
+        finish=finish or outcome.seal,
+        fail=outcome.errors.append,
     )
-    for name, value in changes.items():
-        setattr(job, name, value)
-    return job
 
 
-def test_a_job_copies_and_seals(copier: Copier) -> None:
-    source, target, outcome = torch.randn(3_000_000), torch.zeros(3_000_000), Outcome()
-    copier.submit(job_of(source, target, outcome))
+def watched(name: str, tensor: torch.Tensor) -> Unchanged:
+    return Unchanged(name, tensor, tensor.data_ptr(), tensor._version)
+
+
+def test_after_the_guard_the_sources_may_change(copier: Copier) -> None:
+    """Without a guard that waits, 64 MiB of nines would be in the copy: the writer is as fast as the copier."""
+    of, into, outcome = torch.ones(16 * 1024**2), torch.zeros(16 * 1024**2), Outcome()
+    copier.submit(job(outcome, [(of, into)]))
     copier.guard()
-    assert torch.equal(source, target)
-    assert copier.drain(10.0)
-    assert outcome.sealed
-    assert not copier.busy
+    of.fill_(9)
+    assert copier.drain(20)
+    assert bool((into == 1).all())
+    assert (outcome.sealed, outcome.errors) == (1, [])
 
 
-def test_the_guard_holds_until_the_copy_has_ended(copier: Copier) -> None:
-    source, target, outcome = torch.ones(1000), torch.zeros(1000), Outcome()
-    copied = threading.Event()
+def test_the_guard_waits_for_the_copy_and_says_how_long(copier: Copier, gate: threading.Event) -> None:
+    of, into, outcome = torch.ones(4), torch.zeros(4), Outcome()
+    copier.submit(job(outcome, [(of, into)]))
+    waited: list[float] = []
+    guarding = threading.Thread(target=lambda: waited.append(copier.guard()))
+    guarding.start()
+    guarding.join(0.2)
+    assert guarding.is_alive()
+    assert copier.busy
+    gate.set()
+    guarding.join(20)
+    assert waited[0] >= 0.2
+    assert copier.drain(20)
+    assert torch.equal(of, into)
 
-    def finish() -> None:
-        outcome.finish()
-        copied.set()
 
-    copier.submit(job_of(source, target, outcome, finish=finish))
+def test_the_guard_does_not_wait_for_sealing(copier: Copier) -> None:
+    sealing, outcome = threading.Event(), Outcome()
+    copier.submit(job(outcome, [(torch.ones(4), torch.zeros(4))], finish=lambda: assert_set(sealing)))
     copier.guard()
-    source.fill_(7.0)  # as an optimizer does behind the guard
-    assert copied.wait(10.0)
-    assert torch.equal(target, torch.ones(1000))
+    assert copier.busy
+    assert not copier.drain(0.0)
+    sealing.set()
+    assert copier.drain(20)
 
 
-def test_a_frozen_leaf_that_changed_drops_the_snapshot_by_name(copier: Copier) -> None:
-    frozen, outcome = torch.ones(10), Outcome()
-    watched = Unchanged("model.head.weight", frozen, frozen.data_ptr(), frozen._version)
-    frozen.add_(1.0)
-    copier.submit(job_of(torch.ones(4), torch.zeros(4), outcome, unchanged=[watched]))
-    assert copier.drain(10.0)
-    assert not outcome.sealed
-    assert isinstance(outcome.error, UsageError)
-    assert "model.head.weight changed" in outcome.error.message
-    assert "run.mutating()" in outcome.error.hint
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(20)
 
 
-def test_a_change_after_the_guard_is_no_fault(copier: Copier) -> None:
-    frozen, outcome, hold = torch.ones(10), Outcome(), threading.Event()
-    watched = Unchanged("model.head.weight", frozen, frozen.data_ptr(), frozen._version)
-
-    def wait_cuda() -> None:
-        assert hold.wait(10.0)
-
-    copier.submit(job_of(torch.ones(4), torch.zeros(4), outcome, unchanged=[watched], wait_cuda=wait_cuda))
-    copier.guard()  # compares, then lets writers in
-    frozen.add_(1.0)
-    hold.set()
-    assert copier.drain(10.0)
-    assert outcome.sealed
-
-
-def test_an_error_of_the_seal_is_reported(copier: Copier) -> None:
-    outcome = Outcome()
-
-    def finish() -> None:
-        raise EverstepError("no daemon")
-
-    copier.submit(job_of(torch.ones(4), torch.zeros(4), outcome, finish=finish))
-    assert copier.drain(10.0)
-    assert outcome.error is not None
-    assert outcome.error.message == "no daemon"
-
-
-def test_without_a_job_the_guard_costs_nothing(copier: Copier) -> None:
+def test_without_a_job_the_guard_is_free(copier: Copier) -> None:
     assert copier.guard() == 0.0
+    assert not copier.busy
+    assert copier.drain(0.0)
+
+
+class TestUnchanged:
+    def test_a_leaf_that_changed_in_place_drops_the_snapshot_by_its_name(
+        self, copier: Copier, gate: threading.Event
+    ) -> None:
+        frozen, outcome = torch.ones(4), Outcome()
+        copier.submit(job(outcome, [(frozen, torch.zeros(4))], [watched("model.frozen", frozen)]))
+        frozen.add_(1)
+        gate.set()
+        assert copier.drain(20)
+        (error,) = outcome.errors
+        assert isinstance(error, UsageError)
+        assert "model.frozen changed while its snapshot was being copied" in error.message
+        assert "run.mutating()" in error.hint
+        assert outcome.sealed == 0
+
+    def test_a_leaf_that_moved_drops_it_too(self, copier: Copier, gate: threading.Event) -> None:
+        frozen, outcome = torch.ones(4), Outcome()
+        copier.submit(job(outcome, [(frozen, torch.zeros(4))], [watched("model.frozen", frozen)]))
+        frozen.data = torch.ones(4)
+        gate.set()
+        assert copier.drain(20)
+        assert "model.frozen" in outcome.errors[0].message
+
+    def test_what_changes_after_the_guard_is_no_matter(self, copier: Copier) -> None:
+        """The guard compares before it lets the writer in; the end of the copy does not compare again."""
+        sealing, outcome, frozen, into = threading.Event(), Outcome(), torch.ones(4), torch.zeros(4)
+        copier.submit(
+            job(
+                outcome,
+                [(frozen, into)],
+                [watched("model.frozen", frozen)],
+                wait_cuda=lambda: assert_set(sealing),
+            )
+        )
+        copier.guard()
+        frozen.add_(1)
+        sealing.set()
+        assert copier.drain(20)
+        assert (outcome.sealed, outcome.errors) == (1, [])
+        assert bool((into == 1).all())
+
+    def test_what_changed_before_the_guard_is_found_by_it(self, copier: Copier) -> None:
+        sealing, outcome, frozen = threading.Event(), Outcome(), torch.ones(4)
+        copier.submit(
+            job(
+                outcome,
+                [(frozen, torch.zeros(4))],
+                [watched("model.frozen", frozen)],
+                wait_cuda=lambda: assert_set(sealing),
+            )
+        )
+        frozen.add_(1)
+        copier.guard()
+        sealing.set()
+        assert copier.drain(20)
+        assert "model.frozen" in outcome.errors[0].message
+        assert outcome.sealed == 0
+
+
+class TestFailures:
+    def test_one_of_sealing_is_reported_and_the_thread_lives_on(self, copier: Copier) -> None:
+        def fail() -> None:
+            raise EverstepError("sealing failed")
+
+        outcome = Outcome()
+        copier.submit(job(outcome, [], finish=fail))
+        assert copier.drain(20)
+        assert [error.message for error in outcome.errors] == ["sealing failed"]
+        copier.submit(job(outcome, []))
+        assert copier.drain(20)
+        assert outcome.sealed == 1
+
+    def test_what_cuda_reports_is_reported(self, copier: Copier) -> None:
+        def fail() -> None:
+            raise RuntimeError("CUDA error: an illegal memory access")
+
+        outcome = Outcome()
+        copier.submit(job(outcome, [], wait_cuda=fail))
+        assert copier.drain(20)
+        assert "the copy failed: CUDA error" in outcome.errors[0].message
+
+    def test_sources_are_held_until_the_job_ends_and_not_longer(
+        self, copier: Copier, gate: threading.Event
+    ) -> None:
+        outcome = Outcome()
+        made = job(outcome, [(torch.ones(4), torch.zeros(4))])
+        copier.submit(made)
+        assert len(made.keep_alive) == 2
+        gate.set()
+        assert copier.drain(20)
+        assert made.keep_alive == []
+
+
+def test_closing_ends_the_running_job_first(gate: threading.Event) -> None:
+    copier, outcome = Copier(), Outcome()
+    copier.submit(job(outcome, [(torch.ones(4), torch.zeros(4))]))
+    threading.Timer(0.05, gate.set).start()
+    copier.close()
+    assert outcome.sealed == 1

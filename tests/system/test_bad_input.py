@@ -251,7 +251,6 @@ class TestFileSystems:
             trained.save()
         assert_restores([small_disk / "d"], trained.saved, width=40_000)
 
-    @pytest.mark.xfail(strict=True, reason="Run.on_event hands on PersistFailed.message without its hint")
     def test_a_failure_says_what_to_do(self, small_disk: Path) -> None:
         with service(), training([small_disk], width=40_000) as trained:
             trained.save()
@@ -415,9 +414,6 @@ class TestDamage:
             (put_aside,) = (device / "quarantine").iterdir()
             assert f"{newest}.0.mf" in put_aside.name
 
-    @pytest.mark.xfail(
-        strict=True, reason="Restored.skipped does not name a checkpoint whose manifest is lost"
-    )
     def test_a_checkpoint_whose_manifest_is_lost_is_among_those_skipped(self, storage: list[Path]) -> None:
         saved = saved_run(storage)
         older, newest = saved
@@ -512,7 +508,6 @@ class TestNewerFormat:
         assert {path: path.read_bytes() for path in content} == content
         assert data < everything <= {path for device in storage for path in device.rglob("*.safetensors")}
 
-    @pytest.mark.xfail(strict=True, reason="Restored.skipped does not name a checkpoint of a newer format")
     def test_of_a_manifest_it_is_among_those_skipped(self, storage: list[Path]) -> None:
         saved = saved_run(storage)
         older, newest = saved

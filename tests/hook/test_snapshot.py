@@ -1,0 +1,283 @@
+"""Snapshots of a run in this process, written by a real daemon: what is eager, what waits, what is dropped."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import everstep
+from everstep.core.errors import StateTypeError
+from everstep.daemon.testing import daemon_process
+from everstep.hook import copier as copier_module
+from everstep.hook.run import Run
+from everstep.hook.tensor_bytes import memmove
+
+
+@pytest.fixture(autouse=True)
+def daemon() -> Iterator[None]:
+    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])):
+        yield
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    (tmp_path / "d").mkdir()
+    return tmp_path / "d"
+
+
+class Gate:
+    """Holds the copy thread back while it is shut."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+
+    def memmove(self, target: int, source: int, size_bytes: int) -> None:
+        assert self.open.wait(20)
+        memmove(target, source, size_bytes)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate()
+    monkeypatch.setattr(copier_module, "memmove", made.memmove)
+    yield made
+    made.open.set()
+
+
+class Net(nn.Module):
+    """A trained and a frozen layer, and a buffer."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.trained = nn.Linear(8, width)
+        self.frozen = nn.Linear(width, 8).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(1))
+
+
+def made(width: int = 8, seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = Net(width)
+    return {"model": model, "optimizer": torch.optim.SGD(model.trained.parameters(), lr=1.0, momentum=0.9)}
+
+
+@contextmanager
+def attached(device: Path, objects: dict[str, Any], *, final: bool = True) -> Generator[Run]:
+    """A run; without `final` it is left by an exception, so that it takes no last boundary."""
+    with (
+        contextlib.suppress(_Left),
+        everstep.attach("snap", **objects, storage=device, every=10**6) as run,
+    ):
+        yield run
+        if not final:
+            raise _Left
+
+
+class _Left(Exception):  # noqa: N818
+    """What a run without a last boundary is left by."""
+
+
+def iterate(run: Run, objects: dict[str, Any], *, checkpoint: bool = False) -> None:
+    objects["optimizer"].zero_grad()
+    for parameter in objects["model"].trained.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    objects["optimizer"].step()
+    if checkpoint:
+        run.checkpoint()
+    run.step()
+
+
+def until_taken(run: Run, objects: dict[str, Any]) -> str:
+    """Iterate until a first checkpoint is complete: from then on the arena is there."""
+    while not run.report().checkpoints_complete:
+        iterate(run, objects, checkpoint=True)
+        assert run.wait(20)
+        threading.Event().wait(0.01)
+    return run.report().last_complete
+
+
+def state_of(objects: dict[str, Any]) -> dict[str, torch.Tensor]:
+    state = {name: value.clone() for name, value in objects["model"].state_dict().items()}
+    for number, parameter in enumerate(objects["model"].trained.parameters()):
+        state[f"momentum{number}"] = objects["optimizer"].state[parameter]["momentum_buffer"].clone()
+    return state
+
+
+def assert_restores(device: Path, expected: dict[str, torch.Tensor], width: int = 8) -> None:
+    fresh = made(width, seed=99)
+    with attached(device, fresh) as run:
+        assert run.restore() is not None
+        found = state_of(fresh)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+class TestWhatASnapshotHolds:
+    def test_the_state_of_its_boundary_though_training_goes_on_at_once(
+        self, device: Path, gate: Gate
+    ) -> None:
+        objects = made()
+        with attached(device, objects, final=False) as run:
+            until_taken(run, objects)
+            gate.open.clear()
+            iterate(run, objects, checkpoint=True)
+            expected = state_of(objects)
+            objects["model"].seen.add_(7)  # a buffer: nobody guards it
+            threading.Timer(0.1, gate.open.set).start()
+            iterate(run, objects)  # its optimizer waits for the copy
+            assert run.wait(20)
+            assert run.report().guard_s > 0.05
+        assert_restores(device, expected)
+
+    def test_mutating_waits_for_the_copy(self, device: Path, gate: Gate) -> None:
+        objects = made()
+        with attached(device, objects, final=False) as run:
+            until_taken(run, objects)
+            gate.open.clear()
+            iterate(run, objects, checkpoint=True)
+            expected = state_of(objects)
+            threading.Timer(0.1, gate.open.set).start()
+            with run.mutating(), torch.no_grad():
+                assert gate.open.is_set()
+                objects["model"].frozen.weight.fill_(3)
+                objects["model"].trained.weight.fill_(3)
+            assert run.wait(20)
+            assert run.report().failures == ()
+        assert_restores(device, expected)
+
+    def test_a_frozen_leaf_that_changes_drops_the_snapshot_by_name_and_the_next_one_is_taken(
+        self, device: Path, gate: Gate
+    ) -> None:
+        objects = made()
+        with attached(device, objects, final=False) as run:
+            first = until_taken(run, objects)
+            gate.open.clear()
+            iterate(run, objects, checkpoint=True)
+            with torch.no_grad():
+                objects["model"].frozen.weight.add_(1)
+            gate.open.set()
+            assert run.wait(20)
+            report = run.report()
+            (failure,) = report.failures
+            assert "model.frozen.weight changed while its snapshot was being copied" in failure
+            assert "run.mutating()" in failure
+            assert report.last_complete == first
+            while run.report().checkpoints_complete == report.checkpoints_complete:
+                iterate(run, objects, checkpoint=True)  # until the daemon has given the slot back
+                assert run.wait(20)
+            assert len(run.report().failures) == 1
+            expected = state_of(objects)
+        assert_restores(device, expected)
+
+
+class TestSkipping:
+    def test_while_the_last_one_is_being_copied(self, device: Path, gate: Gate) -> None:
+        objects = made()
+        with attached(device, objects, final=False) as run:
+            until_taken(run, objects)
+            before = dict(run.report().skipped)
+            gate.open.clear()
+            iterate(run, objects, checkpoint=True)
+            run.checkpoint()
+            run.step()
+            assert run.report().skipped == before | {"the previous snapshot is still being copied": 1}
+            gate.open.set()
+            assert run.wait(20)
+
+    def test_no_checkpoint_waits_for_the_arena(self, device: Path) -> None:
+        objects = made()
+        with attached(device, objects, final=False) as run:
+            iterate(run, objects, checkpoint=True)
+            assert run.report().skipped == {"the arena is being allocated": 1}
+
+
+class TestStructure:
+    def test_a_new_structure_gets_a_new_arena(self, device: Path) -> None:
+        objects = made()
+        with attached(device, objects) as run:
+            until_taken(run, objects)
+            complete = run.report().checkpoints_complete
+            objects["model"].register_buffer("more", torch.arange(5.0))
+            while run.report().checkpoints_complete == complete:
+                iterate(run, objects, checkpoint=True)
+                assert run.wait(20)
+            assert run.report().failures == ()
+        again = made()
+        again["model"].register_buffer("more", torch.zeros(5))
+        with attached(device, again) as run:
+            assert run.restore() is not None
+        assert torch.equal(again["model"].more, torch.arange(5.0))
+
+    def test_values_that_outgrow_their_room_get_a_new_arena_too(self, device: Path) -> None:
+        objects, holder = made(), Holder({"text": ""})
+        with attached(device, objects | {"holder": holder}) as run:
+            until_taken(run, objects)
+            complete = run.report().checkpoints_complete
+            holder.state = {"text": "x" * (9 * 1024**2)}
+            while run.report().checkpoints_complete == complete:
+                iterate(run, objects, checkpoint=True)
+                assert run.wait(20)
+            assert run.report().failures == ()
+        again = Holder({})
+        with attached(device, made() | {"holder": again}) as run:
+            assert run.restore() is not None
+        assert again.state == holder.state
+
+    def test_what_becomes_unsaveable_is_raised_by_the_step_and_the_older_one_stays(
+        self, device: Path
+    ) -> None:
+        objects, holder = made(), Holder({})
+        with attached(device, objects | {"holder": holder}, final=False) as run:
+            first = until_taken(run, objects)
+            holder.state = {"late": print}
+            run.checkpoint()
+            with pytest.raises(StateTypeError, match=r"holder\.late"):
+                run.step()
+        with attached(device, made() | {"holder": Holder({})}) as run:
+            restored = run.restore()
+            assert restored is not None
+            assert str(restored.checkpoint) == first
+
+
+class Holder:
+    """An object with any state."""
+
+    def __init__(self, state: Mapping[str, object]) -> None:
+        self.state = state
+
+    def state_dict(self) -> Mapping[str, object]:
+        return self.state
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        self.state = state
+
+
+class TestReport:
+    def test_the_eager_part_and_its_largest_leaf_are_named(self, device: Path) -> None:
+        objects = made()
+        objects["model"].register_buffer("large", torch.zeros(5000))
+        with attached(device, objects) as run:
+            until_taken(run, objects)
+            report = run.report()
+        assert report.largest_eager_leaf == "model.large"
+        assert report.eager_bytes >= 4 * 5000
+        assert report.eager_s > 0
+        assert report.checkpoints_sealed >= 1
+
+    def test_seconds_are_counted_once(self, device: Path) -> None:
+        objects = made()
+        with attached(device, objects) as run:
+            until_taken(run, objects)
+            for _ in range(20):
+                iterate(run, objects)
+            report = run.report()
+        assert report.stall_s == pytest.approx(report.eager_s + report.guard_s + report.wait_s)
+        assert report.stall_s < report.train_s
