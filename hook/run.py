@@ -37,6 +37,8 @@ SKIPPED = "skipped: "
 OTHER_RANK_SKIPPED = "another rank skipped it"
 
 _RETRY_S = 0.01
+_LINK_POLL_S = 0.1
+"""How soon a wait notices that the daemon is gone: nothing else would wake it."""
 _WAIT_REASONS = (NO_ARENA, NO_SLOT, STILL_COPYING, NO_DAEMON)
 """What the last boundary waits for: it is not taken again."""
 
@@ -209,14 +211,14 @@ class Run:
         return self._costs.report()
 
     def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
-        """Wait until every checkpoint taken so far is complete or has failed; False when the deadline passed first."""
+        """Wait until every checkpoint taken so far is complete or has failed; False when time or the daemon ran out."""
         until_s = time.monotonic() + deadline_s
         if not self._snapshotter.drain(deadline_s):
             return False
         with self._settled:
-            return self._settled.wait_for(
-                lambda: not self._outstanding or self._link.broken, max(0.0, until_s - time.monotonic())
-            )
+            while self._outstanding and not self._link.broken and (left_s := until_s - time.monotonic()) > 0:
+                self._settled.wait(min(left_s, _LINK_POLL_S))
+            return not self._outstanding
 
     def close(self) -> None:
         """End the run normally: a last boundary, complete before this returns (or its failure is logged)."""
@@ -422,9 +424,7 @@ class Run:
             return
         try:
             if final and self._fenced is None:
-                self._last_boundary()
-                if not self.wait():
-                    logger.error("close_incomplete run=%s after_s=%.0f", self.name, CLOSE_DEADLINE_S)
+                self._finish()
             else:
                 self._snapshotter.drain(CLOSE_DEADLINE_S)
         finally:
@@ -451,6 +451,17 @@ class Run:
             sum(report.skipped.values()),
             len(report.failures),
         )
+
+    def _finish(self) -> None:
+        """Take the last boundary and see it complete; taken again when the daemon dies with it."""
+        until_s = time.monotonic() + CLOSE_DEADLINE_S
+        self._last_boundary()
+        while not self.wait(max(0.0, until_s - time.monotonic())):
+            if not self._link.broken:
+                logger.error("close_incomplete run=%s after_s=%.0f", self.name, CLOSE_DEADLINE_S)
+                return
+            self._keep_daemon()
+            self._last_boundary()
 
     def _last_boundary(self) -> None:
         """Take the final state, if anything moved since the last snapshot; wait for room as long as it takes."""

@@ -294,10 +294,6 @@ def test_while_it_closes(pausing_job: Job, pause: Pause, undisturbed: str, name:
     assert_whole(pausing_job)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Run.wait() does not hear that the daemon is gone: nobody notifies its condition, so it waits 600 s",
-)
 def test_the_daemon_dies_while_the_trainer_waits_for_its_last_checkpoint(
     job: Job, pause: Pause, undisturbed: str
 ) -> None:
