@@ -50,7 +50,8 @@ def attach(
     Raises:
         UsageError: an object that cannot be saved, or a bad argument; the message names it.
         RunBusyError: the run's trainer still lives.
-        StorageError: a directory is missing, not writable, or held by another daemon.
+        ConfigError: a directory that does not exist, or no device's name.
+        StorageError: a directory cannot be written to, or another daemon holds it.
         DaemonUnavailableError: no daemon could be reached or started.
     """
     directories = _storage(storage)
