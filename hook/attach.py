@@ -143,8 +143,10 @@ def _check_arguments(name: str, *, every: int, slots: int, objects: dict[str, ob
         raise UsageError(str(error), hint="choose another name in attach()") from error
     if every < 1:
         raise UsageError(f"every={every}", hint="a checkpoint each N boundaries: N is at least 1")
-    if not 1 <= slots <= 64:
-        raise UsageError(f"slots={slots}", hint="1 to 64; 2 lets one be written while the next is copied")
+    if not 2 <= slots <= 64:
+        raise UsageError(
+            f"slots={slots}", hint="2 to 64: the newest is kept in memory while the next is copied"
+        )
     if not objects:
         raise UsageError(
             "nothing to save", hint="attach(name, model=model, optimizer=optimizer, ..., storage=[...])"

@@ -313,12 +313,15 @@ class StoreRanks:
         assert self._listener is not None
         for checkpoint in sorted(self._open):
             told = self._open[checkpoint]
+            # Ends are looked for first: what ended was sealed before, if ever, so that no seal is overlooked.
+            committed = self._store.check([f"all-committed/{checkpoint}"])
+            failed = self._store.check([f"failed/{checkpoint}"])
             if "sealed" not in told and self._store.check([f"all-sealed/{checkpoint}"]):
                 told.add("sealed")
                 self._listener.sealed_everywhere(checkpoint)
-            if self._store.check([f"all-committed/{checkpoint}"]):
+            if committed:
                 self._listener.complete(checkpoint)
-            elif self._store.check([f"failed/{checkpoint}"]):
+            elif failed:
                 reason = self._store.get(f"failed/{checkpoint}").decode()
                 self._listener.incomplete(checkpoint, reason, in_memory="sealed" in told)
             else:

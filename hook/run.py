@@ -211,9 +211,12 @@ class Run:
         return self._costs.report()
 
     def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
-        """Wait until every checkpoint taken so far is complete or has failed; False when time or the daemon ran out."""
+        """Wait until memory asked for is there or refused, and every checkpoint taken is complete or has failed.
+
+        Returns False when time or the daemon ran out.
+        """
         until_s = time.monotonic() + deadline_s
-        if not self._snapshotter.drain(deadline_s):
+        if not self._snapshotter.settle(deadline_s):
             return False
         with self._settled:
             while self._outstanding and not self._link.broken and (left_s := until_s - time.monotonic()) > 0:

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
@@ -223,6 +223,15 @@ class Snapshotter:
     def drain(self, deadline_s: float) -> bool:
         """Wait until the running copy is sealed or dropped."""
         return self._copier.drain(deadline_s)
+
+    def settle(self, deadline_s: float) -> bool:
+        """Wait, besides, until the arena that was asked for is there or refused."""
+        until_s = time.monotonic() + deadline_s
+        with self._lock:
+            asked = self._asked
+        if asked is not None:
+            wait([asked[1]], deadline_s)
+        return self.drain(max(0.0, until_s - time.monotonic()))
 
     def close(self) -> None:
         """End the copy thread and unmap."""

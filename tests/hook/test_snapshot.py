@@ -95,11 +95,12 @@ def iterate(run: Run, objects: dict[str, Any], *, checkpoint: bool = False) -> N
 
 
 def until_taken(run: Run, objects: dict[str, Any]) -> str:
-    """Iterate until a first checkpoint is complete: from then on the arena is there."""
-    while not run.report().checkpoints_complete:
-        iterate(run, objects, checkpoint=True)
-        assert run.wait(20)
-        threading.Event().wait(0.01)
+    """Iterate twice: the first asks for the arena, and once it is there the second's checkpoint is taken."""
+    iterate(run, objects)
+    assert run.wait(20)
+    iterate(run, objects, checkpoint=True)
+    assert run.wait(20)
+    assert run.report().checkpoints_complete == 1
     return run.report().last_complete
 
 

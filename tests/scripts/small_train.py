@@ -1,6 +1,8 @@
 """A small training run as a user would write it, for tests that kill it: one JSON line on stdout per event.
 
-Runs alone or under torchrun (DDP on gloo). `--until` stops at a step by sleeping, so that a test can kill it there.
+Runs alone or under torchrun (DDP on gloo). `--until` stops at a step by sleeping, so that a test can kill it there;
+it implies `--settle`: every boundary waits for its checkpoint, so that what the test finds does not depend on who
+was faster.
 """
 
 import argparse
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
+    parser.add_argument("--settle", action="store_true")
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument(
         "--per-rank", action="store_true", help="attach a module that is different on each rank"
@@ -90,15 +93,18 @@ def main() -> None:
     }
     if args.per_rank:
         state["own"] = nn.Linear(rank + 2, 1)
-    with everstep.attach(
-        args.name,
-        **state,
-        storage=args.storage,
-        every=args.every,
-        fresh=args.fresh,
-        takeover=args.takeover,
-        replicated=args.replicated,
-    ) as run:
+    with (
+        everstep.attach(
+            args.name,
+            **state,
+            storage=args.storage,
+            every=args.every,
+            fresh=args.fresh,
+            takeover=args.takeover,
+            replicated=args.replicated,
+            slots=3,  # a slot is free again a moment after the next checkpoint is complete: the third spares a skip
+        ) as run
+    ):
         restored = run.restore()
         say(
             rank=rank,
@@ -128,8 +134,9 @@ def main() -> None:
                 )
                 if run.steps == args.request_at and rank == run.world_size - 1:
                     run.checkpoint()
-                if run.steps == args.until:
+                if (args.settle or args.until > 0) and run.steps != args.raise_at:
                     run.wait()
+                if run.steps == args.until:
                     say(rank=rank, waiting=run.steps, complete=run.report().last_complete)
                     time.sleep(600)
                 if run.steps == args.raise_at:

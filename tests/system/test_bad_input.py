@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from in_process import (
 )
 from torch import nn
 
+import everstep
 from everstep.core.errors import (
     ConfigError,
     CorruptDataError,
@@ -52,6 +54,25 @@ def storage(tmp_path: Path) -> list[Path]:
     for path in paths:
         path.mkdir()
     return paths
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "said", "hint"),
+    [
+        ("every", 0, "every=0", "at least 1"),
+        ("slots", 1, "slots=1", "2 to 64"),
+        ("storage", [], "storage is empty", "name at least one directory"),
+        ("name", "", "''", "choose another name"),
+        ("everstep", nn.Linear(1, 1), "'everstep'", "use another keyword"),
+    ],
+)
+def test_a_bad_argument_of_attach_is_named(
+    storage: list[Path], argument: str, value: Any, said: str, hint: str
+) -> None:
+    arguments: dict[str, Any] = {"name": "x", "storage": storage, "every": 1, "model": nn.Linear(1, 1)}
+    with refused(UsageError, said, hint=hint):
+        everstep.attach(**(arguments | {argument: value}))
+    assert not any(list(path.iterdir()) for path in storage)
 
 
 class TestDirectories:

@@ -177,7 +177,7 @@ def assert_whole(job: Job) -> None:
 def test_the_trainer_dies_while_the_daemon_is(job: Job, pause: Pause, undisturbed: str, name: str) -> None:
     """What was sealed is written nevertheless, and restored from memory."""
     with pausing_daemon(pause, DAEMON_PHASES[name]) as daemon:
-        trainer = job.start("--step-s", "0.05")
+        trainer = job.start("--settle")
         pause.reached(daemon)
         on_disk = committed(job)
         trainer.kill()
@@ -197,7 +197,7 @@ def test_the_trainer_dies_while_the_daemon_is(job: Job, pause: Pause, undisturbe
 def test_the_daemon_dies_while_it_is(job: Job, pause: Pause, undisturbed: str, name: str) -> None:
     """The trainer goes on with a daemon of its own."""
     with pausing_daemon(pause, DAEMON_PHASES[name]) as daemon:
-        trainer = job.start("--step-s", "0.05")
+        trainer = job.start("--settle")
         pause.reached(daemon)
         daemon.kill()
         daemon.wait(DEADLINE_S)
@@ -214,7 +214,7 @@ def test_the_daemon_dies_while_it_is(job: Job, pause: Pause, undisturbed: str, n
 def test_both_die_while_the_daemon_is(job: Job, pause: Pause, undisturbed: str, name: str) -> None:
     """What has a manifest is restored from the devices, anything else is as if it had never been."""
     with pausing_daemon(pause, DAEMON_PHASES[name]) as daemon:
-        trainer = job.start("--step-s", "0.05")
+        trainer = job.start("--settle")
         pause.reached(daemon)
         daemon.kill()
         trainer.kill()
@@ -226,7 +226,7 @@ def test_both_die_while_the_daemon_is(job: Job, pause: Pause, undisturbed: str, 
 
 @pytest.mark.parametrize("victim", ["trainer", "daemon"])
 def test_while_the_hook_copies(pausing_job: Job, pause: Pause, undisturbed: str, victim: str) -> None:
-    trainer = start(pausing_job, pause, COPYING, "--step-s", "0.05")
+    trainer = start(pausing_job, pause, COPYING, "--settle")
     pause.reached(trainer.process)
     if victim == "trainer":
         on_disk = committed(pausing_job)
@@ -252,7 +252,7 @@ def test_while_the_hook_copies(pausing_job: Job, pause: Pause, undisturbed: str,
     ],
 )
 def test_while_it_restores(pausing_job: Job, pause: Pause, undisturbed: str, place: str, victim: str) -> None:
-    trainer = pausing_job.start("--until", "13", "--step-s", "0.02")
+    trainer = pausing_job.start("--until", "13")
     trainer.until_key("waiting")
     trainer.kill()
     on_disk = committed(pausing_job)
@@ -298,7 +298,7 @@ def test_the_daemon_dies_while_the_trainer_waits_for_its_last_checkpoint(
     job: Job, pause: Pause, undisturbed: str
 ) -> None:
     with pausing_daemon(pause, LAST) as daemon:
-        trainer = job.start("--step-s", "0.02")
+        trainer = job.start("--settle")
         pause.reached(daemon)
         daemon.kill()
         daemon.wait(DEADLINE_S)

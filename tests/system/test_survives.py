@@ -79,7 +79,7 @@ class TestKillDaemon:
 
 class TestEnds:
     def test_an_exception_takes_no_last_boundary_but_what_is_sealed_is_persisted(self, job: Job) -> None:
-        trainer = job.start("--raise-at", "13")
+        trainer = job.start("--settle", "--raise-at", "10")
         assert trainer.finish() == 1
         again = job.start("--until", "11")
         first = again.until_key("restored")
@@ -127,7 +127,7 @@ class TestOneRunOneTrainer:
         first.kill()
 
     def test_takeover_fences_the_first(self, job: Job) -> None:
-        first = job.start("--step-s", "0.2", "--epochs", "50")
+        first = job.start("--settle", "--step-s", "0.2", "--epochs", "50")
         first.until_step(6)
         second = job.start("--takeover", "--epochs", "50")
         assert second.until_key("restored")["restored"].startswith("1.")

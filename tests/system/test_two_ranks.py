@@ -46,7 +46,7 @@ def entered(lineages: list[tuple[int, list[dict[str, Any]]]], epoch: int) -> lis
 
 
 def test_both_ranks_restore_the_same_step_and_end_the_same(job: Job, undisturbed_pair: list[str]) -> None:
-    first = job.start("--every", "2", "--step-s", "0.1", ranks=2)
+    first = job.start("--every", "2", "--settle", ranks=2)
     first.until_step(7)
     first.kill()
     second = job.start("--every", "2", ranks=2)
@@ -61,7 +61,7 @@ def test_both_ranks_restore_the_same_step_and_end_the_same(job: Job, undisturbed
 
 
 def test_after_the_daemon_died_too_both_restore_from_disk(job: Job, undisturbed_pair: list[str]) -> None:
-    first = job.start("--every", "2", "--step-s", "0.1", "--until", "7", ranks=2)
+    first = job.start("--every", "2", "--until", "7", ranks=2)
     first.until_key("waiting")
     os.kill(daemon_pid(), signal.SIGKILL)
     first.kill()
@@ -73,7 +73,7 @@ def test_after_the_daemon_died_too_both_restore_from_disk(job: Job, undisturbed_
 
 
 def test_a_checkpoint_is_complete_only_with_both_shards(job: Job) -> None:
-    for line in job.start("--every", "2", "--step-s", "0.1", ranks=2).done():
+    for line in job.start("--every", "2", "--settle", ranks=2).done():
         assert line["failures"] == []
     with opened(job.storage, read_only=True) as (store, _):
         (run,) = store.runs()
@@ -85,7 +85,7 @@ def test_a_checkpoint_is_complete_only_with_both_shards(job: Job) -> None:
 
 
 def test_a_lost_shard_makes_both_ranks_take_the_older_checkpoint(job: Job) -> None:
-    first = job.start("--every", "2", "--step-s", "0.1", "--until", "7", ranks=2)
+    first = job.start("--every", "2", "--until", "7", ranks=2)
     first.until_key("waiting")
     os.kill(daemon_pid(), signal.SIGKILL)
     first.kill()
@@ -99,7 +99,7 @@ def test_a_lost_shard_makes_both_ranks_take_the_older_checkpoint(job: Job) -> No
 
 
 def test_a_request_of_any_rank_becomes_a_checkpoint_of_all(job: Job) -> None:
-    trainer = job.start("--every", "1000", "--request-at", "3", "--epochs", "5", "--step-s", "0.02", ranks=2)
+    trainer = job.start("--every", "1000", "--request-at", "3", "--epochs", "5", "--settle", ranks=2)
     trainer.done()
     with opened(job.storage, read_only=True) as (store, _):
         (run,) = store.runs()
@@ -111,7 +111,7 @@ def test_a_request_of_any_rank_becomes_a_checkpoint_of_all(job: Job) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
 def test_a_ddp_checkpoint_restores_at_another_world_size(job: Job, before: int, after: int) -> None:
-    first = job.start("--every", "2", "--step-s", "0.1", "--until", "4", ranks=before)
+    first = job.start("--every", "2", "--until", "4", ranks=before)
     first.until_key("waiting")
     first.kill()
     second = job.start("--every", "2", ranks=after)
@@ -122,7 +122,7 @@ def test_a_ddp_checkpoint_restores_at_another_world_size(job: Job, before: int, 
 
 
 def test_what_the_user_calls_replicated_restores_at_another_world_size(job: Job) -> None:
-    first = job.start("--every", "2", "--step-s", "0.1", "--until", "4", "--replicated", ranks=2)
+    first = job.start("--every", "2", "--until", "4", "--replicated", ranks=2)
     first.until_key("waiting")
     first.kill()
     second = job.start("--every", "2", "--until", "6", "--replicated")
@@ -131,7 +131,7 @@ def test_what_the_user_calls_replicated_restores_at_another_world_size(job: Job)
 
 
 def test_what_differs_between_ranks_is_refused_at_another_world_size(job: Job) -> None:
-    first = job.start("--every", "2", "--step-s", "0.1", "--until", "4", "--per-rank", ranks=2)
+    first = job.start("--every", "2", "--until", "4", "--per-rank", ranks=2)
     first.until_key("waiting")
     first.kill()
     second = job.start("--every", "2", "--per-rank")
