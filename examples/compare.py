@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from everstep.checkpoint.manifest_types import Manifest
 from everstep.checkpoint.recovery import recover
@@ -13,43 +14,56 @@ from everstep.checkpoint.store_format import LockHolder
 from everstep.checkpoint.value_format import decode_value, load_values
 from everstep.dataloader.ledger_format import ledger_problems
 
+Shard = tuple[Manifest, dict[str, bytes]]
+"""What one rank committed: its manifest, and the bytes of each leaf."""
+
 
 def compare_runs(first: list[Path], second: list[Path]) -> list[str]:
     """Return every difference between the newest checkpoints of the runs in two stores, and every ledger problem."""
-    (a, leaves_a), (b, leaves_b) = _newest(first), _newest(second)
-    problems = (
-        []
-        if a.checkpoint.step == b.checkpoint.step
-        else [f"step {a.checkpoint.step} and {b.checkpoint.step}"]
-    )
-    problems += [f"leaf {name!r} is only in one" for name in sorted(leaves_a.keys() ^ leaves_b.keys())]
-    problems += [
-        f"leaf {name!r}"
-        for name in sorted(leaves_a.keys() & leaves_b.keys())
-        if leaves_a[name] != leaves_b[name]
-    ]
-    values_a, values_b = load_values(a.values), load_values(b.values)
-    assert isinstance(values_a, dict)
-    assert isinstance(values_b, dict)
+    shards_a, shards_b = _newest(first), _newest(second)
+    problems: list[str] = []
+    for (a, leaves_a), (b, leaves_b) in zip(shards_a, shards_b, strict=True):
+        problems += [f"rank {a.rank}: {problem}" for problem in _compare_shards(a, b)]
+        problems += [
+            f"rank {a.rank}: leaf {name!r}"
+            for name in sorted(leaves_a.keys() | leaves_b.keys())
+            if leaves_a.get(name) != leaves_b.get(name)
+        ]
+    return problems + _ledger_problems(shards_a) + _ledger_problems(shards_b)
+
+
+def _compare_shards(a: Manifest, b: Manifest) -> list[str]:
+    if a.checkpoint.step != b.checkpoint.step:
+        return [f"step {a.checkpoint.step} and {b.checkpoint.step}"]
+    values_a, values_b = _values(a), _values(b)
     for values in (values_a, values_b):
         for unseeded in ("python", "numpy"):  # the script seeds and uses torch's generator only
             values["rng"].pop(unseeded, None)
-    problems += [f"values of {name!r}" for name in values_a if values_a[name] != values_b.get(name)]
-    for values in (values_a, values_b):
-        loader = decode_value(values["loader"]["state"])
-        assert isinstance(loader, dict)
-        problems += ledger_problems([loader["ledger"]], loader["loader"])
-    return problems
+    names = sorted(values_a.keys() | values_b.keys())
+    return [f"values of {name!r}" for name in names if values_a.get(name) != values_b.get(name)]
 
 
-def _newest(directories: list[Path]) -> tuple[Manifest, dict[str, bytes]]:
+def _ledger_problems(shards: list[Shard]) -> list[str]:
+    """Return what is wrong with the samples delivered, summed over all ranks."""
+    loaders: list[Any] = [decode_value(_values(manifest)["loader"]["state"]) for manifest, _ in shards]
+    return ledger_problems([loader["ledger"] for loader in loaders], loaders[0]["loader"])
+
+
+def _values(manifest: Manifest) -> dict[str, Any]:
+    values = load_values(manifest.values)
+    assert isinstance(values, dict)
+    return values
+
+
+def _newest(directories: list[Path]) -> list[Shard]:
+    """Return what each rank saved in the newest checkpoint."""
     holder = LockHolder(pid=os.getpid(), socket="", uid=os.getuid(), kind="compare")
     with open_store(directories, ops=RealStorage(), holder=holder, uid=os.getuid(), read_only=True) as store:
         recover(store)
         (run,) = store.runs()
-        newest = run.checkpoints()[0].checkpoint
-        manifest = run.manifest(newest, 0)
-        return manifest, _leaves(run, manifest)
+        newest = run.checkpoints()[0]
+        manifests = [run.manifest(newest.checkpoint, rank) for rank in newest.ranks]
+        return [(manifest, _leaves(run, manifest)) for manifest in manifests]
 
 
 def _leaves(run: RunStore, manifest: Manifest) -> dict[str, bytes]:

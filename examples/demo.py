@@ -49,9 +49,12 @@ class Crash:
 class Trainer:
     """The training command, started as a user would start it."""
 
-    def __init__(self, storage: list[Path], arguments: list[str], log: Path) -> None:
-        self.log = log
-        command = [sys.executable, str(HERE / "train.py"), "--storage", *map(str, storage), *arguments]
+    def __init__(self, storage: list[Path], arguments: list[str], log: Path, ranks: int) -> None:
+        self.log, self.ranks = log, ranks
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        script = ["train.py"] if ranks == 1 else [*torchrun, "train_ddp.py"]
+        script[-1] = str(HERE / script[-1])
+        command = [sys.executable, *script, "--storage", *map(str, storage), *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": THREADS}
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
@@ -63,9 +66,9 @@ class Trainer:
         assert self.process.stdout is not None
         return any(line.startswith("epoch ") for line in self.process.stdout)
 
-    def kill(self) -> None:
-        """SIGKILL, as the kernel's out-of-memory killer would."""
-        self.process.kill()
+    def kill(self, rank: int) -> None:
+        """SIGKILL one rank, as the kernel's out-of-memory killer would; torchrun then ends the others."""
+        os.kill(self.process.pid if self.ranks == 1 else _children(self.process.pid)[rank], signal.SIGKILL)
         self.finish()
 
     def finish(self) -> int:
@@ -80,12 +83,14 @@ class Demo:
 
     def __init__(self, folder: Path, options: argparse.Namespace, console: Console) -> None:
         self.folder, self.console = folder, console
-        self.steps = options.epochs * -(-options.windows // 16)
+        self.ranks: int = options.ranks
+        self.steps = options.epochs * -(-options.windows // (16 * options.ranks))
         self.arguments = ["--epochs", str(options.epochs), "--windows", str(options.windows)]
         self.random = random.Random(options.seed)
         self.kills, self.seed = options.kills, options.seed
         self.crashes: list[Crash] = []
         os.environ["EVERSTEP_SOCKET"] = str(folder / "socket" / "data.sock")
+        os.environ["TMPDIR"] = str(folder)  # what torch leaves there goes, too
 
     def storage(self, name: str) -> list[Path]:
         """Return two directories for a run's store, made if need be."""
@@ -94,10 +99,14 @@ class Demo:
             directory.mkdir(parents=True, exist_ok=True)
         return directories
 
+    def start(self, name: str) -> Trainer:
+        """Start the command of a run; the same command each time."""
+        return Trainer(self.storage(name), self.arguments, self.folder / f"{name}.log", self.ranks)
+
     def undisturbed(self, progress: Progress) -> None:
         """Train from the first to the last step."""
         bar = progress.add_task("undisturbed", total=self.steps)
-        trainer = Trainer(self.storage("undisturbed"), self.arguments, self.folder / "undisturbed.log")
+        trainer = self.start("undisturbed")
         while trainer.next_step():
             progress.advance(bar)
         if trainer.finish() != 0:
@@ -110,7 +119,7 @@ class Demo:
         daemon_dies = self.random.randrange(self.kills)
         step, crash = 0, None
         for number, moment in enumerate([*moments, self.steps + 1]):
-            trainer = Trainer(self.storage("disturbed"), self.arguments, self.folder / "disturbed.log")
+            trainer = self.start("disturbed")
             step = self._train_until(trainer, step, moment, crash, progress=progress, bar=bar)
             if moment > self.steps:
                 if trainer.finish() != 0:
@@ -125,7 +134,7 @@ class Demo:
         self._killed_s = time.monotonic()
         if with_daemon:
             os.kill(daemon_pid(self.folder), signal.SIGKILL)
-        trainer.kill()
+        trainer.kill(self.random.randrange(self.ranks))
 
     def _train_until(
         self,
@@ -196,6 +205,11 @@ class Demo:
         return not problems
 
 
+def _children(pid: int) -> list[int]:
+    """Return the processes that `pid` has started: torchrun's are the ranks, in order."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def daemon_pid(folder: Path) -> int:
     """Return the pid of the demo's own daemon, from the file beside its socket."""
     text = (folder / "socket" / "daemon.json").read_text()
@@ -223,6 +237,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--windows", type=int, default=3200, help="samples of an epoch")
+    parser.add_argument("--ranks", type=int, default=1, help="more than one train with DDP under torchrun")
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--seed", type=int, default=None, help="of the moments of the kills; printed")
     parser.add_argument("--keep", action="store_true", help="keep the folder with stores and logs")
@@ -232,7 +247,7 @@ def main() -> int:
     console = Console()
     folder = Path(tempfile.mkdtemp(prefix="everstep-demo-"))
     demo = Demo(folder, options, console)
-    console.print(f"seed {options.seed}, {demo.steps} steps, {options.kills} kills")
+    console.print(f"seed {options.seed}, {demo.steps} steps, {options.kills} kills, {options.ranks} rank(s)")
     columns = (TextColumn("{task.description:>21}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console) as progress:
