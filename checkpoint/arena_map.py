@@ -1,12 +1,14 @@
 """An engine's own mappings of the arenas that it moves bytes from and to."""
 
+import fcntl
 import mmap
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 
 from cffi import FFI
 
-from .linux import madvise_dontfork
+from .linux import SEALS_FIXED_SIZE, madvise_dontfork
 
 ARENA_MAPS_MAX = 8
 """Arenas kept mapped by one engine: an old and a new structure of a few ranks; the least recently used goes."""
@@ -24,6 +26,8 @@ class ArenaMap:
         self._pin = _ffi.from_buffer(self._mapping)
         self.size_bytes = size_bytes
         self.writable = writable
+        self.is_sealed = _is_sealed(arena_fd)
+        """Its size can never change."""
         self.address = int(_ffi.cast("uintptr_t", self._pin))
         self.view = memoryview(self._mapping)
 
@@ -41,7 +45,9 @@ class ArenaMaps:
     fd is closed. Used by one thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_unmap: Callable[[ArenaMap], None] = lambda _: None) -> None:
+        """Call `on_unmap` before an arena is unmapped, whatever the reason."""
+        self._on_unmap = on_unmap
         self._maps: OrderedDict[tuple[int, int], ArenaMap] = OrderedDict()
 
     def get(self, arena_fd: int, *, writable: bool) -> ArenaMap:
@@ -76,7 +82,15 @@ class ArenaMaps:
     def _drop(self, key: tuple[int, int]) -> None:
         dropped = self._maps.pop(key, None)
         if dropped is not None:
+            self._on_unmap(dropped)
             dropped.close()
+
+
+def _is_sealed(arena_fd: int) -> bool:
+    try:
+        return fcntl.fcntl(arena_fd, fcntl.F_GET_SEALS) & SEALS_FIXED_SIZE == SEALS_FIXED_SIZE
+    except OSError:  # not a memfd
+        return False
 
 
 def _map_arena(arena_fd: int, *, size_bytes: int, writable: bool) -> ArenaMap:

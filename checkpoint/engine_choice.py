@@ -4,14 +4,33 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import assert_never
 
-from .aio_engine import AioEngine
-from .engine import Engine, EngineConfig, EngineKind, Progress, no_progress
+from .engine import Engine, EngineConfig, EngineKind
+from .engine_kinds import make_engine
+from .engine_process import ProcessEngine
 from .kernel_aio import AioContext
 from .linux import DioAlignment, dio_alignment
-from .plain_engine import PlainEngine
+from .storage_ops import storage_error
+from .uring_probe import pin_limit_bytes, uring_refusal
+
+_ORDER = (EngineKind.AIO, EngineKind.URING, EngineKind.PLAIN)
+"""Where files can do direct I/O: kernel AIO is as fast as io_uring and allowed in more places (ADR 0018)."""
+
+_WORDS = {EngineKind.AIO: "kernel AIO", EngineKind.URING: "io_uring", EngineKind.PLAIN: "pwrite and pread"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRules:
+    """What the operator says of engines."""
+
+    wanted: EngineKind | None = None
+    """Tried first; None: what the directory and the kernel offer."""
+    in_process: bool = False
+    """Each engine in a process of its own."""
+    config: EngineConfig = field(default_factory=EngineConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,36 +51,78 @@ class EngineChoice:
         return self.kind.value
 
 
-def choose_engine(probe_dir: Path, config: EngineConfig | None = None) -> EngineChoice:
-    """Return kernel AIO where a file in `probe_dir` can do direct I/O and the kernel offers AIO, else plain.
+def choose_engine(probe_dir: Path, rules: EngineRules | None = None) -> EngineChoice:
+    """Return the first engine that the kernel gives, tried in this order: the wanted one; kernel AIO and io_uring if
+    files in `probe_dir` can do direct I/O; plain. Leaves nothing behind.
 
-    Leaves nothing behind. Raises OSError when no file can be made in `probe_dir`.
+    Raises:
+        StorageError, NoSpaceError: no file can be made in `probe_dir`; `fallback_engine` still reads what is there.
     """
-    settings = config or EngineConfig()
-    kind, reason, alignment = _decide(probe_dir, settings)
-
-    def factory() -> Engine:
-        return make_engine(kind, settings)
-
-    return EngineChoice(kind=kind, reason=reason, alignment=alignment, factory=factory)
-
-
-def make_engine(kind: EngineKind, config: EngineConfig, *, on_progress: Progress = no_progress) -> Engine:
-    """Return a new engine that works in the calling thread."""
-    if kind is EngineKind.AIO:
-        return AioEngine(config, on_progress=on_progress)
-    return PlainEngine(config, on_progress=on_progress)
-
-
-def _decide(probe_dir: Path, config: EngineConfig) -> tuple[EngineKind, str, DioAlignment | None]:
-    alignment = _probe_direct(probe_dir)
-    if alignment is None:
-        return EngineKind.PLAIN, f"files in {probe_dir} cannot do direct I/O, or do not say how", None
+    rules = rules or EngineRules()
     try:
-        AioContext(config.queue_depth).close()
+        alignment = _probe_direct(probe_dir)
     except OSError as exc:
-        return EngineKind.PLAIN, f"the kernel gives no asynchronous I/O here: {exc}", alignment
-    return EngineKind.AIO, f"direct I/O in multiples of {alignment.offset_bytes} bytes, kernel AIO", alignment
+        raise storage_error(exc, probe_dir, "making a file to ask about direct I/O in") from exc
+    if alignment is None:
+        found = f"files in {probe_dir} cannot do direct I/O, or do not say how"
+    else:
+        found = f"direct I/O in multiples of {alignment.offset_bytes} bytes"
+    return _first_possible(_ORDER if alignment else (EngineKind.PLAIN,), found, alignment, rules)
+
+
+def fallback_engine(reason: str, rules: EngineRules | None = None) -> EngineChoice:
+    """Return the wanted engine, else the one that works anywhere, where nothing could be asked of the directory."""
+    return _first_possible((EngineKind.PLAIN,), reason, None, rules or EngineRules())
+
+
+def _first_possible(
+    order: tuple[EngineKind, ...], found: str, alignment: DioAlignment | None, rules: EngineRules
+) -> EngineChoice:
+    reasons = [found]
+    for kind in order if rules.wanted is None else (rules.wanted, *order):
+        refusal = _refusal(kind, rules.config)
+        if not refusal:
+            asked_for = " as configured" if kind is rules.wanted else ""
+            reasons.append(f"{_WORDS[kind]}{asked_for}{_pinned(kind, rules.config)}")
+            return EngineChoice(
+                kind=kind, reason="; ".join(reasons), alignment=alignment, factory=_factory(kind, rules)
+            )
+        reasons.append(f"no {_WORDS[kind]}: {refusal}")
+    raise AssertionError("the plain engine is always possible")
+
+
+def _refusal(kind: EngineKind, config: EngineConfig) -> str:
+    """Return why the kernel does not give this engine; empty when it does."""
+    match kind:
+        case EngineKind.AIO:
+            try:
+                AioContext(config.queue_depth).close()
+            except OSError as exc:
+                return exc.strerror or str(exc)
+            return ""
+        case EngineKind.URING:
+            return uring_refusal(config.queue_depth)
+        case EngineKind.PLAIN:
+            return ""
+        case _:
+            assert_never(kind)
+
+
+def _pinned(kind: EngineKind, config: EngineConfig) -> str:
+    if kind is not EngineKind.URING or not config.register_arenas:
+        return ""
+    limit_bytes = pin_limit_bytes()
+    bound = "" if limit_bytes is None else f" up to {limit_bytes} bytes (RLIMIT_MEMLOCK)"
+    return f", arenas registered{bound}"
+
+
+def _factory(kind: EngineKind, rules: EngineRules) -> Callable[[], Engine]:
+    def make() -> Engine:
+        if rules.in_process:
+            return ProcessEngine(kind, rules.config)
+        return make_engine(kind, rules.config)
+
+    return make
 
 
 def _probe_direct(probe_dir: Path) -> DioAlignment | None:

@@ -7,11 +7,11 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Protocol, cast
 
 from cffi import FFI
 
+from .engine import TransferKind
 from .linux import SYSCALL, raw_syscall
 
 # include/uapi/linux/aio_abi.h for a little-endian machine, which x86-64 and aarch64 Linux are.
@@ -48,11 +48,8 @@ _RETRY_PAUSE_S = 0.001
 _RETRY_DEADLINE_S = 5.0  # a kernel short of request memory recovers in milliseconds or is in real trouble
 
 
-class Opcode(IntEnum):
-    """aio_lio_opcode."""
-
-    READ = 0
-    WRITE = 1
+_OPCODES = {TransferKind.READ: 0, TransferKind.WRITE: 1}
+"""aio_lio_opcode: IOCB_CMD_PREAD, IOCB_CMD_PWRITE."""
 
 
 class _Iocb(Protocol):
@@ -83,14 +80,13 @@ def _address(cdata: FFI.CData) -> int:
 
 
 class AioContext:
-    """One kernel AIO context with `depth` request slots, numbered from 0; all its memory is made once.
-
-    A slot belongs to the caller until `submit` accepts it and again after `reap` returned it. Memory and
-    file of an accepted slot belong to the kernel until then. One thread uses a context.
+    """One kernel AIO context: a `BlockQueue` whose memory is all made once.
 
     Raises:
         OSError: EAGAIN: fs.aio-max-nr of the node is used up; ENOSYS, EPERM: no kernel AIO here.
     """
+
+    name = "aio"
 
     def __init__(self, depth: int) -> None:
         if depth < 1:
@@ -120,12 +116,19 @@ class AioContext:
         return cast(int, context[0])
 
     def prepare(
-        self, slot: int, opcode: Opcode, *, file_fd: int, address: int, length_bytes: int, offset_bytes: int
+        self,
+        slot: int,
+        kind: TransferKind,
+        *,
+        file_fd: int,
+        address: int,
+        length_bytes: int,
+        offset_bytes: int,
     ) -> None:
         """Fill a free slot; nothing happens before `submit`."""
         iocb = self._iocbs[slot]
         iocb.aio_data = slot
-        iocb.aio_lio_opcode = opcode
+        iocb.aio_lio_opcode = _OPCODES[kind]
         iocb.aio_fildes = file_fd
         iocb.aio_buf = address
         iocb.aio_nbytes = length_bytes

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 
 from everstep.checkpoint.engine import EngineConfig, EngineKind, Transfer, TransferDone, TransferKind
 from everstep.checkpoint.engine_process import ProcessEngine
-from everstep.core.errors import StorageError
+from everstep.core.errors import DeadlineError, StorageError
 
 KINDS = list(EngineKind)
 LENGTH = 256 << 20
@@ -92,6 +92,109 @@ def test_kill_in_mid_transfer_is_an_error_within_two_seconds(kind: EngineKind, t
                 engine.run(transfer)
     finally:
         engine.close()
+
+
+ASYNCHRONOUS = [EngineKind.AIO, EngineKind.URING]
+SLOW_BYTES_PER_S = 2_000_000
+SLOW_LENGTH = 2 << 20
+
+
+@pytest.fixture
+def slow_folder(tmp_path: Path) -> Iterator[Path]:
+    """A file system on a loop device that the block layer holds to 2 MB/s, here and for the I/O processes."""
+    groups = _throttled_groups()
+    image, folder = tmp_path / "image", tmp_path / "slow"
+    folder.mkdir()
+    image.write_bytes(bytes(64 << 20))
+    loop = Path(_command("losetup", "--find", "--show", "--direct-io=on", image))
+    try:
+        _command("mkfs.ext4", "-q", "-E", "nodiscard", loop)
+        _command("mount", loop, folder)
+        (folder / "file").write_bytes(bytes(SLOW_LENGTH))
+        os.sync()
+        _throttle(groups, loop, SLOW_BYTES_PER_S)
+        yield folder
+        _throttle(groups, loop, 0)
+        _command("umount", "--lazy", folder)  # a process that a failed test left may still hold it
+    finally:
+        _command("losetup", "--detach", loop)
+
+
+def _throttle(groups: list[Path], loop: Path, bytes_per_s: int) -> None:
+    number = loop.stat().st_rdev
+    for group in groups:
+        (group / "blkio.throttle.write_bps_device").write_text(
+            f"{os.major(number)}:{os.minor(number)} {bytes_per_s}"
+        )
+
+
+def _throttled_groups() -> list[Path]:
+    root = Path("/sys/fs/cgroup/blkio")
+    if not (root / "blkio.throttle.write_bps_device").exists():
+        pytest.skip(f"no blkio controller of cgroup v1 at {root}: a drive cannot be slowed down here")
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next(line.split(":", 2)[2] for line in lines if "blkio" in line.split(":")[1].split(","))
+    return list({root, root / own.lstrip("/")})
+
+
+def _command(*command: str | Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@contextmanager
+def slow_write(folder: Path) -> Generator[tuple[Transfer, int]]:
+    """A write over two written blocks of a slow file, and the arena's fd."""
+    arena_fd = os.memfd_create("everstep-test-arena")
+    file_fd = os.open(folder / "file", os.O_RDWR | os.O_DIRECT)
+    os.ftruncate(arena_fd, SLOW_LENGTH)
+    try:
+        yield (
+            Transfer(
+                kind=TransferKind.WRITE,
+                arena_fd=arena_fd,
+                arena_offset_bytes=0,
+                file_fd=file_fd,
+                file_offset_bytes=0,
+                length_bytes=SLOW_LENGTH,
+            ),
+            arena_fd,
+        )
+    finally:
+        os.close(arena_fd)
+        os.close(file_fd)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ASYNCHRONOUS)
+def test_given_up_means_that_nothing_reads_the_arena_any_more(kind: EngineKind, slow_folder: Path) -> None:
+    engine = ProcessEngine(kind, stall_timeout_s=0.3)
+    with slow_write(slow_folder) as (transfer, arena_fd):
+        with pytest.raises(StorageError, match="no progress"):
+            engine.run(transfer)
+        os.pwrite(arena_fd, b"2" * SLOW_LENGTH, 0)
+        engine.close()
+    os.truncate(slow_folder / "file", SLOW_LENGTH - 1)  # waits until no direct I/O on the file is under way
+    assert (slow_folder / "file").read_bytes() == bytes(SLOW_LENGTH - 1)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ASYNCHRONOUS)
+def test_a_device_that_still_works_for_a_killed_process_makes_its_arena_unusable(
+    kind: EngineKind, slow_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ProcessEngine(kind, stall_timeout_s=0.2, end_timeout_s=0.05)
+    with slow_write(slow_folder) as (transfer, _):
+        with pytest.raises(DeadlineError, match="do not use this range of the arena again"):
+            engine.run(transfer)
+        engine.close()
+        assert "engine_process_stuck" in caplog.text
+        for _ in range(100):  # of 0.1 s each, while the device works
+            caplog.clear()
+            engine.close()
+            if not caplog.text:
+                break
+        assert not caplog.text
+        assert _is_gone(engine.pid)
 
 
 def test_a_process_that_died_between_transfers_is_an_error(tmp_path: Path) -> None:
@@ -200,14 +303,14 @@ def test_a_process_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPat
         ProcessEngine(EngineKind.PLAIN)
 
 
-def test_the_process_inherits_nothing_but_its_socket() -> None:
+def test_the_process_inherits_nothing_but_its_socket_and_its_pipe() -> None:
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
     engine = ProcessEngine(EngineKind.PLAIN)
     try:
         folder = Path(f"/proc/{engine.pid}/fd")
         targets = {entry.name: str(entry.readlink()) for entry in folder.iterdir() if int(entry.name) > 2}
-        assert [target.partition(":")[0] for target in targets.values()] == ["socket"]
+        assert sorted(target.partition(":")[0] for target in targets.values()) == ["pipe", "socket"]
         assert Path(f"/proc/{engine.pid}/cwd").readlink() == Path("/")
     finally:
         engine.close()

@@ -1,4 +1,4 @@
-"""One suite for all engines: kernel AIO and plain, in the thread and in a process, direct and buffered files."""
+"""One suite for all engines: kernel AIO, io_uring and plain, in the thread and in a process, direct and buffered."""
 
 import errno
 import mmap
@@ -7,6 +7,7 @@ import resource
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from hypothesis import strategies as st
 from everstep.checkpoint.aio_engine import AioEngine
 from everstep.checkpoint.arena_map import ARENA_MAPS_MAX
 from everstep.checkpoint.engine import Engine, EngineConfig, EngineKind, Transfer, TransferKind
-from everstep.checkpoint.engine_choice import choose_engine
 from everstep.checkpoint.engine_process import ProcessEngine
 from everstep.checkpoint.linux import dio_alignment, seal_size
 from everstep.checkpoint.plain_engine import PlainEngine
+from everstep.checkpoint.uring_engine import UringEngine
 
 PAGE = 4096
 BLOCK = 2 * PAGE
@@ -29,16 +30,21 @@ CONFIG = EngineConfig(
     block_size_bytes=BLOCK, queue_depth=4
 )  # small: many blocks and full queues in a few pages
 
-MAKERS: dict[str, Callable[[], AioEngine | PlainEngine | ProcessEngine]] = {
+REGISTERING = replace(CONFIG, register_arenas=True)
+
+MAKERS: dict[str, Callable[[], Engine]] = {
     "aio": lambda: AioEngine(CONFIG),
+    "uring": lambda: UringEngine(CONFIG),
+    "uring-registered": lambda: UringEngine(REGISTERING),
     "plain": lambda: PlainEngine(CONFIG),
     "process-aio": lambda: ProcessEngine(EngineKind.AIO, CONFIG),
+    "process-uring": lambda: ProcessEngine(EngineKind.URING, REGISTERING),
     "process-plain": lambda: ProcessEngine(EngineKind.PLAIN, CONFIG),
 }
 
 
 @pytest.fixture(scope="module", params=list(MAKERS))
-def engine(request: pytest.FixtureRequest) -> Iterator[AioEngine | PlainEngine | ProcessEngine]:
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made = MAKERS[request.param]()
     yield made
     made.close()
@@ -54,11 +60,13 @@ def direct(request: pytest.FixtureRequest, tmp_path: Path) -> bool:
 
 
 class Arena:
-    """A memfd with a view of its bytes."""
+    """A memfd with a view of its bytes, of sealed size as the daemon's are."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, *, sealed: bool = True) -> None:
         self.fd = os.memfd_create("everstep-test-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size_bytes)
+        if sealed:
+            seal_size(self.fd)
         self.bytes = mmap.mmap(self.fd, size_bytes)
 
     def close(self) -> None:
@@ -67,8 +75,8 @@ class Arena:
 
 
 @contextmanager
-def arena_for(engine: Engine, content: bytes = b"", *, size_bytes: int = ARENA_SIZE) -> Generator[Arena]:
-    arena = Arena(size_bytes)
+def arena_for(engine: Engine, content: bytes = b"", *, sealed: bool = True) -> Generator[Arena]:
+    arena = Arena(ARENA_SIZE, sealed=sealed)
     arena.bytes[: len(content)] = content
     try:
         yield arena
@@ -356,16 +364,8 @@ def test_a_read_only_arena_can_be_written_to_a_file_and_not_read_into(engine: En
             run(engine, TransferKind.READ, read_only_fd, file_fd, ARENA_SIZE)
 
 
-def test_an_arena_with_sealed_size_is_written_and_read(engine: Engine, tmp_path: Path) -> None:
-    with arena_for(engine, b"snapshot") as arena, opened(tmp_path / "file") as file_fd:
-        seal_size(arena.fd)
-        run(engine, TransferKind.WRITE, arena.fd, file_fd, PAGE)
-        run(engine, TransferKind.READ, arena.fd, file_fd, PAGE, arena_offset=PAGE)
-        assert arena.bytes[PAGE : PAGE + 8] == b"snapshot"
-
-
 def test_an_arena_that_has_grown_is_used_whole(engine: Engine, tmp_path: Path) -> None:
-    with arena_for(engine) as arena, opened(tmp_path / "file") as file_fd:
+    with arena_for(engine, sealed=False) as arena, opened(tmp_path / "file") as file_fd:
         run(engine, TransferKind.WRITE, arena.fd, file_fd, PAGE)
         os.ftruncate(arena.fd, 2 * ARENA_SIZE)
         os.pwrite(arena.fd, b"grown", ARENA_SIZE)
@@ -432,42 +432,7 @@ def test_negative_numbers_are_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("options", [{"block_size_bytes": 0}, {"block_size_bytes": 1000}, {"queue_depth": 0}])
-def test_an_impossible_configuration_is_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=str(next(iter(options.values())))):
-        EngineConfig(**options)
-
-
-def test_aio_is_chosen_where_a_file_can_do_direct_io(tmp_path: Path) -> None:
-    with (tmp_path / "probe").open("wb") as probe:
-        alignment = dio_alignment(probe.fileno())
-    (tmp_path / "probe").unlink()
-    if alignment is None:
-        pytest.skip(f"files in {tmp_path} cannot do direct I/O")
-
-    choice = choose_engine(tmp_path, CONFIG)
-
-    assert (choice.kind, choice.alignment) == (EngineKind.AIO, alignment)
-    assert "kernel AIO" in choice.reason
-    assert list(tmp_path.iterdir()) == []
-    made = choice.factory()
-    assert made.name == choice.name == "aio"
-    made.close()
-
-
-def test_plain_is_chosen_where_no_file_can(tmp_path: Path) -> None:
-    shm = Path("/dev/shm")
-    choice = choose_engine(shm)
-    if choice.alignment is not None:
-        pytest.skip("this kernel's tmpfs does direct I/O")
-
-    assert choice.kind is EngineKind.PLAIN
-    assert "/dev/shm cannot do direct I/O" in choice.reason
-    made = choice.factory()
-    assert_still_works(made, tmp_path)
-    made.close()
-
-
-def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        choose_engine(tmp_path / "absent")
+@pytest.mark.parametrize(("block_size", "depth", "named"), [(0, 1, "0"), (1000, 1, "1000"), (PAGE, 0, "0")])
+def test_an_impossible_configuration_is_refused(block_size: int, depth: int, named: str) -> None:
+    with pytest.raises(ValueError, match=f"got {named}"):
+        EngineConfig(block_size_bytes=block_size, queue_depth=depth)

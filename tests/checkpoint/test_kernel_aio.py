@@ -12,7 +12,8 @@ import pytest
 from cffi import FFI
 
 from everstep.checkpoint import kernel_aio
-from everstep.checkpoint.kernel_aio import AioContext, Opcode
+from everstep.checkpoint.engine import TransferKind
+from everstep.checkpoint.kernel_aio import AioContext
 
 _IOCB_OFFSETS = {
     "aio_data": 0,
@@ -72,10 +73,10 @@ def file_fd(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def _prepare_page(context: AioContext, slot: int, opcode: Opcode, file_fd: int, memory: Memory) -> None:
+def _prepare_page(context: AioContext, slot: int, kind: TransferKind, file_fd: int, memory: Memory) -> None:
     context.prepare(
         slot,
-        opcode,
+        kind,
         file_fd=file_fd,
         address=memory.address + 4096 * slot,
         length_bytes=4096,
@@ -85,7 +86,9 @@ def _prepare_page(context: AioContext, slot: int, opcode: Opcode, file_fd: int, 
 
 def _prepare_poll(context: AioContext, slot: int, poll_fd: int) -> None:
     """Prepare a request that stays in flight until `poll_fd` is readable."""
-    context.prepare(slot, Opcode.READ, file_fd=poll_fd, address=select.POLLIN, length_bytes=0, offset_bytes=0)
+    context.prepare(
+        slot, TransferKind.READ, file_fd=poll_fd, address=select.POLLIN, length_bytes=0, offset_bytes=0
+    )
     context._iocbs[slot].aio_lio_opcode = _OPCODE_POLL  # pyright: ignore[reportPrivateUsage]
 
 
@@ -93,9 +96,9 @@ def test_all_slots_go_to_the_file_and_come_back(context: AioContext, file_fd: in
     content = os.urandom(4 * 4096)
     source, target = Memory(4 * 4096), Memory(4 * 4096)
     source.pages[:] = content
-    for opcode, memory in ((Opcode.WRITE, source), (Opcode.READ, target)):
+    for kind, memory in ((TransferKind.WRITE, source), (TransferKind.READ, target)):
         for slot in range(4):
-            _prepare_page(context, slot, opcode, file_fd, memory)
+            _prepare_page(context, slot, kind, file_fd, memory)
         assert context.submit([3, 1, 0, 2]) == 4
         assert context.in_flight == 4
         assert sorted(context.reap(4, timeout_s=10)) == [(slot, 4096) for slot in range(4)]
@@ -108,7 +111,7 @@ def test_all_slots_go_to_the_file_and_come_back(context: AioContext, file_fd: in
 def test_a_refused_request_leaves_those_before_it_in_flight(context: AioContext, file_fd: int) -> None:
     memory = Memory(4 * 4096)
     for slot in range(3):
-        _prepare_page(context, slot, Opcode.WRITE, _NEVER_OPEN_FD if slot == 1 else file_fd, memory)
+        _prepare_page(context, slot, TransferKind.WRITE, _NEVER_OPEN_FD if slot == 1 else file_fd, memory)
 
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
         context.submit([0, 1, 2])
@@ -121,7 +124,7 @@ def test_a_refused_request_leaves_those_before_it_in_flight(context: AioContext,
 def test_a_failed_request_reports_its_errno(context: AioContext, file_fd: int) -> None:
     context.prepare(
         2,
-        Opcode.WRITE,
+        TransferKind.WRITE,
         file_fd=file_fd,
         address=_NEVER_MAPPED_ADDRESS,
         length_bytes=4096,
@@ -137,7 +140,7 @@ def test_reap_returns_what_is_there_when_time_is_over(context: AioContext, file_
     memory = Memory(4 * 4096)
     try:
         _prepare_poll(context, 0, reader)
-        _prepare_page(context, 1, Opcode.WRITE, file_fd, memory)
+        _prepare_page(context, 1, TransferKind.WRITE, file_fd, memory)
         assert context.submit([0, 1]) == 2
 
         started_s = time.monotonic()

@@ -1,0 +1,165 @@
+"""Which engine a directory gets: what files there can do, what the kernel gives, what the operator wants."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.checkpoint import uring
+from everstep.checkpoint.engine import EngineKind
+from everstep.checkpoint.engine_choice import EngineRules, choose_engine, fallback_engine
+from everstep.checkpoint.engine_process import ProcessEngine
+from everstep.checkpoint.linux import DioAlignment, dio_alignment
+from everstep.checkpoint.uring_probe import refusal_text
+from everstep.core.errors import StorageError
+
+
+@pytest.fixture
+def alignment(tmp_path: Path) -> DioAlignment:
+    with (tmp_path / "probe").open("wb") as probe:
+        found = dio_alignment(probe.fileno())
+    (tmp_path / "probe").unlink()
+    if found is None:
+        pytest.skip(f"files in {tmp_path} cannot do direct I/O")
+    return found
+
+
+def test_aio_is_chosen_where_a_file_can_do_direct_io(tmp_path: Path, alignment: DioAlignment) -> None:
+    choice = choose_engine(tmp_path)
+
+    assert (choice.kind, choice.alignment) == (EngineKind.AIO, alignment)
+    assert choice.reason == f"direct I/O in multiples of {alignment.offset_bytes} bytes; kernel AIO"
+    assert list(tmp_path.iterdir()) == []
+    made = choice.factory()
+    assert made.name == choice.name == "aio"
+    made.close()
+
+
+def test_plain_is_chosen_where_no_file_can() -> None:
+    choice = choose_engine(Path("/dev/shm"))
+    if choice.alignment is not None:
+        pytest.skip("this kernel's tmpfs does direct I/O")
+
+    assert choice.kind is EngineKind.PLAIN
+    assert "/dev/shm cannot do direct I/O" in choice.reason
+    made = choice.factory()
+    assert made.name == "plain"
+    made.close()
+
+
+@pytest.mark.parametrize("wanted", EngineKind)
+@pytest.mark.parametrize("place", ["disk", "/dev/shm"])
+def test_the_wanted_engine_is_chosen_wherever_the_kernel_gives_it(
+    tmp_path: Path, wanted: EngineKind, place: str
+) -> None:
+    choice = choose_engine(tmp_path if place == "disk" else Path(place), EngineRules(wanted=wanted))
+
+    assert choice.kind is wanted
+    assert choice.reason.endswith(" as configured")
+    made = choice.factory()
+    assert made.name == wanted.value
+    made.close()
+
+
+def test_in_a_process_of_its_own(tmp_path: Path) -> None:
+    made = choose_engine(tmp_path, EngineRules(wanted=EngineKind.URING, in_process=True)).factory()
+    assert isinstance(made, ProcessEngine)
+    assert made.name == "uring in a process"
+    made.close()
+
+
+def test_a_wanted_engine_that_the_machine_cannot_have_is_replaced_and_the_reason_says_so(
+    tmp_path: Path, alignment: DioAlignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uring, "ORDERED_MACHINES", frozenset({"pdp11"}))
+
+    choice = choose_engine(tmp_path, EngineRules(wanted=EngineKind.URING))
+
+    assert (choice.kind, choice.alignment) == (EngineKind.AIO, alignment)
+    assert "no io_uring: the order of memory accesses on" in choice.reason
+
+
+_UNDER_SECCOMP = """
+import ctypes, struct, sys
+from pathlib import Path
+from everstep.checkpoint.engine import EngineKind
+from everstep.checkpoint.engine_choice import EngineRules, choose_engine
+
+def step(code, yes, no, value):
+    return struct.pack("HBBI", code, yes, no, value)
+
+load, equals, answer = 0x20, 0x15, 0x06
+program = [step(load, 0, 0, 0)]
+for number in (int(text) for text in sys.argv[2].split(",")):
+    program += [step(equals, 0, 1, number), step(answer, 0, 0, 0x00050000 | 1)]  # errno EPERM
+program.append(step(answer, 0, 0, 0x7FFF0000))
+code = ctypes.create_string_buffer(b"".join(program))
+head = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(head)), 0, 0) == 0  # PR_SET_SECCOMP
+
+wanted = EngineKind(sys.argv[3]) if sys.argv[3] else None
+choice = choose_engine(Path(sys.argv[1]), EngineRules(wanted=wanted))
+choice.factory().close()
+print(choice.kind.value, choice.reason, sep="|")
+"""
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "wanted", "expected"),
+    [
+        (
+            "425",
+            "uring",
+            ("aio", "no io_uring: not permitted, though the kernel has it on: a seccomp filter"),
+        ),
+        ("425,206", "", ("plain", "no kernel AIO: io_setup(256): Operation not permitted; no io_uring: not")),
+        ("206", "", ("uring", "no kernel AIO: io_setup(256): Operation not permitted; io_uring")),
+    ],
+)
+def test_what_a_container_forbids_is_not_chosen(
+    tmp_path: Path, alignment: DioAlignment, forbidden: str, wanted: str, expected: tuple[str, str]
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", _UNDER_SECCOMP, tmp_path, forbidden, wanted],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    kind, reason = ended.stdout.strip().split("|")
+    assert kind == expected[0]
+    assert reason.startswith(f"direct I/O in multiples of {alignment.offset_bytes} bytes")
+    assert expected[1] in reason
+
+
+@pytest.mark.parametrize(
+    ("number", "disabled", "words"),
+    [
+        (errno.EPERM, "2", "kernel.io_uring_disabled is 2"),
+        (errno.EPERM, "1", "kernel.io_uring_disabled is 1"),
+        (errno.EPERM, "0", "seccomp"),
+        (errno.EPERM, "", "seccomp"),
+        (errno.ENOSYS, "", "has no io_uring"),
+        (errno.EINVAL, "0", "older than Linux 5.19"),
+        (errno.ENOMEM, "", "RLIMIT_MEMLOCK"),
+        (errno.EMFILE, "0", "Too many open files"),
+    ],
+)
+def test_each_refusal_has_words(number: int, disabled: str, words: str) -> None:
+    error = OSError(number, "Too many open files" if number == errno.EMFILE else "text of the kernel")
+    assert words in refusal_text(error, disabled=disabled)
+
+
+def test_a_directory_that_cannot_be_asked_is_an_error_and_has_a_fallback(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"/absent.*ENOENT"):
+        choose_engine(tmp_path / "absent")
+
+    fallback = fallback_engine("nobody knows")
+    assert (fallback.kind, fallback.alignment) == (EngineKind.PLAIN, None)
+    assert fallback.reason == "nobody knows; pwrite and pread"
+    assert fallback_engine("nobody knows", EngineRules(wanted=EngineKind.AIO)).kind is EngineKind.AIO
