@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..core.ids import CheckpointId
-from .manifest_format import ManifestHead
-from .manifest_types import Manifest
+from .manifest_types import ManifestHead
 
 FINISHED_NOTE = "finished"
 """A shard whose notes say `finished: true` was taken at the end of the run."""
@@ -52,7 +51,7 @@ class ShardRecord:
     """Why the shard is not offered; empty when it is intact as far as metadata tell."""
 
 
-def shard_record(manifest: Manifest | ManifestHead, content: bytes, problem: str = "") -> ShardRecord:
+def shard_record(manifest: ManifestHead, content: bytes, problem: str = "") -> ShardRecord:
     """Return the record of a manifest whose file holds `content`."""
     return ShardRecord(
         checkpoint=manifest.checkpoint,

@@ -29,15 +29,16 @@ from ..core.ids import random_id
 from .catalogue import shard_record
 from .checksum import block_checksums
 from .device import Device
+from .draft_format import draft_pieces_of
 from .durable import discard, temporary_path
 from .engine import Engine
-from .manifest_format import draft_pieces_of, encode_manifest, manifest_name
+from .manifest_format import encode_manifest, manifest_name
 from .manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
 from .run_store import SEGMENT_SUFFIX, RunStore
 from .segment_format import SegmentStamp, align_up, build_header
 from .shard_rules_plan import check_draft
+from .space_ledger import Reservation
 from .storage_ops import ArenaRange, SegmentHandle
-from .store import Reservation
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -17,7 +17,12 @@ def temporary_path(directory: Path) -> Path:
 
 
 def publish_new(ops: StorageOps, path: Path, content: bytes) -> bool:
-    """Make a new small file durable under its name; False, and nothing changed, when the name is taken."""
+    """Make a new small file durable under its name; False, and nothing changed, when the name is taken.
+
+    Where it is taken nothing is written at all, so that a full device does not fail for a file that stands already.
+    """
+    if ops.stat(path) is not None:
+        return False
     temporary = _write_temporary(ops, path, content)
     try:
         published = ops.rename_noreplace(temporary, path)

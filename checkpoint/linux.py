@@ -26,6 +26,9 @@ class SyscallNumbers:
     io_destroy: int
     io_submit: int
     io_getevents: int
+    io_uring_setup: int = 425
+    io_uring_enter: int = 426
+    io_uring_register: int = 427
 
 
 _NUMBERS = {

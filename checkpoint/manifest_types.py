@@ -93,8 +93,8 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """One rank's shard of one checkpoint, as committed; immutable."""
+class ManifestHead:
+    """A manifest without leaves and values: what recovery keeps of it."""
 
     run_id: str
     run_name: str
@@ -105,10 +105,16 @@ class Manifest:
     parent: CheckpointId | None
     generation: str
     created_unix_s: float
+    notes: dict[str, str]
+    segments: tuple[SegmentRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(ManifestHead):
+    """One rank's shard of one checkpoint, as committed; immutable."""
+
     layout_digest: str
     leaves: tuple[LeafSpec, ...]
     aliases: tuple[Alias, ...]
     pieces: tuple[Piece, ...]
-    segments: tuple[SegmentRecord, ...]
     values: bytes
-    notes: dict[str, str]

@@ -11,20 +11,17 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..core.errors import CorruptDataError, FencedError, IncompleteError, NotFoundError, StorageError
 from ..core.ids import CheckpointId
 from .catalogue import CheckpointInfo, SegmentRef, ShardRecord, describe
 from .device import RUNS_NAME, Device
+from .device_set import DeviceSet
 from .durable import make_directories, publish_new, publish_over
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, decode_manifest, manifest_name
 from .manifest_types import Manifest, SegmentRecord
 from .storage_ops import StorageOps
 from .store_format import Attempt, Floor, RunId, encode_attempt, encode_floor, encode_run
-
-if TYPE_CHECKING:
-    from .store import Store
 
 ATTEMPTS_NAME = "attempts"
 COMMITS_NAME = "commits"
@@ -53,8 +50,9 @@ def create_run_directories(ops: StorageOps, device: Device, run: RunId) -> None:
 class RunStore:
     """A run as its store knows it; made by `Store.run` or by recovery."""
 
-    def __init__(self, store: "Store", run: RunId) -> None:
+    def __init__(self, store: DeviceSet, run: RunId) -> None:
         self.store = store
+        self._identity = run
         self.run_id = run.run_id
         self.name = run.name
         self.owner_uid = run.owner_uid
@@ -143,12 +141,18 @@ class RunStore:
             for device in self.store.devices:
                 target = self.path_on(device) / ATTEMPTS_NAME / str(attempt)
                 with self.store.watching(device.device_id):
+                    self._complete_directories(device)
                     published = publish_new(self.store.ops, target, content)
                 if not published:
                     raise FencedError(
                         f"attempt {attempt} of run {self.name!r} has begun on {device.path} by another writer",
                         hint="stop this process, a newer one is running",
                     )
+
+    def _complete_directories(self, device: Device) -> None:
+        """Make the run's directories where the device was too full for them when the store was opened."""
+        if self.store.ops.stat(self.path_on(device) / RUN_NAME) is None:
+            create_run_directories(self.store.ops, device, self._identity)
 
     def check_admission(self, attempt: int) -> None:
         """Return if the attempt may start something new; FencedError when a newer one has begun, or it has not."""
@@ -251,9 +255,11 @@ class RunStore:
         Raises:
             NotFoundError: there is no such shard here.
             CorruptDataError: no copy is whole any more.
+            StorageError: none that can be read is whole, and one cannot be read.
         """
         record = self.shard(checkpoint, rank)
         reasons: list[str] = []
+        unread: StorageError | None = None
         for device in self.store.devices:
             path = self.commits_path(device) / manifest_name(checkpoint, rank)
             try:
@@ -261,8 +267,12 @@ class RunStore:
                 if content is not None and hashlib.sha256(content).hexdigest() == record.manifest_sha256:
                     return decode_manifest(content)
                 reasons.append(f"{path} is {'gone' if content is None else 'not what was committed'}")
-            except (StorageError, CorruptDataError) as exc:
+            except CorruptDataError as exc:
                 reasons.append(str(exc))
+            except StorageError as exc:
+                unread = unread or exc
+        if unread is not None:
+            raise unread
         raise CorruptDataError(
             f"no whole manifest of rank {rank} at checkpoint {checkpoint}: {'; '.join(reasons)}",
             hint="restore an older checkpoint",

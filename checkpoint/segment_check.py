@@ -6,8 +6,7 @@ from pathlib import Path
 from ..core.errors import CorruptDataError, DataError, IncompleteError
 from .checksum import first_bad_block
 from .engine import Engine
-from .manifest_format import ManifestHead
-from .manifest_types import BLOCK_SIZE_BYTES, Manifest, SegmentRecord
+from .manifest_types import BLOCK_SIZE_BYTES, ManifestHead, SegmentRecord
 from .segment_format import STAMP_PREFIX_BYTES, header_size_of, read_stamp
 from .storage_ops import ArenaRange, FileKind, SegmentHandle, StorageOps
 
@@ -72,9 +71,7 @@ def corrupt_block(path: Path, block: int) -> CorruptDataError:
     )
 
 
-def check_segment_file(
-    ops: StorageOps, path: Path, head: ManifestHead | Manifest, record: SegmentRecord
-) -> None:
+def check_segment_file(ops: StorageOps, path: Path, head: ManifestHead, record: SegmentRecord) -> None:
     """Return if the file has the recorded size and the stamp of this very write; its data are not read.
 
     Raises:

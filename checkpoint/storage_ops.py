@@ -353,9 +353,14 @@ class RealStorage:
         return True
 
     def sync_directory(self, path: Path) -> None:
-        """See StorageOps."""
+        """See StorageOps.
+
+        XFS that has shut itself down answers fsync of a directory with success (Linux 6.18: it only looks for changes
+        that still wait for the log, and the shutdown has dropped them). Opening the directory fails then.
+        """
         with _named(path, "making durable the names in"):
             _sync(path, os.O_DIRECTORY)
+            os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
 
     def sync_file(self, path: Path) -> None:
         """See StorageOps."""
@@ -369,13 +374,16 @@ class RealStorage:
         return found.f_bavail * found.f_frsize
 
     def try_lock(self, path: Path, content: bytes) -> LockHandle | None:
-        """See StorageOps. flock, so that it ends with the process, however that ends."""
+        """See StorageOps. flock, so that it ends with the process, however that ends.
+
+        Who holds it is only for messages: written over what stood there, which takes no new block, and left out where
+        the device is full all the same.
+        """
         with _named(path, "locking"):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, content, 0)
+                _write_over(fd, content)
             except BlockingIOError:
                 os.close(fd)
                 return None
@@ -484,6 +492,15 @@ def _read_up_to(fd: int, length_bytes: int) -> bytes:
         parts.append(part)
         length_bytes -= len(part)
     return b"".join(parts)
+
+
+def _write_over(fd: int, content: bytes) -> None:
+    try:
+        os.pwrite(fd, content, 0)
+        os.ftruncate(fd, len(content))
+    except OSError as exc:
+        if exc.errno not in _NO_SPACE:
+            raise
 
 
 def _link_then_unlink(source: Path, target: Path) -> bool:

@@ -1,114 +1,27 @@
 """A store: the set of devices that a daemon writes to, opened, locked and made durable."""
 
+import logging
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from enum import Enum
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from ..core.errors import EverstepError, NoSpaceError, NotFoundError, StorageError
+from ..core.errors import NoSpaceError, NotFoundError, StorageError
 from ..core.ids import random_id
 from .device import DISK_ID_NAME, QUARANTINE_NAME, RUNS_NAME, Device, Survey, lock_directory, survey_directory
+from .device_set import DeviceSet
 from .durable import make_directories, publish_over
 from .run_store import RunStore, create_run_directories
 from .storage_ops import LockHandle, StorageOps
 from .store_format import DiskId, LockHolder, RunId, encode_disk_id
 from .store_plan import StorePlan, plan_store
 
-SPACE_MARGIN_BYTES = 16 * 1024 * 1024
-"""Left free on each file system for manifests, attempts and the file system's own growth."""
+_log = logging.getLogger(__name__)
 
 
-class DeviceState(Enum):
-    """How a device of the store is, as far as this process has seen."""
-
-    OK = "ok"
-    SUSPECT = "suspect"
-    """A call on it failed: nothing is deleted anywhere until the store is opened again."""
-    MISSING = "missing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingDevice:
-    """A member that is not there."""
-
-    device_id: str
-    path: str
-    """Where it was last seen."""
-
-
-class Reservation:
-    """Space promised to one write; give back each device's part once the files are allocated, or all at the end."""
-
-    def __init__(
-        self, ledger: "SpaceLedger", needs: Mapping[str, int], file_systems: Mapping[str, int]
-    ) -> None:
-        self._ledger = ledger
-        self._needs = dict(needs)
-        self._file_systems = file_systems
-
-    def settle(self, device_id: str) -> None:
-        """Give back one device's part; again is nothing."""
-        self._ledger.give_back(self._file_systems[device_id], self._needs.pop(device_id, 0))
-
-    def __enter__(self) -> "Reservation":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for device_id in tuple(self._needs):
-            self.settle(device_id)
-
-
-class SpaceLedger:
-    """Free space less what was promised, per file system. Thread-safe."""
-
-    def __init__(self, ops: StorageOps, devices: Sequence[Device]) -> None:
-        self._ops = ops
-        self._devices = {device.device_id: device for device in devices}
-        self._lock = threading.Lock()
-        self._reserved_bytes: dict[int, int] = {}
-
-    def reserve(self, needs: Mapping[str, int]) -> Reservation:
-        """Promise `needs` (bytes by device id), all or nothing.
-
-        Raises:
-            NoSpaceError: it would not fit; nothing was written.
-        """
-        file_systems = {device_id: self._devices[device_id].file_system_id for device_id in needs}
-        with self._lock:
-            for file_system_id in set(file_systems.values()):
-                self._check(file_system_id, needs, file_systems)
-            for device_id, needed_bytes in needs.items():
-                key = file_systems[device_id]
-                self._reserved_bytes[key] = self._reserved_bytes.get(key, 0) + needed_bytes
-        return Reservation(self, needs, file_systems)
-
-    def give_back(self, file_system_id: int, size_bytes: int) -> None:
-        """Take back a promise."""
-        with self._lock:
-            self._reserved_bytes[file_system_id] -= size_bytes
-
-    def _check(self, file_system_id: int, needs: Mapping[str, int], file_systems: Mapping[str, int]) -> None:
-        sharing = [device_id for device_id, found in file_systems.items() if found == file_system_id]
-        needed_bytes = sum(needs[device_id] for device_id in sharing)
-        path = self._devices[sharing[0]].path
-        reserved_bytes = self._reserved_bytes.get(file_system_id, 0)
-        free_bytes = self._ops.free_bytes(path) - reserved_bytes - SPACE_MARGIN_BYTES
-        if needed_bytes > free_bytes:
-            raise NoSpaceError(
-                f"{path} has room for {max(free_bytes, 0)} bytes, {needed_bytes} are needed"
-                f" ({reserved_bytes} are promised to other writes)",
-                hint="free space there, lower keep_last, or add a device",
-            )
-
-
-class Store:
-    """An opened store. `recovery.recover` fills its catalogue of runs; before that it has none.
-
-    Thread-safe: the fields are fixed after opening, the catalogue and the device states have a lock.
-    """
+class Store(DeviceSet):
+    """An opened store. `recovery.recover` fills its catalogue of runs; before that it has none. Thread-safe."""
 
     def __init__(
         self,
@@ -120,22 +33,15 @@ class Store:
         uid: int,
         locks: Sequence[LockHandle] | None,
     ) -> None:
-        self.store_id = store_id
-        self.devices = tuple(sorted(devices, key=lambda device: device.device_id))
-        """Present devices, by id."""
-        self.missing = tuple(MissingDevice(device_id=key, path=path) for key, path in plan.missing.items())
+        super().__init__(
+            store_id=store_id, devices=devices, missing=plan.missing, ops=ops, uid=uid, locks=locks
+        )
         self.is_new = plan.is_new
         """Nothing was ever stored in it."""
         self.notes = plan.notes
         """Sentences that the user should see."""
-        self.ops = ops
-        self.uid = uid
-        self.is_read_only = locks is None
-        self.space = SpaceLedger(ops, self.devices)
-        self._locks = tuple(locks or ())
-        self._lock = threading.Lock()
+        self._catalogue = threading.Lock()
         self._creating = threading.Lock()
-        self._suspects: dict[str, str] = {}
         self._runs: dict[tuple[int, str], RunStore] = {}
 
     def __enter__(self) -> "Store":
@@ -146,60 +52,6 @@ class Store:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Let go of the devices; a second call does nothing."""
-        for lock in self._locks:
-            lock.release()
-
-    @property
-    def degraded(self) -> bool:
-        """Tell whether a member is missing: then the rest is read and written, but nothing is deleted."""
-        return bool(self.missing)
-
-    @property
-    def may_delete(self) -> bool:
-        """Tell whether every member is present and none has failed: only then is the view complete."""
-        with self._lock:
-            return not (self.missing or self._suspects or self.is_read_only)
-
-    def device(self, device_id: str) -> Device | None:
-        """Return the present device of this id."""
-        return next((device for device in self.devices if device.device_id == device_id), None)
-
-    def device_name(self, device_id: str) -> str:
-        """Return the path of a device, present or missing, for messages."""
-        for device in self.devices:
-            if device.device_id == device_id:
-                return str(device.path)
-        for missing in self.missing:
-            if missing.device_id == device_id:
-                return f"{missing.path} (missing)"
-        return f"(unknown device {device_id})"
-
-    def mark_suspect(self, device_id: str, error: EverstepError) -> None:
-        """Remember that a call on a device failed, with the first reason."""
-        with self._lock:
-            self._suspects.setdefault(device_id, str(error))
-
-    @contextmanager
-    def watching(self, device_id: str) -> Generator[None]:
-        """Mark the device as suspect when the block fails on it; a full device is not a bad one."""
-        try:
-            yield
-        except StorageError as exc:
-            if not isinstance(exc, NoSpaceError):
-                self.mark_suspect(device_id, exc)
-            raise
-
-    def device_state(self, device_id: str) -> tuple[DeviceState, str]:
-        """Return how a device is, and why if it is not well."""
-        with self._lock:
-            if device_id in self._suspects:
-                return DeviceState.SUSPECT, self._suspects[device_id]
-        if self.device(device_id) is None:
-            return DeviceState.MISSING, self.device_name(device_id)
-        return DeviceState.OK, ""
-
     def run(self, owner_uid: int, name: str, *, create: bool = False) -> RunStore:
         """Return the run of this owner and name; with `create`, made durable on all devices if it is new.
 
@@ -209,7 +61,7 @@ class Store:
         run_id = RunId.of(name, owner_uid)
         key = (owner_uid, run_id.run_id)
         with self._creating:
-            with self._lock:
+            with self._catalogue:
                 found = self._runs.get(key)
             if found is not None:
                 return found
@@ -225,12 +77,12 @@ class Store:
 
     def runs(self) -> tuple[RunStore, ...]:
         """Return all runs, by owner and name."""
-        with self._lock:
+        with self._catalogue:
             return tuple(sorted(self._runs.values(), key=lambda run: (run.owner_uid, run.name)))
 
     def add_run(self, run: RunStore) -> None:
         """Take a recovered run into the catalogue."""
-        with self._lock:
+        with self._catalogue:
             self._runs[run.owner_uid, run.run_id] = run
 
 
@@ -295,9 +147,24 @@ def _settle(plan: StorePlan, ops: StorageOps, uid: int, locks: Sequence[LockHand
         for device in order:
             wanted = DiskId(device_id=device.device_id, store_id=store_id, members=members, is_ready=is_ready)
             if surveys[device.device_id].disk_id != wanted:
-                publish_over(ops, device.path / DISK_ID_NAME, encode_disk_id(wanted))
+                _record(ops, device, surveys[device.device_id].disk_id, wanted)
                 surveys[device.device_id] = replace(surveys[device.device_id], disk_id=wanted)
     return Store(store_id=store_id, devices=devices, plan=plan, ops=ops, uid=uid, locks=locks)
+
+
+def _record(ops: StorageOps, device: Device, before: DiskId | None, wanted: DiskId) -> None:
+    """Make `wanted` the device's disk.id; where only paths moved, a device too full for it keeps the old ones."""
+    try:
+        publish_over(ops, device.path / DISK_ID_NAME, encode_disk_id(wanted))
+    except NoSpaceError as exc:
+        only_paths_moved = (
+            before is not None
+            and before.members.keys() == wanted.members.keys()
+            and replace(before, members=wanted.members) == wanted
+        )
+        if not only_paths_moved:
+            raise
+        _log.warning("disk_id_paths_outdated device=%s reason=%s", device.path, exc)
 
 
 def _device(device_id: str, survey: Survey) -> Device:

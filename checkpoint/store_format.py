@@ -46,8 +46,9 @@ class LockHolder:
     """private, node, or the name of a command."""
 
     def __str__(self) -> str:
-        listens = f", socket {self.socket}" if self.socket else ""
-        return f"a {self.kind} daemon (pid {self.pid}, uid {self.uid}{listens})"
+        if not self.socket:
+            return f"`{self.kind}` (pid {self.pid}, uid {self.uid})"
+        return f"a {self.kind} daemon (pid {self.pid}, uid {self.uid}, socket {self.socket})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import cast
 
 from ..core.ids import CheckpointId
 from .commit import PersistResult, persist_shard
+from .device_set import DeviceSet
 from .engine import Engine
 from .fetch import read_shard, shard_slot_offsets
 from .layout_plan import DeviceWeight, Layout, plan_layout
@@ -150,9 +151,11 @@ def memory_arena(slot_size_bytes: int, *, slot_offset_bytes: int = 0) -> Generat
 
 
 @contextmanager
-def plain_engines(store: Store) -> Generator[Mapping[str, Engine]]:
-    """Give one plain engine for each device."""
-    engines = {device.device_id: PlainEngine() for device in store.devices}
+def each_engine(
+    store: DeviceSet, make: Callable[[], Engine] = PlainEngine
+) -> Generator[Mapping[str, Engine]]:
+    """Give one engine for each device, a plain one unless told otherwise."""
+    engines = {device.device_id: make() for device in store.devices}
     try:
         yield engines
     finally:
@@ -193,7 +196,7 @@ class State:
             arena.view(place, piece.size_bytes)[:] = part
 
 
-def make_state(store: Store, seed: int = 0, leaves: Sequence[LeafSpec] = SMALL_LEAVES) -> State:
+def make_state(store: DeviceSet, seed: int = 0, leaves: Sequence[LeafSpec] = SMALL_LEAVES) -> State:
     """Return random bytes for these leaves, laid out over the store's devices."""
     layout = plan_layout(leaves, [], [DeviceWeight(device_id=device.device_id) for device in store.devices])
     random_bytes = random.Random(seed).randbytes
@@ -208,6 +211,7 @@ def save(
     rank: int = 0,
     world_size: int = 1,
     notes: Mapping[str, str] | None = None,
+    make_engine: Callable[[], Engine] = PlainEngine,
 ) -> PersistResult:
     """Persist a state from an arena of its own."""
     draft = state.draft(checkpoint, rank=rank, world_size=world_size)
@@ -215,17 +219,19 @@ def save(
         draft = replace(draft, notes=dict(notes))
     with (
         memory_arena(state.layout.slot_size_bytes, slot_offset_bytes=8192) as arena,
-        plain_engines(run.store) as engines,
+        each_engine(run.store, make_engine) as engines,
     ):
         state.copy_into(arena)
         return persist_shard(run, draft, arena, engines=engines)
 
 
-def load(run: RunStore, manifest: Manifest) -> dict[str, bytes]:
+def load(
+    run: RunStore, manifest: Manifest, *, make_engine: Callable[[], Engine] = PlainEngine
+) -> dict[str, bytes]:
     """Return the bytes of each leaf as restored through the product's own reader."""
     _, size = shard_slot_offsets(manifest)
     content = {leaf.name: bytearray(leaf.size_bytes) for leaf in manifest.leaves}
-    with memory_arena(size, slot_offset_bytes=4096) as arena, plain_engines(run.store) as engines:
+    with memory_arena(size, slot_offset_bytes=4096) as arena, each_engine(run.store, make_engine) as engines:
         for piece in read_shard(run, manifest, arena, engines=engines).pieces:
             place = slice(piece.offset_in_leaf_bytes, piece.offset_in_leaf_bytes + piece.size_bytes)
             content[piece.leaf][place] = arena.view(piece.slot_offset_bytes, piece.size_bytes)

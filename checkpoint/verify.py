@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..core.errors import DataError, StorageError
+from ..core.errors import CorruptDataError, DataError, StorageError
 from ..core.ids import CheckpointId
 from .engine import Engine
 from .manifest_types import Manifest, SegmentRecord
@@ -74,7 +74,7 @@ def verify_checkpoint(
         for rank in info.ranks:
             try:
                 manifest = run.manifest(checkpoint, rank)
-            except DataError as exc:
+            except (DataError, StorageError) as exc:
                 problems.append(str(exc))
                 run.mark_damaged(checkpoint, rank, str(exc))
                 continue
@@ -136,8 +136,21 @@ def _first_bad_block(
                 return bad
     finally:
         ops.close(handle)
-    parse_header(ops.read_head(path, record.header_size_bytes), record.file_size_bytes)
+    _check_pieces(manifest, record, ops.read_head(path, record.header_size_bytes))
     return None
+
+
+def _check_pieces(manifest: Manifest, record: SegmentRecord, header: bytes) -> None:
+    """Return if the segment has every piece that the manifest says it has; CorruptDataError names the first other."""
+    _, entries = parse_header(header, record.file_size_bytes)
+    sizes = {entry.key: entry.end - entry.begin for entry in entries}
+    for piece in manifest.pieces:
+        here = (piece.generation, piece.segment) == (record.generation, record.segment)
+        if here and sizes.get(piece.key) != piece.size_bytes:
+            raise CorruptDataError(
+                f"segment {record.segment} of generation {record.generation} has no entry {piece.key!r}"
+                f" of {piece.size_bytes} bytes"
+            )
 
 
 @contextmanager

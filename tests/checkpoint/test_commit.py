@@ -8,21 +8,21 @@ import pytest
 
 from everstep.checkpoint.aio_engine import AioEngine
 from everstep.checkpoint.commit import persist_shard
+from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import RealStorage
-from everstep.checkpoint.store import DeviceState
 from everstep.checkpoint.testing import (
     CrashedError,
     FaultyStorage,
     Mode,
     State,
+    each_engine,
     load,
     make_state,
     memory_arena,
     opened,
-    plain_engines,
     save,
 )
 from everstep.core.errors import CorruptDataError, DeviceMissingError, FencedError, NoSpaceError, StorageError
@@ -96,7 +96,7 @@ def test_a_state_without_tensors_is_a_manifest_alone(run: RunStore, dirs: list[P
 
 def test_stale_bytes_behind_a_segment_do_not_reach_the_disk(run: RunStore) -> None:
     state = make_state(run.store)
-    with memory_arena(state.layout.slot_size_bytes) as arena, plain_engines(run.store) as engines:
+    with memory_arena(state.layout.slot_size_bytes) as arena, each_engine(run.store) as engines:
         arena.view(0, arena.slot_size_bytes)[:] = b"\xaa" * arena.slot_size_bytes
         state.copy_into(arena)
         persist_shard(run, state.draft(OLD), arena, engines=engines)
@@ -304,7 +304,7 @@ def test_a_draft_that_does_not_hold_together_writes_nothing(run: RunStore, fault
     pieces = tuple(
         replace(piece, device_id="f" * 32) if piece.segment == 0 else piece for piece in state.layout.pieces
     )
-    with memory_arena(state.layout.slot_size_bytes) as arena, plain_engines(run.store) as engines:
+    with memory_arena(state.layout.slot_size_bytes) as arena, each_engine(run.store) as engines:
         faulty.arm(0)
         draft = state.draft(OLD)
         with pytest.raises(CorruptDataError, match="its pieces have"):

@@ -15,11 +15,11 @@ from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.testing import (
     FaultyStorage,
     State,
+    each_engine,
     load,
     make_state,
     memory_arena,
     opened,
-    plain_engines,
     save,
 )
 from everstep.checkpoint.verify import verify_checkpoint
@@ -82,7 +82,7 @@ def test_places_are_those_of_the_layout(run: RunStore, state: State) -> None:
     assert size == state.layout.draft_offset_bytes
     with (
         memory_arena(size - 4096) as arena,
-        plain_engines(run.store) as engines,
+        each_engine(run.store) as engines,
         pytest.raises(MemoryRefusedError, match="its slot has"),
     ):
         read_shard(run, manifest, arena, engines=engines)
@@ -149,7 +149,7 @@ def test_a_shard_of_many_blocks_and_chunks(run: RunStore, dirs: list[Path]) -> N
     """One device is enough here; the file is longer than a chunk, so chunk and block borders are crossed."""
     leaf = whole_leaf("w", "int8", (2 * CHUNK_SIZE_BYTES + 3 * BLOCK_SIZE_BYTES + 777,))
     state = make_state(run.store, leaves=(leaf,))
-    with memory_arena(state.layout.slot_size_bytes) as arena, plain_engines(run.store) as engines:
+    with memory_arena(state.layout.slot_size_bytes) as arena, each_engine(run.store) as engines:
         state.copy_into(arena)
         manifest = persist_shard(run, state.draft(ONE), arena, engines=engines).manifest
         arena.view(0, arena.slot_size_bytes)[:] = bytes(arena.slot_size_bytes)

@@ -11,22 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.checkpoint.draft_format import decode_draft, draft_pieces_of, encode_draft
 from everstep.checkpoint.layout_plan import DeviceWeight, plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_format import (
-    MANIFEST_SIZE_BYTES_MAX,
     ManifestName,
-    check_draft,
-    decode_draft,
     decode_manifest,
     decode_manifest_head,
-    draft_pieces_of,
-    encode_draft,
     encode_manifest,
     manifest_name,
     parse_manifest_name,
 )
+from everstep.checkpoint.manifest_parts_format import MANIFEST_SIZE_BYTES_MAX
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Draft, Manifest, SegmentRecord
+from everstep.checkpoint.shard_rules_plan import check_draft
 from everstep.core.errors import CorruptDataError, DataError, FormatVersionError, StateTypeError
 from everstep.core.ids import CheckpointId, run_id_of
 
@@ -230,7 +228,8 @@ def test_a_field_of_any_json_value_raises_only_declared_errors(data: st.DataObje
         place[key] = value
         break
     with contextlib.suppress(DataError):
-        decode_manifest(signed(json.dumps(document).encode()))
+        manifest = decode_manifest(signed(json.dumps(document).encode()))
+        assert decode_manifest(encode_manifest(manifest)) == manifest
 
 
 @given(st.data())
@@ -239,7 +238,9 @@ def test_decoding_any_draft_raises_only_declared_errors(data: st.DataObject) -> 
     place = data.draw(st.integers(0, len(content) - 1))
     content[place] = data.draw(st.sampled_from(list(b'0123456789abcf"{}[],:\\\xff')))
     with contextlib.suppress(CorruptDataError):
-        check_draft(decode_draft(bytes(content)), 1 << 30)
+        draft = decode_draft(bytes(content))
+        check_draft(draft, 1 << 30)
+        assert decode_draft(encode_draft(draft)) == draft
 
 
 def changed(change: Callable[[Any], None]) -> bytes:

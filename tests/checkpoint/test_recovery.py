@@ -11,11 +11,13 @@ import pytest
 
 from everstep.checkpoint.catalogue import CheckpointState
 from everstep.checkpoint.manifest_format import encode_manifest
-from everstep.checkpoint.recovery import RecoveryReport
+from everstep.checkpoint.recovery import RecoveryReport, recover
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import RealStorage
-from everstep.checkpoint.store import Store
+from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.testing import (
+    HOLDER,
+    Call,
     CrashedError,
     FaultyStorage,
     Mode,
@@ -25,7 +27,7 @@ from everstep.checkpoint.testing import (
     opened,
     save,
 )
-from everstep.core.errors import DataError, FormatVersionError, IncompleteError, StorageError
+from everstep.core.errors import DataError, FormatVersionError, IncompleteError, NoSpaceError, StorageError
 from everstep.core.ids import CheckpointId, random_id
 
 UID = os.geteuid()
@@ -367,6 +369,122 @@ def test_a_read_only_recovery_sees_the_same_and_changes_nothing(
         assert load(run, run.manifest(SECOND, 0)) == states[SECOND].content
         assert report.quarantined_count == 1
     assert {path: path.stat().st_mtime_ns for each in dirs for path in each.rglob("*")} == before
+
+
+def writes_on(path: Path) -> Callable[[Call], bool]:
+    """Tell which calls take room on a device: they fail while it is full."""
+    return lambda call: call.name == "write_small_new" and call.path.is_relative_to(path)
+
+
+def fill(ops: FaultyStorage, path: Path) -> None:
+    """Let the device be full from here on."""
+    ops.arm(1, times=10**6, number=errno.ENOSPC, only=writes_on(path))
+
+
+@pytest.mark.usefixtures("states")
+def test_opening_writes_nothing_where_everything_stands(dirs: list[Path]) -> None:
+    ops = FaultyStorage(RealStorage())
+    with opened(dirs, ops=ops.as_ops()):
+        assert {call.name for call in ops.calls}.isdisjoint(
+            {"write_small_new", "replace", "rename_noreplace"}
+        )
+
+
+def test_a_full_device_is_read_and_what_only_it_knows_is_kept(
+    dirs: list[Path], states: dict[CheckpointId, State]
+) -> None:
+    manifest(dirs[0], SECOND).unlink()  # the other copy of it had not become durable
+    manifest(dirs[1], FIRST).unlink()
+    (run_dir(dirs[1]) / "attempts" / "1").unlink()
+    (run_dir(dirs[1]) / "floor.json").unlink()
+    before = [segments(path) for path in dirs]
+    ops = FaultyStorage(RealStorage())
+    fill(ops, dirs[1])
+    with opened(dirs, ops=ops.as_ops()) as (store, report):
+        run = store.run(UID, "demo")
+        assert run.offered() == [SECOND, FIRST]
+        assert store.may_delete
+        assert report.orphan_count == 0
+        assert len(report.problems) == 3  # the copies that found no room
+        assert all("ENOSPC" in problem for problem in report.problems)
+        for checkpoint, state in states.items():
+            assert load(run, run.manifest(checkpoint, 0)) == state.content
+    assert [segments(path) for path in dirs] == before
+    with recovered(dirs) as (_, run, report):
+        assert report.problems == []
+        assert run.offered() == [SECOND, FIRST]
+    assert manifest(dirs[1], FIRST).exists()
+
+
+@pytest.mark.usefixtures("states")
+def test_a_full_device_without_the_run_gets_it_when_there_is_room(dirs: list[Path]) -> None:
+    third = dirs[0].with_name("c")
+    third.mkdir()
+    with opened([*dirs, third]):
+        pass
+    shutil.rmtree(run_dir(third))
+    ops = FaultyStorage(RealStorage())
+    fill(ops, third)
+    with opened([*dirs, third], ops=ops.as_ops()) as (store, report):
+        run = store.run(UID, "demo")
+        assert run.offered() == [SECOND, FIRST]
+        assert any("ENOSPC" in problem for problem in report.problems)
+        with pytest.raises(NoSpaceError):
+            run.begin_attempt(2, fresh=False)
+        ops.arm(0)
+        run.begin_attempt(3, fresh=False)
+        save(run, make_state(store, 5), CheckpointId(3, 1))
+    assert len(segments(third)) == 1
+
+
+@pytest.mark.usefixtures("states")
+def test_a_moved_store_with_a_full_device_is_opened(dirs: list[Path]) -> None:
+    moved = [path.rename(path.with_name(f"moved-{path.name}")) for path in dirs]
+    ops = FaultyStorage(RealStorage())
+    fill(ops, moved[1])
+    for _ in range(2):
+        with opened(moved, ops=ops.as_ops()) as (store, _):
+            assert store.run(UID, "demo").offered() == [SECOND, FIRST]
+    third = dirs[0].with_name("c")
+    third.mkdir()
+    with pytest.raises(NoSpaceError, match="moved-b"), opened([*moved, third], ops=ops.as_ops()):
+        pytest.fail("a member that the full device does not know was taken in")
+
+
+READS = ("list_directory", "read_small", "read_head", "sync_file")
+READS_AND_MENDS = (*READS, "stat", "sync_directory")
+
+
+@pytest.mark.usefixtures("states")
+@pytest.mark.parametrize(("number", "names"), [(errno.EIO, READS_AND_MENDS), (errno.ENOSPC, READS)])
+def test_whatever_cannot_be_read_or_trusted_forbids_deleting_everywhere(
+    dirs: list[Path], number: int, names: tuple[str, ...]
+) -> None:
+    """Each call on one device fails once: orphans stay on both, also those of a run that was read whole before."""
+    with opened(dirs) as (store, _):
+        for name in ("another", "demo"):
+            run = store.run(UID, name, create=True)
+            for device in store.devices:
+                run.generation_path(device, "a" * 32).mkdir()
+    ops = FaultyStorage(RealStorage())
+
+    def before_deleting(call: Call) -> bool:
+        reads = call.name in names and call.path.is_relative_to(dirs[1]) and call.path.name != "a" * 32
+        return reads and all(made.name != "remove_directory" for made in ops.calls)
+
+    for count in range(1, 100):
+        with open_store(dirs, ops=ops.as_ops(), holder=HOLDER, uid=UID) as store:
+            ops.arm(count, number=number, only=before_deleting)
+            report = recover(store)
+            ops.arm(0)
+            left = sum(len(list(path.glob(f"runs/*/*/data/{'a' * 32}"))) for path in dirs)
+            if store.may_delete:
+                assert (left, report.orphan_count, report.problems) == (0, 4, [])
+                assert count > 15
+                return
+            assert (left, report.orphan_count) == (4, 0), count
+            assert report.problems
+    pytest.fail("the call count was never reached")
 
 
 @pytest.mark.parametrize("mode", list(Mode))

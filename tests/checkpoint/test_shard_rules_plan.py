@@ -48,6 +48,7 @@ def test_every_layout_passes(found: list[tuple[str, tuple[int, ...]]], device_co
         DRAFT, leaves=layout.leaves, aliases=(), pieces=layout.pieces, segments=layout.segments, values=b"[]"
     )
     check_draft(draft, layout.slot_size_bytes)
+    assert {piece.leaf for piece in draft.pieces} == {leaf.name for leaf in leaves}
 
 
 def test_the_sample_draft_is_cut_and_passes() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint.device import DISK_ID_NAME
+from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.storage_ops import RealStorage
-from everstep.checkpoint.store import DeviceState, Store, open_store
+from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.testing import HOLDER, CrashedError, FaultyStorage, Mode, make_state, opened, save
 from everstep.core.errors import (
     ConfigError,

@@ -1,4 +1,6 @@
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,6 +33,12 @@ RUN = RunId.of("größe ✓", 1000)
 ATTEMPT = Attempt(attempt=3, fresh=True)
 FLOOR = Floor(newest=CheckpointId(3, 9), previous=CheckpointId(2, 1))
 HOLDER = LockHolder(pid=7, socket="/run/x", uid=0, kind="node")
+FORMATS: list[tuple[Callable[[Any], bytes], Callable[[bytes, str], object], object]] = [
+    (encode_disk_id, decode_disk_id, DISK_ID),
+    (encode_run, decode_run, RUN),
+    (encode_attempt, decode_attempt, ATTEMPT),
+    (encode_floor, decode_floor, FLOOR),
+]
 
 
 def test_every_file_reads_back() -> None:
@@ -52,16 +60,13 @@ def test_newer_versions_and_garbage_are_told_apart(decode: object) -> None:
 
 @given(st.binary(max_size=60), st.integers(0, 300), st.integers(0, 20))
 def test_decoding_raises_only_declared_errors(insert: bytes, place: int, cut: int) -> None:
-    for whole, decode in [
-        (encode_disk_id(DISK_ID), decode_disk_id),
-        (encode_run(RUN), decode_run),
-        (encode_attempt(ATTEMPT), decode_attempt),
-        (encode_floor(FLOOR), decode_floor),
-    ]:
+    for encode, decode, value in FORMATS:
+        whole = encode(value)
         for content in (insert, whole[:place] + insert + whole[place + cut :], b"[" * 5000):
             with contextlib.suppress(DataError):
-                decode(content, "x")
-            decode_lock(content)
+                decoded = decode(content, "x")
+                assert decode(encode(decoded), "x") == decoded
+            assert isinstance(decode_lock(content), LockHolder | None)
 
 
 def test_a_run_has_the_id_of_its_name() -> None:
@@ -69,3 +74,9 @@ def test_a_run_has_the_id_of_its_name() -> None:
         decode_run(encode_run(RunId(run_id="0" * 32, name="demo", owner_uid=0)), "x")
     with pytest.raises(CorruptDataError, match="printable"):
         decode_run(encode_run(RunId(run_id="0" * 32, name="a\nb", owner_uid=0)), "x")
+
+
+def test_whoever_holds_a_device_is_told_as_what_it_is() -> None:
+    assert str(HOLDER) == "a node daemon (pid 7, uid 0, socket /run/x)"
+    command = LockHolder(pid=8, socket="", uid=5, kind="everstep rm")
+    assert str(command) == "`everstep rm` (pid 8, uid 5)"

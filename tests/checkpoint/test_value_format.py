@@ -96,7 +96,8 @@ def test_a_value_comes_back_as_it_was(value: object) -> None:
 @example(b'{"a": NaN}')
 def test_foreign_bytes_are_refused_or_decoded(data: bytes) -> None:
     with contextlib.suppress(CorruptDataError):  # nothing else may come out
-        decode_value(load_values(data))
+        value = decode_value(load_values(data))
+        assert same(through(value), value)
 
 
 TAGS = [
@@ -132,7 +133,8 @@ json_values = st.recursive(
 def test_any_json_is_refused_or_decoded(document: object) -> None:
     data = json.dumps(document).encode()
     with contextlib.suppress(CorruptDataError):  # nothing else may come out
-        decode_value(load_values(data))
+        value = decode_value(load_values(data))
+        assert same(through(value), value)
 
 
 def nested(kind: str, depth: int) -> object:

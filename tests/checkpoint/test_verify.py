@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.testing import make_state, opened, plain_engines, save
+from everstep.checkpoint.testing import each_engine, make_state, opened, save
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import NotFoundError
 from everstep.core.ids import CheckpointId
@@ -40,7 +40,7 @@ def test_an_intact_checkpoint_is_read_whole_beside_a_daemon(dirs: list[Path], ru
     assert verdict.is_intact
     assert [(each.rank, each.segment) for each in verdict.segments] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert sum(each.size_bytes for each in verdict.segments) == run.info(ONE).size_bytes
-    with plain_engines(run.store) as engines:
+    with each_engine(run.store) as engines:
         assert verify_checkpoint(run, ONE, engines=engines) == verdict
 
 

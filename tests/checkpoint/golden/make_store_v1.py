@@ -16,7 +16,7 @@ from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.layout_plan import DeviceWeight, plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.testing import State, memory_arena, opened, plain_engines
+from everstep.checkpoint.testing import State, each_engine, memory_arena, opened
 from everstep.core.ids import CheckpointId
 
 TARGET = Path(__file__).parent / "store_v1"
@@ -65,7 +65,7 @@ def save(run: RunStore, checkpoint: CheckpointId, rank: int, parent: CheckpointI
         values=VALUES,
         notes={"epoch": "3", "finished": "true" if checkpoint.attempt == 3 else "false"},
     )
-    with memory_arena(layout.slot_size_bytes) as arena, plain_engines(run.store) as engines:
+    with memory_arena(layout.slot_size_bytes) as arena, each_engine(run.store) as engines:
         state.copy_into(arena)
         persist_shard(run, draft, arena, engines=engines)
 

@@ -1,0 +1,118 @@
+"""Bytes of a draft, by which a hook describes a sealed snapshot to its daemon, and their only reader.
+
+JSON like a manifest's payload, with the segments as planned and without a frame: its digest travels in the message that
+announces it.
+"""
+
+from dataclasses import replace
+
+import msgspec
+from msgspec import Struct
+
+from ..core.errors import CorruptDataError, StateTypeError
+from ..core.ids import CheckpointId
+from .manifest_parts_format import (
+    MANIFEST_SIZE_BYTES_MAX,
+    AliasDoc,
+    Count,
+    LeafDoc,
+    PlanDoc,
+    Point,
+    Positive,
+    alias_doc,
+    alias_of,
+    leaf_doc,
+    leaf_of,
+    parsed_values,
+    piece_of,
+    pieces_by_leaf,
+    plan_doc,
+    plan_of,
+    point,
+    refuse_large,
+    valid_json,
+)
+from .manifest_types import Draft, Piece
+
+
+class _DraftDoc(Struct, forbid_unknown_fields=True):
+    checkpoint: Point
+    rank: Count
+    world_size: Positive
+    parent: Point | None
+    layout_digest: str
+    notes: dict[str, str]
+    leaves: tuple[LeafDoc, ...]
+    aliases: tuple[AliasDoc, ...]
+    segments: tuple[PlanDoc, ...]
+    values: msgspec.Raw
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(_DraftDoc)
+
+
+def encode_draft(draft: Draft) -> bytes:
+    """Return the JSON by which a hook describes a sealed snapshot to its daemon.
+
+    Raises:
+        CorruptDataError: the values are not valid JSON, or a piece belongs to no leaf.
+        StateTypeError: it is larger than 64 MiB.
+    """
+    pieces = pieces_by_leaf(draft.pieces)
+    document = _DraftDoc(
+        checkpoint=point(draft.checkpoint),
+        rank=draft.rank,
+        world_size=draft.world_size,
+        parent=point(draft.parent) if draft.parent else None,
+        layout_digest=draft.layout_digest,
+        notes=draft.notes,
+        leaves=tuple(leaf_doc(leaf, pieces.pop(leaf.name, [])) for leaf in draft.leaves),
+        aliases=tuple(alias_doc(alias) for alias in draft.aliases),
+        segments=tuple(plan_doc(plan) for plan in draft.segments),
+        values=valid_json(draft.values),
+    )
+    if pieces:
+        raise CorruptDataError(f"the leaf {next(iter(pieces))!r} of a piece is not in the draft")
+    content = _ENCODER.encode(document)
+    refuse_large(len(content), "draft")
+    return content
+
+
+def decode_draft(content: bytes) -> Draft:
+    """Return the draft in `content` as said; `check_draft` decides whether it may be believed.
+
+    Raises:
+        CorruptDataError: not a draft.
+    """
+    if len(content) > MANIFEST_SIZE_BYTES_MAX:
+        raise CorruptDataError(f"a draft of {len(content)} bytes is over the limit")
+    try:
+        document = _DECODER.decode(content)
+        return _draft_of(document)
+    except (msgspec.MsgspecError, ValueError, RecursionError, StateTypeError) as exc:
+        raise CorruptDataError(f"the draft does not hold together: {exc}") from exc
+
+
+def draft_pieces_of(draft: Draft, generation: str) -> tuple[Piece, ...]:
+    """Return the draft's pieces with the generation that they get at admission, in the order of the leaves."""
+    by_leaf = pieces_by_leaf(draft.pieces)
+    return tuple(
+        replace(piece, generation=generation) for leaf in draft.leaves for piece in by_leaf.get(leaf.name, ())
+    )
+
+
+def _draft_of(document: _DraftDoc) -> Draft:
+    return Draft(
+        checkpoint=CheckpointId(*document.checkpoint),
+        rank=document.rank,
+        world_size=document.world_size,
+        parent=CheckpointId(*document.parent) if document.parent else None,
+        layout_digest=document.layout_digest,
+        leaves=tuple(leaf_of(leaf) for leaf in document.leaves),
+        aliases=tuple(alias_of(alias) for alias in document.aliases),
+        pieces=tuple(piece_of(leaf.name, piece) for leaf in document.leaves for piece in leaf.pieces),
+        segments=tuple(plan_of(plan) for plan in document.segments),
+        values=parsed_values(document.values),
+        notes=document.notes,
+    )

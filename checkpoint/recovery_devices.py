@@ -1,0 +1,169 @@
+"""The devices of a store while it is recovered: reading what is trusted, mending what is not, and what was found."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ..core.errors import CorruptDataError, DataError, StorageError
+from ..core.ids import random_id
+from .device import Device
+from .device_set import DeviceSet
+from .durable import drop_temporaries, publish_new
+from .manifest_format import MANIFEST_FILE_BYTES_MAX
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+COPY_SUFFIX = ".copy"
+"""Quarantined, but a whole copy was on another device."""
+LOST_SUFFIX = ".lost"
+"""Quarantined, and what it said is known from nowhere: the run's orphans stay until somebody removes this file."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RecoveryReport:
+    """What recovery found and did."""
+
+    run_count: int = 0
+    shard_count: int = 0
+    temporary_count: int = 0
+    """Unfinished files removed."""
+    quarantined_count: int = 0
+    """Files moved to quarantine."""
+    copy_count: int = 0
+    """Manifest, attempt and floor copies made again."""
+    orphan_count: int = 0
+    """Generations removed that no manifest refers to."""
+    damaged_count: int = 0
+    """Shards that are not offered."""
+    problems: list[str] = field(default_factory=list[str])
+    """One sentence for each thing that a user should know."""
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The copies of one small file: whole ones by content, and what was wrong with the others."""
+
+    whole: Mapping[bytes, Sequence[Device]]
+    bad: Mapping[Device, DataError]
+
+
+class RecoveryDevices:
+    """The devices that can be read; whatever cannot be read or trusted marks its device, and nothing is deleted then.
+
+    Calls that mend may fail: a full device is still read, and what could not be written is made up for by the next
+    recovery. In a store that is open for reading only they do nothing.
+    """
+
+    def __init__(self, store: DeviceSet, report: RecoveryReport) -> None:
+        self.store = store
+        self.ops = store.ops
+        self.report = report
+        self.writes = not store.is_read_only
+        self.present = list(store.devices)
+        """Those that nothing was wrong with so far."""
+
+    def problem(self, text: str) -> None:
+        """Report a sentence that a user should know."""
+        _log.warning("recovery_problem %s", text)
+        self.report.problems.append(text)
+
+    # --- calls that read ----------------------------------------------------------------------------------------
+
+    def each(self, devices: Sequence[Device], call: Callable[[Device], _T]) -> dict[Device, _T]:
+        """Return what `call` reads on each of these devices; one that it fails on is left out from now on.
+
+        Raises:
+            StorageError: no device is left.
+        """
+        found: dict[Device, _T] = {}
+        for device in [device for device in devices if device in self.present]:
+            try:
+                with self.store.reading(device.device_id):
+                    found[device] = call(device)
+            except StorageError as exc:
+                self.problem(f"device {device.path} is left out: {exc}")
+                self.present.remove(device)
+                if not self.present:
+                    raise
+        return found
+
+    def read_copies(self, paths: Mapping[Device, Path], decode: Callable[[bytes, str], object]) -> Found:
+        """Return the copies of a small file; FormatVersionError passes, since a newer everstep knows what to do."""
+        whole: defaultdict[bytes, list[Device]] = defaultdict(list)
+        bad: dict[Device, DataError] = {}
+        for device, path in paths.items():
+            try:
+                with self.store.reading(device.device_id):
+                    content = self.ops.read_small(path, MANIFEST_FILE_BYTES_MAX, owner_uid=self.store.uid)
+                if content is not None:
+                    decode(content, str(path))
+                    whole[content].append(device)
+            except CorruptDataError as exc:
+                bad[device] = exc
+            except StorageError as exc:
+                self.problem(str(exc))
+        return Found(whole=whole, bad=bad)
+
+    def sync(self, device: Device, path: Path, *, is_file: bool = False) -> bool:
+        """Make durable what is about to be trusted: after a crash of the daemon alone it may be in memory only."""
+        if not self.writes:
+            return True
+        try:
+            with self.store.reading(device.device_id):
+                if is_file:
+                    self.ops.sync_file(path)
+                else:
+                    self.ops.sync_directory(path)
+        except StorageError as exc:
+            self.problem(str(exc))
+            return False
+        return True
+
+    # --- calls that mend ----------------------------------------------------------------------------------------
+
+    def drop_temporaries(self, directory: Path) -> None:
+        """Remove what unfinished writes left in a directory; StorageError when that fails."""
+        if self.writes:
+            self.report.temporary_count += drop_temporaries(self.ops, directory)
+
+    def mend(self, device: Device, call: Callable[[], object]) -> None:
+        """Do what makes the store whole again; a device that fails is marked, a full one is not, and both go on."""
+        if not self.writes:
+            return
+        try:
+            with self.store.watching(device.device_id):
+                call()
+        except StorageError as exc:
+            self.problem(str(exc))
+
+    def make_copy(self, device: Device, path: Path, content: bytes) -> None:
+        """Put a whole copy of a small file where it is missing."""
+
+        def copy() -> None:
+            if publish_new(self.ops, path, content):
+                self.report.copy_count += 1
+
+        self.mend(device, copy)
+
+    def quarantine(self, device: Device, path: Path, run_id: str, suffix: str, error: DataError) -> None:
+        """Move a file that cannot be believed out of the way; it is never deleted.
+
+        Where it cannot be moved the device is marked, whatever the reason: what stands in quarantine is what keeps
+        the data that the file may refer to.
+        """
+        self.problem(f"{path} is put aside: {error}")
+        self.report.quarantined_count += 1
+        target = device.quarantine_path / f"{run_id}.{path.name}.{random_id()}{suffix}"
+
+        def move() -> None:
+            with self.store.reading(device.device_id):
+                self.ops.rename_noreplace(path, target)
+                self.ops.sync_directory(device.quarantine_path)
+                self.ops.sync_directory(path.parent)
+
+        self.mend(device, move)
