@@ -1,5 +1,6 @@
 """Arenas: memfds made, sized and sealed by the daemon, filled by one trainer, read by the engines."""
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -38,9 +39,10 @@ class Arena:
         return slot * self.slot_size_bytes
 
     def close(self) -> None:
-        """Give the memory back (once every client has unmapped it, too)."""
-        self.view.close()
+        """Give the memory back (once every client has unmapped it, too). Takes 0.16 s a GiB: for a thread."""
         os.close(self.fd)
+        with contextlib.suppress(BufferError):  # it is still being verified: unmapped when the last view goes
+            self.view.close()
 
 
 async def make_arena(
@@ -73,7 +75,7 @@ async def make_arena(
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         view = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except BaseException:
-        os.close(fd)
+        await in_thread(os.close, fd)
         raise
     return Arena(
         number=number,

@@ -58,13 +58,11 @@ class _Version(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out one command and return its exit code."""
-    parsed = _parse(arguments)
     try:
-        code = _carry_out(parsed)
-        sys.stdout.flush()  # here, where a reader that has left is no error
-        return code
-    except errors.EverstepError as error:
-        return _report(error, as_json=getattr(parsed, "json", False))
+        try:
+            return _reported(_parse(arguments))
+        finally:
+            sys.stdout.flush()  # here, where a reader that has left is no error, whatever was said to it
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -85,11 +83,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parsed
 
 
+def _reported(parsed: argparse.Namespace) -> int:
+    try:
+        return _carry_out(parsed)
+    except errors.EverstepError as error:
+        return _report(error, as_json=getattr(parsed, "json", False))
+
+
 def _carry_out(parsed: argparse.Namespace) -> int:
     if parsed.command == "daemon":
         from .main import run_daemon  # noqa: PLC0415
 
-        return run_daemon(config_path=parsed.config, socket_path=None, private=False)
+        run_daemon(config_path=parsed.config, socket_path=None, private=False)
+        return EXIT_DONE
     import logging  # noqa: PLC0415
 
     from . import cli_commands  # noqa: PLC0415

@@ -61,7 +61,8 @@ def status(arguments: argparse.Namespace) -> int:
     """`everstep status`."""
     from .control_client import connected  # noqa: PLC0415  grpc is slow to import
 
-    with connected(data_socket_path()) as daemon:
+    hint = "`everstep ls DIR ...` reads storage without a daemon; EVERSTEP_SOCKET names another socket"
+    with connected(data_socket_path(), hint=hint) as daemon:
         found = daemon.status()
     document = {"daemon": found.daemon, "runs": found.runs, "stores": found.stores}
     Output(as_json=arguments.json).show(document, lambda console: render.status(console, found))
@@ -193,7 +194,8 @@ def _source(target: Target, *, for_change: bool = False) -> Generator[tuple[Sour
         return
     from .control_client import connected  # noqa: PLC0415
 
-    with connected(data_socket_path()) as daemon:
+    hint = "name storage directories to read them without a daemon, or set EVERSTEP_SOCKET"
+    with connected(data_socket_path(), hint=hint) as daemon:
         yield daemon, ()
 
 

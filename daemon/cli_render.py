@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .slot_machine import SlotState
 from .views import (
     CheckpointDetail,
     CheckpointStatus,
@@ -19,7 +20,6 @@ from .views import (
     RankView,
     Removed,
     RunView,
-    SlotStatus,
     StatusView,
     Stopped,
     StoreView,
@@ -140,7 +140,7 @@ def _runs(console: Console, runs: Sequence[RunView]) -> None:
 
 def _slots_text(rank: RankView) -> str:
     held = [f"{slot.checkpoint} {slot.state.value}" for slot in rank.slots if slot.checkpoint is not None]
-    free_count = sum(slot.state is SlotStatus.FREE for slot in rank.slots)
+    free_count = sum(slot.state is SlotState.FREE for slot in rank.slots)
     return ", ".join([*held, *([f"{free_count} free"] if free_count else [])]) or "-"
 
 
@@ -157,6 +157,8 @@ def _store(console: Console, store: StoreView) -> None:
             size_text(device.total_bytes) if is_there else "-",
         )
     console.print(table)
+    for reason in dict.fromkeys(device.engine_reason for device in store.devices if device.engine_reason):
+        _line(console, f"  engine: {reason}", DIM)
     for device in store.devices:
         if device.reason:
             _line(console, f"! {device.path}: {device.reason}", WARN)

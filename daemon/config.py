@@ -5,10 +5,12 @@ from pathlib import Path
 
 import msgspec
 
+from ..checkpoint.engine import EngineKind
 from ..core.errors import ConfigError
 from ..core.paths import data_socket_path
 
 GIB = 1024**3
+_ENGINES = ("auto", *(kind.value for kind in EngineKind))
 
 
 class DaemonSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,15 +44,24 @@ class IoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """`[io]`: how bytes reach the devices."""
 
     engine: str = "auto"
-    """auto, aio or plain."""
+    """auto, aio, uring or plain. What the kernel does not give is replaced, and `everstep status` says why."""
     process: bool = False
     """Run each device's engine in a process of its own."""
+    register_arenas: bool = False
+    """io_uring: pin an arena's pages once, not for each block."""
 
 
 class RetentionSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`[retention]`: what GC keeps of each run."""
 
     keep_last: int = 3
+
+
+class VerifySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[verify]`: the newest checkpoint of each run is read in the background after its store was opened."""
+
+    after_s: float = 10.0
+    """How long after: a restart, which verifies what it restores, comes first."""
 
 
 class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,11 +72,12 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     metrics: MetricsSection = MetricsSection()
     io: IoSection = IoSection()
     retention: RetentionSection = RetentionSection()
+    verify: VerifySection = VerifySection()
     devices: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        if self.io.engine not in ("auto", "aio", "plain"):
-            raise ConfigError(f"io.engine is {self.io.engine!r}", hint="one of auto, aio, plain")
+        if self.io.engine not in _ENGINES:
+            raise ConfigError(f"io.engine is {self.io.engine!r}", hint=f"one of {', '.join(_ENGINES)}")
         if self.retention.keep_last < 2:
             raise ConfigError(
                 f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept"
@@ -73,11 +85,14 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         bounds = (
             self.daemon.linger_s,
             self.daemon.drain_s,
+            self.verify.after_s,
             self.memory.reserve_bytes,
             self.memory.arena_max_bytes,
         )
         if not all(bound >= 0 for bound in bounds):  # also refuses what TOML calls nan
-            raise ConfigError("linger_s, drain_s, reserve_bytes and arena_max_bytes must not be negative")
+            raise ConfigError(
+                "linger_s, drain_s, after_s, reserve_bytes and arena_max_bytes must not be negative"
+            )
         if not 0 <= self.metrics.port <= 65535:
             raise ConfigError(
                 f"metrics.port is {self.metrics.port}", hint="0 to 65535; 0 takes any free port"

@@ -9,7 +9,6 @@ handler runs. A caller sees its own runs (root: all); what belongs to others ans
 import asyncio
 import logging
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -19,13 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import grpc
 import grpc.aio
 
-from ..checkpoint.engine import Engine, Transfer, TransferDone
 from ..checkpoint.run_store import RunStore
-from ..core.errors import ConfigError, EverstepError, NotFoundError, RunBusyError, UsageError
+from ..core.errors import ConfigError, EverstepError, RunBusyError, UsageError
 from ..core.ids import CheckpointId
 from ..proto import node_pb2 as pb
 from ..proto import node_pb2_grpc
-from . import node_views, store_views
+from . import health, node_views, store_views
 from .blocking import in_thread
 from .control_messages import (
     detail_to_message,
@@ -35,7 +33,7 @@ from .control_messages import (
     verdict_to_message,
 )
 from .status_codes import status_code
-from .views import CheckpointView, StatusView, Verdict
+from .views import CheckpointView, StatusView
 
 if TYPE_CHECKING:
     from .node import Node
@@ -54,6 +52,7 @@ MESSAGE_CHARS_MAX, HINT_CHARS_MAX = 2000, 500
 """Errors travel in trailing metadata, which is bounded."""
 CODE_KEY, HINT_KEY = "everstep-code", "everstep-hint-bin"
 SOCKET_PATH_BYTES_MAX = 107
+GRACE_S = 1.0
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
@@ -76,8 +75,19 @@ _T = TypeVar("_T")
 _caller_uid: ContextVar[int] = ContextVar("everstep_caller_uid")
 
 
-async def serve_control(node: "Node", path: Path) -> grpc.aio.Server:
-    """Return the server, answering on `path`; the caller stops it.
+class ControlServer:
+    """The running server."""
+
+    def __init__(self, server: grpc.aio.Server, served_health: health.Health) -> None:
+        self._server, self.health = server, served_health
+
+    async def stop(self) -> None:
+        """Let running calls end, then stop; again is nothing."""
+        await self._server.stop(GRACE_S)
+
+
+async def serve_control(node: "Node", path: Path) -> ControlServer:
+    """Return the server, answering on `path`, its health NOT_SERVING; the caller stops it.
 
     The directory of `path` must be private, and the caller must hold the daemon's lock file: gRPC removes whatever
     socket stands at the path before it binds.
@@ -92,6 +102,7 @@ async def serve_control(node: "Node", path: Path) -> grpc.aio.Server:
         )
     server = grpc.aio.server(interceptors=[Guard(node)], options=_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
     node_pb2_grpc.add_NodeServicer_to_server(NodeService(node), server)
+    control = ControlServer(server, await health.serve_health(server))
     before = os.umask(0o077)
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -100,7 +111,7 @@ async def serve_control(node: "Node", path: Path) -> grpc.aio.Server:
     finally:
         os.umask(before)
     await server.start()
-    return server
+    return control
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -116,6 +127,8 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> _MethodHandler | None:
         """Return the method's handler with the checks before it."""
         handler = await continuation(handler_call_details)
+        if handler_call_details.method.startswith(health.METHODS):
+            return handler  # health.py says why
         if handler is None or handler.unary_unary is None:
             return handler  # gRPC answers UNIMPLEMENTED
         inner = cast(_Handler, handler.unary_unary)
@@ -136,14 +149,22 @@ class Guard(grpc.aio.ServerInterceptor):
             return await inner(request, context)
         except EverstepError as error:
             logger.info("control_refused code=%s message=%s", error.code, error.message)
-            await context.abort(
-                status_code(error),
-                error.message[:MESSAGE_CHARS_MAX],
-                trailing_metadata=(
-                    (CODE_KEY, error.code),
-                    (HINT_KEY, error.hint[:HINT_CHARS_MAX].encode()),
-                ),
-            )
+            await self._refuse(context, error)
+        except grpc.aio.AbortError:  # a handler has refused with a status of its own
+            raise
+        except Exception as error:  # noqa: BLE001 - logged, counted and reported
+            await self._refuse(context, self._node.bug(type(request).__name__, error))
+
+    @staticmethod
+    async def _refuse(context: _Context, error: EverstepError) -> None:
+        await context.abort(
+            status_code(error),
+            error.message[:MESSAGE_CHARS_MAX],
+            trailing_metadata=(
+                (CODE_KEY, error.code),
+                (HINT_KEY, error.hint[:HINT_CHARS_MAX].encode()),
+            ),
+        )
 
     async def _authenticate(self, context: _Context) -> int:
         """Return the caller's uid."""
@@ -175,15 +196,16 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def __init__(self, node: "Node") -> None:
         self._node = node
         self._began_s = time.monotonic()
-        self._is_draining = False
         self._verifying = asyncio.Semaphore(1)  # each takes 64 MiB per device
-        node.spawn(self._watch_end())
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
         """See node.proto."""
         node = self._node
-        stores = [await in_thread(node_views.store_view, opened) for opened in node.stores.stores]
-        daemon = node_views.daemon_view(node, began_s=self._began_s, is_draining=self._is_draining)
+        stores = [
+            await in_thread(node_views.store_view, opened, node.verifier.found(opened))
+            for opened in node.stores.stores
+        ]
+        daemon = node_views.daemon_view(node, began_s=self._began_s, is_draining=node.lifetime.is_ending)
         runs = node_views.run_views(node, _visible_uid())
         return status_to_message(StatusView(daemon=daemon, runs=runs, stores=tuple(stores)))
 
@@ -217,7 +239,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         """See node.proto."""
         run, checkpoint = self._selected(request.selector)
         async with self._verifying:
-            return verdict_to_message(await self._verify(run, checkpoint))
+            return verdict_to_message(await self._node.verifier.verify(run, checkpoint))
 
     async def RemoveCheckpoint(
         self, request: pb.RemoveCheckpointRequest, context: _Context
@@ -239,7 +261,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         busy = node_views.busy_reason(self._node, run)
         if busy:
             raise RunBusyError(busy, hint="stop the trainer first, or remove single checkpoints")
-        self._forget_memory(run)
+        await self._forget_memory(run)
         removed = await in_thread(store_views.remove_all, run)
         self._node.metrics.deleted_total.inc(removed.checkpoint_count)
         logger.info("run_removed_by_hand run=%s checkpoints=%d", run.run_id, removed.checkpoint_count)
@@ -271,10 +293,6 @@ class NodeService(node_pb2_grpc.NodeServicer):
 
     # -- parts
 
-    async def _watch_end(self) -> None:
-        await self._node.lifetime.wait()
-        self._is_draining = True
-
     def _runs(self) -> list[RunStore]:
         return store_views.visible_runs([opened.store for opened in self._node.stores.stores], _visible_uid())
 
@@ -288,61 +306,16 @@ class NodeService(node_pb2_grpc.NodeServicer):
         run = self._run(selector.run)
         return run, store_views.select_checkpoint(run, id_from_text(selector.checkpoint))
 
-    async def _verify(self, run: RunStore, checkpoint: CheckpointId) -> Verdict:
-        """Read through the devices' queues; a cancelled call ends after the chunks that are being read."""
-        opened = next((each for each in self._node.stores.stores if each.store is run.store), None)
-        if opened is None:
-            raise NotFoundError(f"the store of run {run.name!r} has been closed")
-        stop = threading.Event()
-        engines = {key: _Stoppable(queue, stop) for key, queue in opened.queues.items()}
-        memory = node_views.in_memory(self._node, run)
-        work = asyncio.ensure_future(
-            in_thread(store_views.verify, run, checkpoint, engines=engines, in_memory=memory)
-        )
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            stop.set()
-            await asyncio.wait([work])
-            work.exception()  # seen: _StoppedError, or whatever came first
-            raise
-
-    def _forget_memory(self, run: RunStore) -> None:
+    async def _forget_memory(self, run: RunStore) -> None:
         """Drop the snapshots that wait for a restart: the run is removed, they must not bring it back."""
         record = node_views.record_of(self._node, run)
+        closing: list[asyncio.Task[None]] = []
         for rank in record.ranks.values() if record else ():
-            rank.lost = False
-            self._node.drop_memory(rank)
+            rank.kept_until_s = None
+            closing += self._node.drop_memory(rank)
         self._node.lifetime.changed()
-
-
-class _StoppedError(Exception):
-    """The caller of a verification is gone. No EverstepError: those count as damage of what is read."""
-
-
-class _Stoppable:
-    """An engine that moves nothing more once `stop` is set."""
-
-    def __init__(self, engine: Engine, stop: threading.Event) -> None:
-        self._engine, self._stop = engine, stop
-
-    @property
-    def name(self) -> str:
-        """Name of the engine behind."""
-        return self._engine.name
-
-    def run(self, transfer: Transfer) -> TransferDone:
-        """Move, or raise when stopped."""
-        if self._stop.is_set():
-            raise _StoppedError
-        return self._engine.run(transfer)
-
-    def forget(self, arena_fd: int) -> None:
-        """Let go of an arena."""
-        self._engine.forget(arena_fd)
-
-    def close(self) -> None:
-        """Leave the engine behind to its owner."""
+        if closing:
+            await asyncio.wait(closing)
 
 
 def _visible_uid() -> int | None:

@@ -136,29 +136,30 @@ class ControlClient:
 
 
 @contextmanager
-def connected(path: Path) -> Generator[ControlClient]:
+def connected(path: Path, *, hint: str = "is EVERSTEP_SOCKET right?") -> Generator[ControlClient]:
     """Give a client of the daemon on the data socket `path`, for as long as the block runs.
+
+    `hint` says what else can be done where none answers.
 
     Raises:
         DaemonUnavailableError: none answers there.
         VersionMismatchError: one of another protocol version does.
     """
-    with _greeted(path) as hold:
+    with _greeted(path, hint) as hold:
         options = [("grpc.max_receive_message_length", ANSWER_BYTES_MAX), ("grpc.enable_http_proxy", 0)]
         with grpc.insecure_channel(f"unix:{hold.welcome.control_socket}", options=options) as channel:
             yield ControlClient(node_pb2_grpc.NodeStub(channel), hold, path)
 
 
 @contextmanager
-def _greeted(path: Path) -> Generator[_Hold]:
+def _greeted(path: Path, hint: str) -> Generator[_Hold]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(HELLO_DEADLINE_S)
         try:
             sock.connect(str(path))
         except OSError as error:
             raise DaemonUnavailableError(
-                f"no daemon answers on {path} ({error.strerror or error})",
-                hint="name storage directories to read them without a daemon, or set EVERSTEP_SOCKET",
+                f"no daemon answers on {path} ({error.strerror or error})", hint=hint
             ) from error
         pidfd = identify(sock).pidfd
         try:

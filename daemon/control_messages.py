@@ -6,6 +6,7 @@ from typing import cast
 from ..core.errors import UsageError
 from ..core.ids import CheckpointId
 from ..proto import node_pb2 as pb
+from .slot_machine import SlotState
 from .views import (
     CheckpointDetail,
     CheckpointStatus,
@@ -20,7 +21,6 @@ from .views import (
     RunView,
     SegmentVerdictView,
     SegmentView,
-    SlotStatus,
     SlotView,
     StatusView,
     StoreView,
@@ -33,11 +33,12 @@ _RANK_STATES = {
     RankState.CLOSED: pb.RANK_STATE_CLOSED,
 }
 _SLOT_STATES = {
-    SlotStatus.FREE: pb.SLOT_STATE_FREE,
-    SlotStatus.COPYING: pb.SLOT_STATE_COPYING,
-    SlotStatus.SEALED: pb.SLOT_STATE_SEALED,
-    SlotStatus.PERSISTING: pb.SLOT_STATE_PERSISTING,
-    SlotStatus.KEPT: pb.SLOT_STATE_KEPT,
+    SlotState.FREE: pb.SLOT_STATE_FREE,
+    SlotState.COPYING: pb.SLOT_STATE_COPYING,
+    SlotState.SEALED: pb.SLOT_STATE_SEALED,
+    SlotState.PERSISTING: pb.SLOT_STATE_PERSISTING,
+    SlotState.KEPT: pb.SLOT_STATE_KEPT,
+    SlotState.LOST: pb.SLOT_STATE_LOST,
 }
 _DEVICE_STATES = {
     DeviceStatus.OK: pb.DEVICE_STATE_OK,
@@ -177,6 +178,7 @@ def _store_to_message(store: StoreView) -> pb.StoreStatus:
                 free_bytes=device.free_bytes,
                 total_bytes=device.total_bytes,
                 engine=device.engine,
+                engine_reason=device.engine_reason,
                 direct=device.is_direct,
                 state=_DEVICE_STATES[device.state],
                 reason=device.reason,
@@ -198,6 +200,7 @@ def _store_from_message(store: pb.StoreStatus) -> StoreView:
                 free_bytes=device.free_bytes,
                 total_bytes=device.total_bytes,
                 engine=device.engine,
+                engine_reason=device.engine_reason,
                 is_direct=device.direct,
                 state=_DEVICE_STATE_OF[device.state],
                 reason=device.reason,

@@ -1,6 +1,6 @@
 """One submitter thread per device: transfers of all ranks of the node go through it, in the order they come."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..checkpoint.engine import Engine, Transfer, TransferDone
 from ..checkpoint.engine_choice import EngineChoice
@@ -25,7 +25,11 @@ class DeviceQueue:
 
     def forget(self, arena_fd: int) -> None:
         """Let go of an arena, after the transfers before it."""
-        self._thread.submit(self._engine.forget, arena_fd).result()
+        self.forgetting(arena_fd).result()
+
+    def forgetting(self, arena_fd: int) -> Future[None]:
+        """Begin to let go of an arena: done after the transfers before it, which may take seconds."""
+        return self._thread.submit(self._engine.forget, arena_fd)
 
     def close(self) -> None:
         """Finish what is queued, release the engine and end the thread."""

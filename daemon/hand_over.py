@@ -21,7 +21,7 @@ ANSWER_DEADLINE_S = 2.0
 async def ask_to_hand_over(directories: Sequence[Path], own: LockHolder) -> bool:
     """Return whether a holder of these directories' locks agreed to end."""
     agreed = False
-    for path in {_holder_socket(directory, own) for directory in directories}:
+    for path in await in_thread(lambda: {_holder_socket(directory, own) for directory in directories}):
         if path:
             agreed |= await in_thread(_ask, path)
     return agreed

@@ -1,4 +1,4 @@
-"""When a daemon may end, and when the memory of a crashed trainer is given back."""
+"""When a daemon may end, and when the memory of a crashed trainer is given back: two clocks, each for its own."""
 
 import asyncio
 import logging
@@ -28,8 +28,16 @@ class Lifetime:
 
     @property
     def idle(self) -> bool:
-        """Tell whether nobody is attached, nothing waits to be written, no snapshots are held for a restart."""
-        return not any(rank.lessee or rank.persisting or rank.lost for rank in self._node.registry.ranks())
+        """Tell whether nobody is or is being attached, nothing is being written, nothing is kept for a restart."""
+        return not self._node.is_opening and not any(
+            rank.lease or rank.persisting or rank.kept_until_s is not None
+            for rank in self._node.registry.ranks()
+        )
+
+    @property
+    def is_ending(self) -> bool:
+        """Tell whether the daemon has been told to end, or has reason to."""
+        return self._ended.is_set()
 
     async def wait(self) -> str:
         """Return why the daemon should end."""
@@ -43,29 +51,42 @@ class Lifetime:
             self._ended.set()
 
     def changed(self) -> None:
-        """Somebody came, left or was settled: look again, now and after the time that applies."""
-        ranks = self._node.registry.ranks()
-        attached = sum(rank.lessee is not None for rank in ranks)
+        """Somebody came, left or was settled: look again, now and when the next thing is due."""
+        attached = sum(rank.lease is not None for rank in self._node.registry.ranks())
         self._node.metrics.attached.set(attached)
         self._seen_trainer |= attached > 0
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if attached or any(rank.persisting for rank in ranks):
-            return
-        self._timer = asyncio.get_running_loop().call_later(self._delay_s(), self._over)
+        delay_s = self._delay_s()
+        loop = asyncio.get_running_loop()
+        self._timer = None if delay_s is None else loop.call_later(delay_s, self._due)
 
-    def _delay_s(self) -> float:
-        if any(rank.lost for rank in self._node.registry.ranks()):
-            return self._node.config.daemon.linger_s
+    def _delay_s(self) -> float | None:
+        """Return in how many seconds a rank's memory is given back or an idle private daemon ends, if any does."""
+        ends_s = [
+            rank.kept_until_s
+            for rank in self._node.registry.ranks()
+            if rank.kept_until_s is not None and not rank.persisting
+        ]
+        if ends_s:
+            return max(0.0, min(ends_s) - asyncio.get_running_loop().time())
+        if not (self._node.private and self.idle):
+            return None
         return CLEAN_GRACE_S if self._seen_trainer else START_GRACE_S
 
-    def _over(self) -> None:
-        """Nobody came back: a private daemon ends, a node's gives the memory back."""
+    def _due(self) -> None:
         self._timer = None
-        for rank in self._node.registry.ranks():
-            if rank.lost:
-                rank.lost = False
-                self._node.drop_memory(rank)
-        if self._node.private:
+        if self._node.private and self.idle:
             self.end("nobody is attached and everything is committed")
+        else:
+            self._give_memory_back()
+            self.changed()
+
+    def _give_memory_back(self) -> None:
+        """Drop the snapshots of every rank whose trainer did not come back in time, whoever else is attached."""
+        now_s = asyncio.get_running_loop().time()
+        for rank in self._node.registry.ranks():
+            if rank.kept_until_s is not None and rank.kept_until_s <= now_s and not rank.persisting:
+                logger.info("memory_given_back run=%s rank=%d", rank.run.run_id, rank.rank)
+                rank.kept_until_s = None
+                self._node.drop_memory(rank)

@@ -20,36 +20,36 @@ from ..core.errors import ConfigError, EverstepError
 from ..core.paths import control_socket_path, ensure_private_directory
 from ..core.version import VERSION
 from .config import DaemonConfig, load_config, private_config
-from .control import serve_control
+from .control import ControlServer, serve_control
 from .node import Node
 from .peer import identify
+from .service_manager import notify
 from .session import Session
 from .stores import use_short_switch_interval
 
 logger = logging.getLogger(__name__)
 
 ACCEPT_BACKLOG = 128
-CONTROL_GRACE_S = 1.0
+ACCEPT_PAUSE_S = 1.0
 
 
-def run_daemon(*, config_path: Path | None, socket_path: Path | None, private: bool) -> int:
-    """Run a daemon until it is told or has reason to end; return the exit status."""
+def run_daemon(*, config_path: Path | None, socket_path: Path | None, private: bool) -> None:
+    """Run a daemon until it is told or has reason to end.
+
+    Raises:
+        EverstepError: it cannot start.
+    """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
-    try:
-        config = load_config(config_path) if config_path is not None else private_config()
-        if socket_path is not None:
-            config = msgspec.structs.replace(
-                config, daemon=msgspec.structs.replace(config.daemon, socket=str(socket_path))
-            )
-        os.umask(0o077)
-        with _listen(config.socket_path()) as listener:
-            asyncio.run(_serve(config, listener, private=private))
-    except EverstepError as error:
-        logger.error("daemon_failed %s", error)
-        return 1
-    return 0
+    config = load_config(config_path) if config_path is not None else private_config()
+    if socket_path is not None:
+        config = msgspec.structs.replace(
+            config, daemon=msgspec.structs.replace(config.daemon, socket=str(socket_path))
+        )
+    os.umask(0o077)
+    with _listen(config.socket_path()) as listener:
+        asyncio.run(_serve(config, listener, private=private))
 
 
 @contextlib.contextmanager
@@ -90,40 +90,58 @@ def _address_path(path: Path) -> Path:
 
 
 async def _serve(config: DaemonConfig, listener: socket.socket, *, private: bool) -> None:
+    """Start, serve and end. What can fail for a reason that a user can mend comes before the first task."""
     use_short_switch_interval()
     path = config.socket_path()
     control_path = control_socket_path(path)
     node = Node(config, private=private, version=VERSION, control_socket=control_path)
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(node.on_loop_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.lifetime.end, signal.Signals(number).name)
-    metrics = node.metrics.serve(config.metrics.port) if config.metrics.enabled else None
-    node.metrics_port = metrics[0] if metrics else 0
-    async with asyncio.TaskGroup() as tasks:
-        node.use_tasks(tasks)
+    async with contextlib.AsyncExitStack() as held:
+        if config.metrics.enabled:
+            node.metrics_port, server = node.metrics.serve(config.metrics.port)
+            held.callback(server.close)
+        held.push_async_callback(node.stores.close)
         if not private:
             await node.stores.open(list(config.devices))
         control = await serve_control(node, control_path)
-        loop.add_reader(listener.fileno(), _accept, node, listener)
-        await _write_address(_address_path(path), node)
-        node.lifetime.changed()
-        logger.info(
-            "daemon_ready version=%s pid=%d socket=%s private=%s", VERSION, os.getpid(), path, private
-        )
-        reason = await node.lifetime.wait()
-        logger.info("daemon_draining reason=%s", reason)
-        loop.remove_reader(listener.fileno())
-        await _drain(node, config.daemon.drain_s)
-        await control.stop(CONTROL_GRACE_S)
-    await node.stores.close()
-    if metrics is not None:
-        metrics[1].close()
+        held.push_async_callback(control.stop)
+        async with asyncio.TaskGroup() as tasks:
+            node.use_tasks(tasks)
+            await _until_told(node, listener, control)
+            await _drain(node, config.daemon.drain_s)
+            await control.stop()
     _address_path(path).unlink(missing_ok=True)
     logger.info("daemon_ended")
 
 
+async def _until_told(node: Node, listener: socket.socket, control: ControlServer) -> None:
+    """Answer until there is reason to end."""
+    loop, path = asyncio.get_running_loop(), node.config.socket_path()
+    for opened in node.stores.stores:
+        node.watch(opened)
+    _listen_on(node, listener)
+    await _write_address(_address_path(path), node)
+    await control.health.set(serving=True)
+    node.lifetime.changed()
+    logger.info(
+        "daemon_ready version=%s pid=%d socket=%s private=%s", VERSION, os.getpid(), path, node.private
+    )
+    if not node.private:  # one that a service starts for itself does not speak for the service
+        notify("READY=1")
+    reason = await node.lifetime.wait()
+    logger.info("daemon_draining reason=%s", reason)
+    if not node.private:
+        notify("STOPPING=1")
+    await control.health.set(serving=False)
+    loop.remove_reader(listener.fileno())
+
+
 async def _drain(node: Node, deadline_s: float) -> None:
-    """Let what is sealed reach the devices, then end the sessions and give the memory back."""
+    """Let what is sealed reach the devices, then end the sessions; the memory goes with the process."""
+    node.verifier.stop()
     try:
         async with asyncio.timeout(deadline_s):
             await node.persister.idle()
@@ -131,15 +149,23 @@ async def _drain(node: Node, deadline_s: float) -> None:
         logger.error("drain_incomplete deadline_s=%.0f", deadline_s)
     for session in list(node.sessions):
         session.end()
-    for rank in node.registry.ranks():
-        if not rank.persisting:
-            node.drop_memory(rank)
+
+
+def _listen_on(node: Node, listener: socket.socket) -> None:
+    if not node.lifetime.is_ending:
+        asyncio.get_running_loop().add_reader(listener.fileno(), _accept, node, listener)
 
 
 def _accept(node: Node, listener: socket.socket) -> None:
     try:
         sock, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):
+        return
+    except OSError as error:  # no descriptor left, or no memory: whoever waits is asked again in a while
+        logger.error("cannot_accept reason=%s", error)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener.fileno())
+        loop.call_later(ACCEPT_PAUSE_S, _listen_on, node, listener)
         return
     try:
         peer = identify(sock)
@@ -169,4 +195,9 @@ def private_main() -> int:
     parser.add_argument("--private", action="store_true", required=True)
     parser.add_argument("--socket", type=Path, required=True)
     arguments = parser.parse_args()
-    return run_daemon(config_path=None, socket_path=arguments.socket, private=True)
+    try:
+        run_daemon(config_path=None, socket_path=arguments.socket, private=True)
+    except EverstepError as error:
+        logger.error("daemon_failed %s", error)
+        return 1
+    return 0

@@ -1,11 +1,24 @@
 """Prometheus metrics of a daemon: node totals only, no run, path or step as a label. Nothing starts on import."""
 
+from collections.abc import Callable
 from threading import Thread
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from ..checkpoint.recovery import RecoveryReport
+from ..core.errors import ConfigError
+
 _PERSIST_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+_RECOVERY: tuple[tuple[str, str, Callable[[RecoveryReport], float]], ...] = (
+    ("shards", "Shards found at opening", lambda report: report.shard_count),
+    ("shards_damaged", "Shards found at opening that are not offered", lambda report: report.damaged_count),
+    ("files_quarantined", "Files moved to quarantine at opening", lambda report: report.quarantined_count),
+    ("copies_mended", "Manifest, attempt and floor copies made again", lambda report: report.copy_count),
+    ("orphans_removed", "Generations removed that no manifest refers to", lambda report: report.orphan_count),
+    ("duration_seconds", "Time that recovery took", lambda report: report.duration_s),
+)
 
 
 class Metrics:
@@ -49,10 +62,50 @@ class Metrics:
             registry=self.registry,
         )
         self.refused_total = self._counter("everstep_requests_refused", "Requests answered with an error")
+        self.internal_errors_total = self._counter(
+            "everstep_internal_errors", "Exceptions that nobody expected; the log has each with its traceback"
+        )
+        self.verified_total = Counter(
+            "everstep_checkpoints_verified",
+            "Newest checkpoints read in the background after their store was opened",
+            ["result"],
+            registry=self.registry,
+        )
+        self._engine_info = Gauge(
+            "everstep_engine_info",
+            "Constant 1 for each open device, numbered as they were opened, labelled with its engine",
+            ["device_index", "engine", "direct"],
+            registry=self.registry,
+        )
+        self._engine_count = 0
+        self._recovery = [
+            (self._gauge(f"everstep_recovery_{name}", f"{text}; of all open stores"), of)
+            for name, text, of in _RECOVERY
+        ]
+
+    def add_recovery(self, report: RecoveryReport) -> None:
+        """Add what opening a store found and did."""
+        for gauge, of in self._recovery:
+            gauge.inc(of(report))
+
+    def add_engine(self, engine: str, *, direct: bool) -> None:
+        """Say which engine the next opened device has, and whether it goes past the page cache."""
+        self._engine_info.labels(self._engine_count, engine, str(direct).lower()).set(1)
+        self._engine_count += 1
 
     def serve(self, port: int) -> tuple[int, "MetricsServer"]:
-        """Serve the metrics on loopback; return the port taken and the server to close."""
-        server, thread = start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        """Serve the metrics on loopback; return the port taken and the server to close.
+
+        Raises:
+            ConfigError: the port cannot be had.
+        """
+        try:
+            server, thread = start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        except OSError as error:
+            raise ConfigError(
+                f"metrics.port {port} cannot be listened on: {error.strerror or error}",
+                hint="choose a free one; 0 takes any",
+            ) from error
         return int(server.server_port), MetricsServer(server, thread)
 
     def _counter(self, name: str, text: str) -> Counter:

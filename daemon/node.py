@@ -1,6 +1,9 @@
 """The node service: which trainers hold which ranks, their arenas, and when the daemon may end.
 
 Everything here runs on the event loop and only decides; bytes move in threads (persist.py, restore.py, arena.py).
+
+No exception ends the daemon: one that nobody expected is logged with its traceback, counted, and told to the client
+whose work it was (`bug`); others go on (ADR 0017).
 """
 
 import asyncio
@@ -8,26 +11,25 @@ import logging
 import os
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from ..core.errors import ConfigError, FencedError, RunBusyError, UsageError
+from ..core.errors import ConfigError, FencedError, InternalError, RunBusyError, UsageError
 from ..core.ids import CheckpointId, run_id_of
 from ..proto import frames
-from .arena import make_arena
+from .arena_book import ArenaBook
 from .blocking import in_thread
 from .config import DaemonConfig
 from .lifetime import Lifetime
 from .metrics import Metrics
 from .persist import Persister
-from .registry import RankRecord, Registry, RunRecord
+from .registry import Lease, Lessee, RankRecord, Registry, RunRecord
 from .restore import Restorer
 from .session import Session
-from .stores import StoreBook
+from .stores import OpenStore, StoreBook
 from .tokens import TokenBook
+from .verifier import Verifier
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Node:
@@ -43,20 +45,51 @@ class Node:
         self.sessions: set[Session] = set()
         self.lifetime = Lifetime(self)
         self.stores = StoreBook(config, socket=config.socket_path(), private=private)
+        self.arenas = ArenaBook(config.memory, self.metrics, self.spawn)
+        self.verifier = Verifier(self)
         self.persister = Persister(self)
         self.restorer = Restorer(self)
         self._control_socket = control_socket
         self._tasks: asyncio.TaskGroup | None = None
         self._opening = asyncio.Lock()
+        self._watched: set[OpenStore] = set()
 
     def use_tasks(self, tasks: asyncio.TaskGroup) -> None:
         """Run all background work in `tasks`; called once before the first client."""
         self._tasks = tasks
 
-    def spawn(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
-        """Run `work` in the background; an exception that escapes it ends the daemon, visibly."""
+    def watch(self, opened: OpenStore) -> None:
+        """Show what a store is in the metrics, and have its newest checkpoints verified; again is nothing."""
+        if opened not in self._watched:
+            self._watched.add(opened)
+            self.metrics.add_recovery(opened.report)
+            for queue in opened.queues.values():
+                self.metrics.add_engine(queue.name, direct=queue.choice.alignment is not None)
+            self.verifier.watch(opened)
+
+    def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
+        """Run `work` in the background; what it does not expect is reported as a bug in `doing`."""
         assert self._tasks is not None
-        return self._tasks.create_task(work)
+        return self._tasks.create_task(self._contained(work, doing))
+
+    async def _contained(self, work: Coroutine[None, None, None], doing: str) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - logged and counted
+            self.bug(doing, error)
+
+    def bug(self, doing: str, error: BaseException | None) -> InternalError:
+        """Log and count an exception that nobody expected; return what its victim is told."""
+        self.metrics.internal_errors_total.inc()
+        logger.error("internal_error doing=%r", doing, exc_info=error)
+        return InternalError(
+            f"{doing} failed: {type(error).__name__}: {error}",
+            hint=f"a bug of everstep: the log of the daemon (pid {os.getpid()}) has the traceback",
+        )
+
+    def on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Report an exception that escaped from a callback of the event loop."""
+        self.bug(str(context.get("message")), context.get("exception"))
 
     def welcome(self, token: str) -> frames.Welcome:
         """Return the answer to Hello."""
@@ -71,12 +104,18 @@ class Node:
 
     # -- leases
 
-    async def open_run(self, session: Session, frame: frames.OpenRun) -> tuple[frames.RunOpened, RankRecord]:
+    @property
+    def is_opening(self) -> bool:
+        """Tell whether a run's store is being opened for a trainer."""
+        return self._opening.locked()
+
+    async def open_run(self, session: Session, frame: frames.OpenRun) -> frames.RunOpened:
         """Give `session` the lease of (run, rank).
 
         Raises:
             RunBusyError: a living trainer holds it and `takeover` is not set.
         """
+        session.check_may_attach()
         if session.peer.uid != os.getuid():
             raise UsageError(
                 f"this daemon serves uid {os.getuid()} only, the client has uid {session.peer.uid}",
@@ -84,13 +123,14 @@ class Node:
             )
         if not 0 <= frame.rank < frame.world_size:
             raise UsageError(f"rank {frame.rank} is not below world_size {frame.world_size}")
-        async with self._opening:
-            run = await self._find_run(session.peer.uid, frame)
-        rank = run.rank(frame.rank)
-        self._take_lease(rank, session, frame)
-        rank.world_size, rank.lost, rank.attempt = frame.world_size, False, 0
-        self.lifetime.changed()
-        opened = frames.RunOpened(
+        try:
+            async with self._opening:
+                run = await self._find_run(session.peer.uid, frame)
+            rank = run.rank(frame.rank)
+            self._give_lease(rank, session, frame)
+        finally:
+            self.lifetime.changed()
+        return frames.RunOpened(
             re=frame.request_id,
             run_id=run.run_id,
             highest_attempt=max(run.attempt, run.store.highest_attempt()),
@@ -98,7 +138,6 @@ class Node:
             devices=self.stores.chosen(run.opened, frame.storage),
             notes=list(run.opened.notes),
         )
-        return opened, rank
 
     async def _find_run(self, uid: int, frame: frames.OpenRun) -> RunRecord:
         try:
@@ -106,10 +145,11 @@ class Node:
         except ValueError as error:
             raise ConfigError(str(error), hint="choose another name in attach()") from error
         opened = await self.stores.open(frame.storage)
+        self.watch(opened)
         known = self.registry.runs.get((uid, run_id))
         if known is not None and known.opened is opened:
             return known
-        if known is not None and any(rank.lessee or rank.persisting for rank in known.ranks.values()):
+        if known is not None and any(rank.lease or rank.persisting for rank in known.ranks.values()):
             raise ConfigError(
                 f"run {frame.name!r} is open on {known.opened.describe()}, not on {opened.describe()}",
                 hint="give every rank and restart the same storage",
@@ -121,26 +161,33 @@ class Node:
         self.registry.runs[uid, run_id] = run
         return run
 
-    def _take_lease(self, rank: RankRecord, session: Session, frame: frames.OpenRun) -> None:
+    def _give_lease(self, rank: RankRecord, session: Session, frame: frames.OpenRun) -> None:
+        """Grant the lease, in one go: from the first check to the last line nobody can come, leave or die."""
+        session.check_may_attach()  # again: opening took a while
         if rank.lessee is not None and not rank.lessee.alive:
             rank.lessee.end()
-        holder = rank.lessee
-        if holder is not None and not frame.takeover:
+        if rank.lessee is not None and not frame.takeover:
             raise RunBusyError(
                 f"rank {frame.rank} of run {frame.name!r} is held by a living trainer",
                 hint="wait for it to end, use another name, or attach(..., takeover=True)",
             )
-        rank.lessee = session
-        if holder is not None:
-            for arena in rank.arenas.values():
-                arena.shared_with_dead = True
-            self._drop_copies(rank)
-            holder.fence(f"run {frame.name!r} was taken over by another trainer")
+        if rank.lessee is not None:
+            self._fence(rank, rank.lessee)
+        session.lease = rank.grant(session)
+        rank.world_size, rank.attempt = frame.world_size, 0
 
-    async def begin_attempt(self, rank: RankRecord, attempt: int, *, fresh: bool) -> None:
+    def _fence(self, rank: RankRecord, holder: Lessee) -> None:
+        rank.lease = None
+        for arena in rank.arenas.values():
+            arena.shared_with_dead = True
+        self._drop_copies(rank)
+        holder.fence(f"run {rank.run.name!r} was taken over by another trainer")
+
+    async def begin_attempt(self, lease: Lease, attempt: int, *, fresh: bool) -> None:
         """Make `attempt` durable before any byte of it is admitted; ranks of one attempt share one record."""
-        run = rank.run
+        rank, run = lease.rank, lease.rank.run
         async with run.beginning:
+            lease.check()
             highest = run.store.highest_attempt()
             if attempt < highest:
                 raise FencedError(
@@ -149,27 +196,27 @@ class Node:
             if attempt > highest:
                 await in_thread(run.store.begin_attempt, attempt, fresh=fresh)
             run.attempt = attempt
+        lease.check()
         rank.attempt = attempt
         if fresh:
             rank.current = None
         logger.info("attempt_begun run=%s rank=%d attempt=%d fresh=%s", run.run_id, rank.rank, attempt, fresh)
 
-    async def detach(self, rank: RankRecord) -> None:
+    async def detach(self, lease: Lease) -> None:
         """Answer when everything that the rank sealed has been committed or has failed; then let its arenas go."""
-        await self.persister.settled(rank)
-        lessee, rank.lessee = rank.lessee, None
-        for number in list(rank.arenas):
-            self._close_arena(rank, number)
-        if isinstance(lessee, Session):
-            lessee.rank = None
+        await self.persister.settled(lease.rank)
+        lease.check()
+        lease.rank.lease = None
+        self.drop_memory(lease.rank)
         self.lifetime.changed()
 
     def session_ended(self, session: Session) -> None:
-        """A client is gone: a trainer's copies are dropped, what it sealed stays and is persisted."""
+        """A client is gone: a trainer's copies are dropped, what it sealed stays, is persisted and kept a while."""
         self.sessions.discard(session)
-        rank = session.rank
-        if rank is not None and rank.lessee is session:
-            rank.lessee, rank.lost = None, True
+        if session.lease is not None and session.lease.is_valid:
+            rank = session.lease.rank
+            rank.lease = None
+            rank.kept_until_s = asyncio.get_running_loop().time() + self.config.daemon.linger_s
             self._drop_copies(rank)
             logger.warning("trainer_lost run=%s rank=%d pid=%d", rank.run.run_id, rank.rank, session.peer.pid)
         self.lifetime.changed()
@@ -184,27 +231,25 @@ class Node:
 
     # -- arenas
 
-    async def make_arena(self, rank: RankRecord, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
+    async def make_arena(self, lease: Lease, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
         """Allocate an arena for new snapshots, in the background of the trainer's steps."""
         if frame.slot_size_bytes <= 0 or frame.slot_size_bytes % 4096 or not 1 <= frame.slot_count <= 64:
             raise UsageError(
                 f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible"
             )
-        lessee = rank.lessee
-        arena = await make_arena(
-            self.registry.next_arena_number(),
+        arena = await self.arenas.make(
             slot_size_bytes=frame.slot_size_bytes,
             slot_count=frame.slot_count,
             layout_digest=frame.layout_digest,
-            reserve_bytes=self.config.memory.reserve_bytes,
-            limit_bytes=self.arena_budget_bytes(),
         )
-        if rank.lessee is not lessee:
-            arena.close()
-            raise FencedError("the trainer is gone; its arena was dropped")
+        rank = lease.rank
+        try:
+            lease.check()
+        except FencedError:
+            self.arenas.close(arena, rank.run.opened.forget_arena)
+            raise
         rank.arenas[arena.number] = arena
         rank.current = arena.number
-        self.update_arena_gauge()
         self.drop_outdated_arenas(rank)
         ready = frames.ArenaReady(
             re=frame.request_id,
@@ -214,10 +259,6 @@ class Node:
             allocation_s=arena.allocation_s,
         )
         return ready, arena.fd
-
-    def arena_budget_bytes(self) -> int:
-        """Return what the configured bound leaves for a new arena."""
-        return self.config.memory.arena_max_bytes - self.registry.arena_size_bytes()
 
     def abandon(self, rank: RankRecord, arena: int, slot: int) -> None:
         """The trainer gave up a copy."""
@@ -264,21 +305,14 @@ class Node:
             self.metrics.abandoned_total.inc(len(dropped))
             self.free_slots(rank, number, dropped)
 
-    def drop_memory(self, rank: RankRecord) -> None:
-        """Close all arenas of a rank whose trainer did not come back in time."""
-        for number in list(rank.arenas):
-            self._close_arena(rank, number)
+    def drop_memory(self, rank: RankRecord) -> "list[asyncio.Task[None]]":
+        """Close all arenas of a rank that nobody comes back to; done when their memory is free."""
+        return [self._close_arena(rank, number) for number in list(rank.arenas)]
 
-    def _close_arena(self, rank: RankRecord, number: int) -> None:
+    def _close_arena(self, rank: RankRecord, number: int) -> "asyncio.Task[None]":
         arena = rank.arenas.pop(number)
         for place in [place for place in rank.snapshots if place[0] == number]:
             del rank.snapshots[place]
         if rank.current == number:
             rank.current = None
-        rank.run.opened.forget_arena(arena.fd)
-        arena.close()
-        self.update_arena_gauge()
-
-    def update_arena_gauge(self) -> None:
-        """Set the gauges that follow from the registry."""
-        self.metrics.arena_bytes.set(self.registry.arena_size_bytes())
+        return self.arenas.close(arena, rank.run.opened.forget_arena)

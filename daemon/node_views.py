@@ -2,11 +2,11 @@
 
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.ids import CheckpointId
 from .registry import RankRecord, RunRecord
-from .session import Session
 from .stores import OpenStore
 from .views import (
     DaemonView,
@@ -15,9 +15,9 @@ from .views import (
     RankState,
     RankView,
     RunView,
-    SlotStatus,
     SlotView,
     StoreView,
+    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def daemon_view(node: "Node", *, began_s: float, is_draining: bool) -> DaemonVie
         uptime_s=time.monotonic() - began_s,
         socket=str(node.config.socket_path()),
         uid=os.getuid(),
-        arena_bytes=node.registry.arena_size_bytes(),
+        arena_bytes=node.arenas.size_bytes,
         metrics_port=node.metrics_port,
         is_draining=is_draining,
         persisted_count=total(node, PERSISTED),
@@ -58,7 +58,7 @@ def run_views(node: "Node", uid: int | None) -> tuple[RunView, ...]:
 
 def attached_count(node: "Node") -> int:
     """Return how many trainers hold a lease."""
-    return sum(rank.lessee is not None for rank in node.registry.ranks())
+    return sum(rank.lease is not None for rank in node.registry.ranks())
 
 
 def busy_reason(node: "Node", run: "RunStore") -> str:
@@ -91,17 +91,27 @@ def in_memory(node: "Node", run: "RunStore") -> frozenset[CheckpointId]:
     )
 
 
-def store_view(opened: OpenStore) -> StoreView:
-    """Return an open store; asks the file systems, so call it in a thread."""
+def store_view(opened: OpenStore, verified: Sequence[Verdict]) -> StoreView:
+    """Return an open store and what was found of its newest checkpoints; asks the file systems: for a thread."""
     store = opened.store
     present = tuple(_device_view(opened, device.device_id, str(device.path)) for device in store.devices)
     missing = tuple(_missing_view(device.device_id, device.path) for device in store.missing)
     return StoreView(
         store_id=store.store_id,
         devices=present + missing,
-        notes=tuple(opened.notes),
-        problems=tuple(opened.report.problems),
+        notes=(*opened.notes, *(_verified_text(each) for each in verified if each.is_intact)),
+        problems=(
+            *opened.report.problems,
+            *(_verified_text(each) for each in verified if not each.is_intact),
+        ),
     )
+
+
+def _verified_text(verdict: Verdict) -> str:
+    if verdict.is_intact:
+        return f"{verdict.summary.title} was verified: every byte is what was committed"
+    problems = [*verdict.problems, *(segment.problem for segment in verdict.segments if segment.problem)]
+    return f"{verdict.summary.title} is damaged: {'; '.join(problems)}"
 
 
 def _held(rank: RankRecord) -> set[CheckpointId]:
@@ -127,20 +137,20 @@ def _run_view(run: RunRecord) -> RunView:
 
 
 def _rank_view(rank: RankRecord) -> RankView:
-    state = RankState.LINGERING if rank.lost else RankState.CLOSED
-    if rank.lessee is not None:
+    state = RankState.CLOSED if rank.kept_until_s is None else RankState.LINGERING
+    if rank.lease is not None:
         state = RankState.ATTACHED
     return RankView(
         rank=rank.rank,
         state=state,
         step=rank.step,
         slots=tuple(
-            SlotView(state=SlotStatus(slot.state.value), checkpoint=slot.checkpoint)
+            SlotView(state=slot.state, checkpoint=slot.checkpoint)
             for arena in rank.arenas.values()
             for slot in arena.machine.slots
         ),
         arena_bytes=sum(arena.size_bytes for arena in rank.arenas.values()),
-        pid=rank.lessee.peer.pid if isinstance(rank.lessee, Session) else 0,
+        pid=0 if rank.lessee is None else rank.lessee.pid,
     )
 
 
@@ -158,7 +168,8 @@ def _device_view(opened: OpenStore, device_id: str, path: str) -> DeviceView:
         path=path,
         free_bytes=free_bytes,
         total_bytes=total_bytes,
-        engine=choice.name,
+        engine=opened.queues[device_id].name,
+        engine_reason=choice.reason,
         is_direct=choice.alignment is not None,
         state=DeviceStatus(state.value),
         reason=reason,
@@ -172,6 +183,7 @@ def _missing_view(device_id: str, path: str) -> DeviceView:
         free_bytes=0,
         total_bytes=0,
         engine="",
+        engine_reason="",
         is_direct=False,
         state=DeviceStatus.MISSING,
         reason="mount it: nothing is deleted while a member is missing",

@@ -4,6 +4,7 @@ Peers are keyed by pidfd and uid, never by pid: a pid is 0 across pid namespaces
 """
 
 import os
+import select
 import socket
 import struct
 from dataclasses import dataclass
@@ -24,6 +25,13 @@ class Peer:
     pid: int
     """For messages to people only."""
     pidfd: int
+
+    @property
+    def lives(self) -> bool:
+        """Tell whether the process lives."""
+        poll = select.poll()  # select() itself knows no descriptor above 1023
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
 
 
 def identify(sock: socket.socket) -> Peer:

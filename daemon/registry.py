@@ -18,8 +18,18 @@ class Lessee(Protocol):
     """A connected trainer, as the registry sees it."""
 
     @property
+    def has_ended(self) -> bool:
+        """Tell whether it is gone for the daemon, which gives back what it held exactly once."""
+        ...
+
+    @property
     def alive(self) -> bool:
-        """Tell whether its process lives."""
+        """Tell whether its process lives, even before the event loop has heard of its death."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Process id for messages to people."""
         ...
 
     def send(self, frame: Reply, fd: int | None = None) -> None:
@@ -33,6 +43,27 @@ class Lessee(Protocol):
     def fence(self, reason: str) -> None:
         """Tell the trainer that it lost its lease, and end the connection."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lease:
+    """One grant. `RankRecord.lease` alone says which is valid, so that one assignment ends it for everybody."""
+
+    rank: "RankRecord"
+    holder: Lessee
+
+    @property
+    def is_valid(self) -> bool:
+        """Tell whether the holder still has the rank."""
+        return self.rank.lease is self
+
+    def check(self) -> None:
+        """Raise FencedError unless it is valid: to be asked after every wait of work done for its holder."""
+        if not self.is_valid:
+            raise FencedError(
+                f"the lease of rank {self.rank.rank} of run {self.rank.run.name!r} is over",
+                hint="the trainer has left, or another has taken the run over",
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,16 +80,17 @@ class Snapshot:
 
 @dataclass(slots=True, kw_only=True)
 class RankRecord:
-    """One rank of a run: who holds its lease, and its arenas."""
+    """One rank of a run: who holds it, and its arenas."""
 
     run: "RunRecord"
     rank: int
     world_size: int = 1
     attempt: int = 0
     """Attempt that this rank's lessee has begun; 0 before."""
-    lessee: Lessee | None = None
-    lost: bool = False
-    """Its last lessee died or vanished: its snapshots wait for a restart."""
+    lease: Lease | None = None
+    """Who holds the rank; None: nobody."""
+    kept_until_s: float | None = None
+    """Its last holder died or vanished: until then (the loop's clock) its snapshots wait for a restart."""
     step: int = 0
     """Newest boundary that was snapshotted."""
     arenas: dict[int, Arena] = field(default_factory=dict[int, Arena])
@@ -66,6 +98,19 @@ class RankRecord:
     """The arena that new snapshots go to."""
     snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
     """By (arena, slot)."""
+
+    @property
+    def lessee(self) -> Lessee | None:
+        """The trainer that holds the rank."""
+        return None if self.lease is None else self.lease.holder
+
+    def grant(self, client: Lessee) -> Lease:
+        """Give the free rank to a client, whose end will give it back: so it must not have ended already."""
+        assert self.lease is None, "a lease is granted only once the one before it is over"
+        assert not client.has_ended, "nobody would ever give this lease back"
+        self.lease = Lease(rank=self, holder=client)
+        self.kept_until_s = None
+        return self.lease
 
     @property
     def persisting(self) -> bool:
@@ -121,17 +166,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.runs: dict[tuple[int, str], RunRecord] = {}
-        self._arena_count = 0
-
-    def next_arena_number(self) -> int:
-        """Return a number that no arena of this daemon had."""
-        self._arena_count += 1
-        return self._arena_count
 
     def ranks(self) -> list[RankRecord]:
         """Return every rank of every run."""
         return [rank for run in self.runs.values() for rank in run.ranks.values()]
-
-    def arena_size_bytes(self) -> int:
-        """Return the bytes of all arenas."""
-        return sum(arena.size_bytes for rank in self.ranks() for arena in rank.arenas.values())

@@ -9,12 +9,12 @@ from ..checkpoint.fetch import read_shard, shard_slot_offsets
 from ..checkpoint.manifest_format import encode_manifest
 from ..checkpoint.manifest_types import Manifest
 from ..checkpoint.storage_ops import ArenaRange
-from ..core.errors import CorruptDataError, DataError, FencedError
+from ..core.errors import CorruptDataError, DataError
 from ..core.ids import CheckpointId
 from ..proto import frames
-from .arena import Arena, make_arena
+from .arena import Arena
 from .blocking import in_thread
-from .registry import RankRecord, Snapshot
+from .registry import Lease, RankRecord, Snapshot
 
 if TYPE_CHECKING:
     from .node import Node
@@ -61,25 +61,23 @@ class Restorer:
         items = [offers[checkpoint] for checkpoint in sorted(offers, reverse=True)]
         return frames.Offers(re=request_id, items=items)
 
-    async def fetch(
-        self, rank: RankRecord, checkpoint: CheckpointId, shard: int, request_id: int
-    ) -> tuple[frames.Fetched, int]:
+    async def fetch(self, lease: Lease, frame: frames.Fetch) -> tuple[frames.Fetched, int]:
         """Return one shard, verified, in an arena.
 
         Raises:
             CorruptDataError: file and block are named; the catalogue remembers it.
             NotFoundError: it is neither in memory nor on the devices.
         """
-        if shard == rank.rank:
-            found = self._in_memory(rank, checkpoint)
-            if found is not None:
-                try:
-                    return await self._from_memory(rank, *found, request_id)
-                except CorruptDataError as error:
-                    self._node.metrics.restore_failed_total.inc()
-                    logger.error("memory_damaged checkpoint=%s reason=%s", checkpoint, error)
+        checkpoint = CheckpointId(frame.attempt, frame.step)
+        found = self._in_memory(lease.rank, checkpoint) if frame.rank == lease.rank.rank else None
+        if found is not None:
+            try:
+                return await self._from_memory(lease, *found, frame.request_id)
+            except CorruptDataError as error:
+                self._node.metrics.restore_failed_total.inc()
+                logger.error("memory_damaged checkpoint=%s reason=%s", checkpoint, error)
         try:
-            return await self._from_disk(rank, checkpoint, shard, request_id)
+            return await self._from_disk(lease, checkpoint, frame)
         except DataError:
             self._node.metrics.restore_failed_total.inc()
             raise
@@ -87,8 +85,8 @@ class Restorer:
     async def manifest(self, rank: RankRecord, frame: frames.GetManifest) -> frames.ManifestBytes:
         """Return a committed shard's manifest."""
         checkpoint = CheckpointId(frame.attempt, frame.step)
-        manifest = await in_thread(rank.run.store.manifest, checkpoint, frame.rank)
-        return frames.ManifestBytes(re=frame.request_id, manifest=encode_manifest(manifest))
+        encoded = await in_thread(lambda: encode_manifest(rank.run.store.manifest(checkpoint, frame.rank)))
+        return frames.ManifestBytes(re=frame.request_id, manifest=encoded)
 
     def _in_memory(self, rank: RankRecord, checkpoint: CheckpointId) -> tuple[Arena, Snapshot] | None:
         for (number, _), snapshot in rank.snapshots.items():
@@ -98,9 +96,14 @@ class Restorer:
         return None
 
     async def _from_memory(
-        self, rank: RankRecord, arena: Arena, snapshot: Snapshot, request_id: int
+        self, lease: Lease, arena: Arena, snapshot: Snapshot, request_id: int
     ) -> tuple[frames.Fetched, int]:
+        rank = lease.rank
         await in_thread(_verify_memory, arena, snapshot)
+        encoded = await in_thread(encode_manifest, snapshot.manifest)
+        lease.check()
+        if rank.arena(arena.number).shared_with_dead:
+            raise CorruptDataError(f"the memory of {snapshot.checkpoint} is shared with a fenced trainer")
         rank.current = arena.number
         logger.info(
             "restore_from_memory run=%s rank=%d checkpoint=%s",
@@ -108,53 +111,37 @@ class Restorer:
             rank.rank,
             snapshot.checkpoint,
         )
-        return self._fetched(
-            arena, snapshot.manifest, snapshot.offsets_bytes, frames.Source.MEMORY, request_id
-        )
+        return self._fetched(arena, encoded, snapshot.offsets_bytes, frames.Source.MEMORY, request_id)
 
     async def _from_disk(
-        self, rank: RankRecord, checkpoint: CheckpointId, shard: int, request_id: int
+        self, lease: Lease, checkpoint: CheckpointId, frame: frames.Fetch
     ) -> tuple[frames.Fetched, int]:
-        node, run, lessee = self._node, rank.run, rank.lessee
-        manifest = await in_thread(run.store.manifest, checkpoint, shard)
+        node, rank, run = self._node, lease.rank, lease.rank.run
+        manifest = await in_thread(run.store.manifest, checkpoint, frame.rank)
         offsets, size_bytes = shard_slot_offsets(manifest)
-        arena = await make_arena(
-            node.registry.next_arena_number(),
-            slot_size_bytes=max(size_bytes, 4096),
-            slot_count=1,
-            layout_digest=manifest.layout_digest,
-            reserve_bytes=node.config.memory.reserve_bytes,
-            limit_bytes=node.arena_budget_bytes(),
+        encoded = await in_thread(encode_manifest, manifest)
+        arena = await node.arenas.make(
+            slot_size_bytes=max(size_bytes, 4096), slot_count=1, layout_digest=manifest.layout_digest
         )
         try:
             await in_thread(_read, rank, manifest, arena)
+            lease.check()
         except BaseException:
-            run.opened.forget_arena(arena.fd)
-            arena.close()
+            node.arenas.close(arena, run.opened.forget_arena)
             raise
-        if rank.lessee is not lessee:
-            run.opened.forget_arena(arena.fd)
-            arena.close()
-            raise FencedError("the trainer is gone; what was read for it was dropped")
         rank.arenas[arena.number] = arena
         arena.machine.keep(0, checkpoint)
-        node.update_arena_gauge()
         logger.info(
             "restore_from_disk run=%s rank=%d checkpoint=%s shard=%d",
             run.run_id,
             rank.rank,
             checkpoint,
-            shard,
+            frame.rank,
         )
-        return self._fetched(arena, manifest, offsets, frames.Source.DISK, request_id)
+        return self._fetched(arena, encoded, offsets, frames.Source.DISK, frame.request_id)
 
     def _fetched(
-        self,
-        arena: Arena,
-        manifest: Manifest,
-        offsets: tuple[int, ...],
-        source: frames.Source,
-        request_id: int,
+        self, arena: Arena, manifest: bytes, offsets: tuple[int, ...], source: frames.Source, request_id: int
     ) -> tuple[frames.Fetched, int]:
         self._node.metrics.restored_total.labels(source.value).inc()
         fetched = frames.Fetched(
@@ -165,7 +152,7 @@ class Restorer:
             slot_count=len(arena.machine.slots),
             layout_digest=arena.layout_digest,
             source=source,
-            manifest=encode_manifest(manifest),
+            manifest=manifest,
             segment_offsets_bytes=list(offsets),
             free_slots=arena.machine.free_slots,
         )

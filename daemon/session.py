@@ -7,9 +7,9 @@ whose forked loader workers live on, the pidfd fires in milliseconds and the soc
 import asyncio
 import logging
 import os
-import select
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..core.errors import EverstepError, FencedError, UsageError, VersionMismatchError
@@ -18,7 +18,7 @@ from ..proto import frames
 from ..proto.frames import PROTOCOL, Failure, Reply, Request, Role
 from .connection import Connection
 from .peer import Peer
-from .registry import RankRecord
+from .registry import Lease
 
 if TYPE_CHECKING:
     from .node import Node
@@ -36,7 +36,8 @@ class Session:
 
     def __init__(self, node: "Node", sock: socket.socket, peer: Peer) -> None:
         self.peer = peer
-        self.rank: RankRecord | None = None
+        self.lease: Lease | None = None
+        """What it was granted, which may be over: see Lease.is_valid."""
         self._node = node
         self._role: Role | None = None
         self._token = ""
@@ -48,14 +49,28 @@ class Session:
         self._hello_timer = loop.call_later(HELLO_DEADLINE_S, self.end)
 
     @property
-    def is_trainer(self) -> bool:
-        """Tell whether this client holds a lease on a rank."""
-        return self.rank is not None
+    def has_ended(self) -> bool:
+        """Tell whether it has given back what it held: from then on it gets nothing any more."""
+        return self._ended
 
     @property
     def alive(self) -> bool:
         """Tell whether the client's process lives, even before the loop has heard of its death."""
-        return not self._ended and not select.select([self.peer.pidfd], [], [], 0)[0]
+        return not self._ended and self.peer.lives
+
+    @property
+    def pid(self) -> int:
+        """Process id of the client, for messages to people."""
+        return self.peer.pid
+
+    def check_may_attach(self) -> None:
+        """Raise unless this client may be given a lease now."""
+        if self._ended:
+            raise FencedError("the client left while its run was being opened")
+        if self.lease is not None and self.lease.is_valid:
+            raise UsageError(
+                "this connection has a run already", hint="attach another run in another process"
+            )
 
     def send(self, frame: Reply, fd: int | None = None) -> None:
         """Queue a frame."""
@@ -64,7 +79,6 @@ class Session:
     def fence(self, reason: str) -> None:
         """Tell the trainer that it lost its lease and end."""
         self.send(frames.Fenced(message=reason))
-        self.rank = None
         self.end()
 
     def end(self) -> None:
@@ -84,10 +98,8 @@ class Session:
     # -- frames
 
     def _on_frame(self, frame: Request) -> None:
-        try:
+        with self._refusing(frame):
             self._dispatch(frame)
-        except EverstepError as error:
-            self._refuse(getattr(frame, "request_id", 0), error)
 
     def _dispatch(self, frame: Request) -> None:
         if isinstance(frame, frames.Hello):
@@ -97,33 +109,28 @@ class Session:
             raise UsageError("the first frame must be Hello")
         match frame:
             case frames.OpenRun():
-                self._answer(frame.request_id, lambda: self._open_run(frame))
+                self._answer(frame, lambda: self._node.open_run(self, frame))
             case frames.HandOver():
                 self._node.hand_over()
                 self.send(frames.Done(re=frame.request_id))
             case _:
-                self._dispatch_leased(frame, self._lease())
+                self._dispatch_leased(frame, self._valid_lease())
 
-    def _dispatch_leased(self, frame: Request, rank: RankRecord) -> None:  # noqa: C901, PLR0912 - a table
-        node = self._node
+    def _dispatch_leased(self, frame: Request, lease: Lease) -> None:  # noqa: C901, PLR0912 - a table
+        node, rank = self._node, lease.rank
         match frame:
             case frames.BeginAttempt():
-                self._answer(
-                    frame.request_id, lambda: node.begin_attempt(rank, frame.attempt, fresh=frame.fresh)
-                )
+                self._answer(frame, lambda: node.begin_attempt(lease, frame.attempt, fresh=frame.fresh))
             case frames.ListOffers():
-                self._answer(frame.request_id, lambda: node.restorer.offers(rank, frame.request_id))
+                self._answer(frame, lambda: node.restorer.offers(rank, frame.request_id))
             case frames.Fetch():
-                wanted = CheckpointId(frame.attempt, frame.step)
-                self._answer(
-                    frame.request_id, lambda: node.restorer.fetch(rank, wanted, frame.rank, frame.request_id)
-                )
+                self._answer(frame, lambda: node.restorer.fetch(lease, frame))
             case frames.GetManifest():
-                self._answer(frame.request_id, lambda: node.restorer.manifest(rank, frame))
+                self._answer(frame, lambda: node.restorer.manifest(rank, frame))
             case frames.MakeArena():
-                self._allocation = self._answer(frame.request_id, lambda: node.make_arena(rank, frame))
+                self._allocation = self._answer(frame, lambda: node.make_arena(lease, frame))
             case frames.Detach():
-                self._answer(frame.request_id, lambda: node.detach(rank))
+                self._answer(frame, lambda: node.detach(lease))
             case frames.BeginSnapshot():
                 rank.check_attempt(frame.attempt)
                 rank.arena(frame.arena).machine.begin(frame.slot, CheckpointId(frame.attempt, frame.step))
@@ -148,41 +155,39 @@ class Session:
             raise VersionMismatchError(
                 f"the daemon (pid {os.getpid()}, version {self._node.version}) speaks protocol {PROTOCOL}, "
                 f"the client (version {hello.version}) {hello.protocol}",
-                hint="use one version of everstep; `everstep stop` ends an idle daemon of another version",
+                hint=f"use one version of everstep; `kill {os.getpid()}` ends that daemon once everything sealed is "
+                "written",
             )
         self._role = hello.role
         self._token = self._node.tokens.issue(self.peer.uid)
         self._connection.trust()
         self.send(self._node.welcome(self._token))
 
-    async def _open_run(self, frame: frames.OpenRun) -> Reply:
-        if self.rank is not None:
-            raise UsageError(
-                "this connection has a run already", hint="attach another run in another process"
-            )
-        opened, rank = await self._node.open_run(self, frame)
-        if self._ended:
-            raise UsageError("the client left while its run was being opened")
-        self.rank = rank
-        return opened
-
-    def _lease(self) -> RankRecord:
-        if self.rank is None:
+    def _valid_lease(self) -> Lease:
+        if self.lease is None:
             raise FencedError("this connection holds no run", hint="send OpenRun first")
-        return self.rank
+        self.lease.check()
+        return self.lease
 
-    def _answer(self, request_id: int, work: Work) -> asyncio.Task[None]:
+    def _answer(self, frame: Request, work: Work) -> asyncio.Task[None]:
         """Do `work` beside the loop's other work and send what it returns; an error becomes a Failure."""
-        return self._node.spawn(self._carry_out(request_id, work))
+        return self._node.spawn(self._carry_out(frame, work), _name(frame))
 
-    async def _carry_out(self, request_id: int, work: Work) -> None:
-        try:
+    async def _carry_out(self, frame: Request, work: Work) -> None:
+        with self._refusing(frame):
             answer = await work()
+            reply, fd = answer if isinstance(answer, tuple) else (answer, None)
+            self.send(reply or frames.Done(re=_number(frame)), fd)
+
+    @contextmanager
+    def _refusing(self, frame: Request) -> Generator[None]:
+        """Answer with a Failure what goes wrong in the block: a bug, too, which must not hurt other clients."""
+        try:
+            yield
         except EverstepError as error:
-            self._refuse(request_id, error)
-            return
-        frame, fd = answer if isinstance(answer, tuple) else (answer or frames.Done(re=request_id), None)
-        self.send(frame, fd)
+            self._refuse(_number(frame), error)
+        except Exception as error:  # noqa: BLE001 - logged, counted and reported
+            self._refuse(_number(frame), self._node.bug(_name(frame), error))
 
     def _refuse(self, request_id: int, error: EverstepError) -> None:
         self._node.metrics.refused_total.inc()
@@ -190,3 +195,12 @@ class Session:
         self.send(Failure(re=request_id, code=error.code, message=error.message, hint=error.hint))
         if self._role is None:
             self.end()
+
+
+def _name(frame: Request) -> str:
+    return type(frame).__name__
+
+
+def _number(frame: Request) -> int:
+    """Return what an answer refers to; 0 for an event."""
+    return getattr(frame, "request_id", 0)

@@ -46,13 +46,21 @@ class SlotMachine:
         self._take(slot, SlotState.FREE, SlotState.COPYING).checkpoint = checkpoint
 
     def seal(self, slot: int, checkpoint: CheckpointId) -> None:
-        """The copy is finished and its draft was accepted."""
+        """The copy is finished; its draft is yet to be checked."""
         if self._at(slot).checkpoint != checkpoint:
             raise UsageError(f"slot {slot} holds {self._at(slot).checkpoint}, not {checkpoint}")
         self._take(slot, SlotState.COPYING, SlotState.SEALED)
 
+    def drop(self, slot: int) -> list[int]:
+        """Its draft was refused, or writing it failed in a way that nobody expected: it is of no use to anybody."""
+        held = self._at(slot)
+        if held.state not in (SlotState.SEALED, SlotState.PERSISTING):
+            return []
+        held.state, held.checkpoint = SlotState.FREE, None
+        return [slot]
+
     def persist(self, slot: int) -> None:
-        """The daemon starts to write the snapshot."""
+        """Its draft is accepted, the daemon starts to write the snapshot."""
         self._take(slot, SlotState.SEALED, SlotState.PERSISTING)
 
     def settle(self, slot: int) -> list[int]:

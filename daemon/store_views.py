@@ -15,7 +15,7 @@ from ..checkpoint.manifest_types import Manifest, SegmentRecord
 from ..checkpoint.run_store import RunStore
 from ..checkpoint.store import Store
 from ..checkpoint.verify import CheckpointVerdict, verify_checkpoint
-from ..core.errors import DataError, NotFoundError, ProtectedError, UsageError
+from ..core.errors import DataError, NotFoundError, ProtectedError, StorageError, UsageError
 from ..core.ids import CheckpointId
 from .ledger_check import find_loaders
 from .views import (
@@ -86,6 +86,7 @@ def checkpoint_detail(
     Raises:
         NotFoundError: there is none.
         CorruptDataError: a manifest is broken.
+        StorageError: one cannot be read.
     """
     info = run.info(checkpoint)
     with run.reading(checkpoint):
@@ -209,10 +210,10 @@ def _file_below_device(run: RunStore, record: SegmentRecord) -> str:
 
 
 def _loaders(run: RunStore, checkpoint: CheckpointId, rank: int) -> list[LoaderRecord]:
-    """Return one shard's ledgers; none from a broken manifest, which the verdict names anyway."""
+    """Return one shard's ledgers; none from a manifest that cannot be read, which the verdict names anyway."""
     try:
         return find_loaders(rank, run.manifest(checkpoint, rank).values)
-    except DataError:
+    except (DataError, StorageError):
         return []
 
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..checkpoint.engine import EngineConfig, EngineKind
-from ..checkpoint.engine_choice import EngineChoice, choose_engine, make_engine
-from ..checkpoint.engine_process import ProcessEngine
+from ..checkpoint.engine_choice import EngineChoice, EngineRules, choose_engine, fallback_engine
 from ..checkpoint.recovery import RecoveryReport, recover
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
 from ..checkpoint.store_format import LockHolder
-from ..core.errors import ConfigError, DeviceLockedError
+from ..core.errors import ConfigError, DeviceLockedError, StorageError
 from ..proto import frames
 from .blocking import in_thread
 from .config import DaemonConfig
@@ -50,10 +49,9 @@ class OpenStore:
             for device in self.store.devices
         ]
 
-    def forget_arena(self, fd: int) -> None:
-        """Make the engines unmap an arena that is going to be closed."""
-        for queue in self.queues.values():
-            queue.forget(fd)
+    async def forget_arena(self, fd: int) -> None:
+        """Return when the engines, after the transfers before it, have unmapped an arena that is to be closed."""
+        await asyncio.gather(*(asyncio.wrap_future(queue.forgetting(fd)) for queue in self.queues.values()))
 
     def close(self) -> None:
         """Finish transfers and let go of the devices."""
@@ -121,7 +119,10 @@ class StoreBook:
         if self._private:
             relative = [name for name in storage if not name.startswith("/")]
             if relative:
-                raise ConfigError(f"storage {relative[0]!r} is not an absolute path")
+                raise ConfigError(
+                    f"storage {relative[0]!r} does not exist, and this daemon is private: it has no devices by name",
+                    hint="create the directory, or correct the path",
+                )
             return [Path(os.path.realpath(name)) for name in storage]
         unknown = [name for name in storage if name not in self._config.devices]
         if unknown:
@@ -158,30 +159,27 @@ class StoreBook:
         return OpenStore(store, queues, report)
 
     def _choose(self, path: Path) -> EngineChoice:
-        config, wanted = EngineConfig(), self._config.io.engine
-        choice = choose_engine(path, config)
-        kind, reason = choice.kind, choice.reason
-        if wanted not in ("auto", kind.value):
-            kind, reason = EngineKind(wanted), f"io.engine = {wanted!r} in the configuration"
-        if self._config.io.process:
-            return EngineChoice(
-                kind=kind,
-                reason=reason,
-                alignment=choice.alignment,
-                factory=lambda: ProcessEngine(kind, config),
-            )
-        return EngineChoice(
-            kind=kind, reason=reason, alignment=choice.alignment, factory=lambda: make_engine(kind, config)
+        io = self._config.io
+        rules = EngineRules(
+            wanted=None if io.engine == "auto" else EngineKind(io.engine),
+            in_process=io.process,
+            config=EngineConfig(register_arenas=io.register_arenas),
         )
+        try:
+            return choose_engine(path, rules)
+        except StorageError as error:
+            # What the device holds can still be restored, so that it is no reason to refuse the store.
+            logger.warning("device_not_asked path=%s reason=%s", path, error)
+            return fallback_engine(f"could not ask about direct I/O: {error}", rules)
 
 
 def _notes(store: Store, queues: dict[str, DeviceQueue]) -> list[str]:
     """Return what a user should know of a store."""
     notes = list(store.notes)
     return notes + [
-        f"{device.path} cannot do direct I/O: writes go through the page cache and are slower"
+        f"writes to {device.path} go through the page cache and are slower: {choice.reason}"
         for device in store.devices
-        if queues[device.device_id].choice.alignment is None
+        if (choice := queues[device.device_id].choice).alignment is None
     ]
 
 

@@ -12,9 +12,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..checkpoint.draft_format import encode_draft
 from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
 from ..checkpoint.leaf import LeafSpec
-from ..checkpoint.manifest_format import encode_draft
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.testing import SMALL_LEAVES
 from ..core.ids import CheckpointId
@@ -50,11 +50,12 @@ def _running(
 ) -> Generator[subprocess.Popen[bytes]]:
     log = socket_path.with_name("daemon.log")
     with log.open("ab") as output:
+        begin = output.tell()  # what a daemon before it has written tells nothing of this one
         process = subprocess.Popen(
             [sys.executable, "-P", *arguments], stdout=output, stderr=output, env=environment
         )
     try:
-        _wait_for_line(log, "daemon_ready", process)
+        _wait_for_ready(log, begin, process)
         yield process
     finally:
         if process.poll() is None:
@@ -62,15 +63,17 @@ def _running(
         process.wait(DEADLINE_S)
 
 
-def _wait_for_line(log: Path, line: str, process: subprocess.Popen[bytes]) -> None:
+def _wait_for_ready(log: Path, begin: int, process: subprocess.Popen[bytes]) -> None:
     """Poll the log: it is the one sign of life that needs no connection."""
+    said = ""
     for _ in range(int(DEADLINE_S / 0.02)):
-        if line in log.read_text():
+        said = log.read_bytes()[begin:].decode(errors="replace")
+        if "daemon_ready" in said:
             return
         if process.poll() is not None:
-            raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
+            raise AssertionError(f"the daemon ended with {process.returncode}:\n{said}")
         threading.Event().wait(0.02)
-    raise AssertionError(f"no {line!r} in the log:\n{log.read_text()}")
+    raise AssertionError(f"it is not ready:\n{said}")
 
 
 class FakeTrainer:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from ..core.ids import CheckpointId
+from .slot_machine import SlotState
 
 
 class RankState(Enum):
@@ -36,16 +37,6 @@ class DeviceStatus(Enum):
     MISSING = "missing"
 
 
-class SlotStatus(Enum):
-    """Where a slot of an arena is in its life."""
-
-    FREE = "free"
-    COPYING = "copying"
-    SEALED = "sealed"
-    PERSISTING = "persisting"
-    KEPT = "kept"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonView:
     """A daemon itself."""
@@ -68,7 +59,7 @@ class DaemonView:
 class SlotView:
     """One slot of a rank's arenas."""
 
-    state: SlotStatus
+    state: SlotState
     checkpoint: CheckpointId | None
 
 
@@ -108,6 +99,8 @@ class DeviceView:
     free_bytes: int
     total_bytes: int
     engine: str
+    engine_reason: str
+    """Why this engine, and what it replaces."""
     is_direct: bool
     state: DeviceStatus
     reason: str

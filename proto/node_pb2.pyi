@@ -28,6 +28,7 @@ class SlotState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SLOT_STATE_SEALED: _ClassVar[SlotState]
     SLOT_STATE_PERSISTING: _ClassVar[SlotState]
     SLOT_STATE_KEPT: _ClassVar[SlotState]
+    SLOT_STATE_LOST: _ClassVar[SlotState]
 
 class DeviceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -55,6 +56,7 @@ SLOT_STATE_COPYING: SlotState
 SLOT_STATE_SEALED: SlotState
 SLOT_STATE_PERSISTING: SlotState
 SLOT_STATE_KEPT: SlotState
+SLOT_STATE_LOST: SlotState
 DEVICE_STATE_UNSPECIFIED: DeviceState
 DEVICE_STATE_OK: DeviceState
 DEVICE_STATE_SUSPECT: DeviceState
@@ -155,7 +157,7 @@ class RunStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason")
+    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "engine_reason")
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,7 @@ class DeviceStatus(_message.Message):
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_REASON_FIELD_NUMBER: _ClassVar[int]
     device_id: str
     path: str
     free_bytes: int
@@ -172,7 +175,8 @@ class DeviceStatus(_message.Message):
     direct: bool
     state: DeviceState
     reason: str
-    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    engine_reason: str
+    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., engine_reason: _Optional[str] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
     __slots__ = ("store_id", "devices", "notes", "problems")

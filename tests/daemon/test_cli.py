@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.testing import make_state, memory_arena, opened, plain_engines
+from everstep.checkpoint.testing import each_engine, make_state, memory_arena, opened
 from everstep.core.errors import UsageError
 from everstep.core.ids import CheckpointId
 from everstep.core.version import VERSION
@@ -98,7 +98,7 @@ def store_shard(
     draft = replace(
         state.draft(checkpoint, rank=rank, world_size=world_size), values=values, notes={"torch": "2.13.0"}
     )
-    with memory_arena(state.layout.slot_size_bytes) as arena, plain_engines(run.store) as engines:
+    with memory_arena(state.layout.slot_size_bytes) as arena, each_engine(run.store) as engines:
         state.copy_into(arena)
         persist_shard(run, draft, arena, engines=engines)
 
@@ -140,8 +140,16 @@ class TestStarting:
         for command in ("status", "ls", "show", "verify", "rm", "daemon", "stop"):
             assert everstep(command, "--help").returncode == 0
 
-    def test_a_reader_that_leaves_is_no_error(self, stored: list[Path]) -> None:
-        command = [EVERSTEP, "ls", "--json", *stored]
+    @pytest.mark.parametrize("words", [("ls", "DIRECTORIES"), ("status",), ("ls", "--no-such-option")])
+    def test_a_reader_that_leaves_is_no_error(self, stored: list[Path], words: tuple[str, ...]) -> None:
+        """Neither while a table is printed, nor an error of everstep, nor one of usage."""
+        directories = stored if "DIRECTORIES" in words else []
+        command = [
+            EVERSTEP,
+            *(word for word in words if word != "DIRECTORIES"),
+            "--json",
+            *directories,
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -177,12 +185,21 @@ class TestStarting:
 
 
 class TestWithoutDaemon:
-    @pytest.mark.parametrize("command", [("status",), ("ls",), ("show", "pair"), ("verify",), ("stop",)])
-    def test_no_daemon_is_3_and_says_where_it_looked(self, command: tuple[str, ...]) -> None:
+    @pytest.mark.parametrize(
+        ("command", "hint"),
+        [
+            (("status",), "`everstep ls DIR ...` reads storage without a daemon"),
+            (("ls",), "name storage directories"),
+            (("show", "pair"), "name storage directories"),
+            (("verify",), "name storage directories"),
+            (("stop",), "is EVERSTEP_SOCKET right?"),
+        ],
+    )
+    def test_no_daemon_is_3_and_says_where_it_looked(self, command: tuple[str, ...], hint: str) -> None:
         done = everstep(*command)
         assert (done.returncode, done.stdout) == (3, "")
         assert f"no daemon answers on {os.environ['EVERSTEP_SOCKET']}" in done.stderr
-        assert "storage directories" in done.stderr
+        assert hint in done.stderr
         assert document(*command, code=3)["error"]["code"] == "DaemonUnavailableError"
 
     def test_ls_shows_all_runs_newest_first(self, stored: list[Path]) -> None:
@@ -391,7 +408,7 @@ class TestWithDaemon:
         assert everstep("stop").returncode == 3
 
     def test_a_node_daemon_is_configured_by_a_file(self, stored: list[Path], tmp_path: Path) -> None:
-        assert everstep("daemon", "--config", tmp_path / "none.toml").returncode == 1
+        assert everstep("daemon", "--config", tmp_path / "none.toml").returncode == 2
         config = tmp_path / "node.toml"
         config.write_text(f'[devices]\nnvme0 = "{stored[0]}"\nnvme1 = "{stored[1]}"\n')
         log = tmp_path / "log"

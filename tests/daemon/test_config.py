@@ -32,7 +32,7 @@ def test_every_key_is_taken(path: Path) -> None:
         '[daemon]\nsocket = "/run/x/data.sock"\nlinger_s = 1\ndrain_s = 2.5\n'
         "[memory]\narena_max_bytes = 4096\nreserve_bytes = 0\n"
         "[metrics]\nenabled = false\nport = 9400\n"
-        '[io]\nengine = "plain"\nprocess = true\n'
+        '[io]\nengine = "uring"\nprocess = true\nregister_arenas = true\n'
         "[retention]\nkeep_last = 2\n" + DEVICES
     )
     config = load_config(path)
@@ -40,7 +40,7 @@ def test_every_key_is_taken(path: Path) -> None:
     assert (config.daemon.linger_s, config.daemon.drain_s) == (1.0, 2.5)
     assert (config.memory.arena_max_bytes, config.memory.reserve_bytes) == (4096, 0)
     assert (config.metrics.enabled, config.metrics.port) == (False, 9400)
-    assert (config.io.engine, config.io.process) == ("plain", True)
+    assert (config.io.engine, config.io.process, config.io.register_arenas) == ("uring", True, True)
     assert config.retention.keep_last == 2
 
 
@@ -54,7 +54,7 @@ def test_every_key_is_taken(path: Path) -> None:
         ("[memory]\nreserve_bytes = 1.5\n", r"memory\.reserve_bytes"),
         ("[metrics]\nenabled = 1\n", r"metrics\.enabled"),
         ("[metrics]\nport = 70000\n", r"metrics\.port is 70000.*0 to 65535"),
-        ("[io]\nengine = 'uring'\n", r"io\.engine is 'uring'.*auto, aio, plain"),
+        ("[io]\nengine = 'mmap'\n", r"io\.engine is 'mmap'.*auto, aio, uring, plain"),
         ("[retention]\nkeep_last = 1\n", r"retention\.keep_last is 1.*at least 2"),
         ("[memory]\nreserve_bytes = -1\n", "must not be negative"),
         ("[daemon]\ndrain_s = -0.1\n", "must not be negative"),

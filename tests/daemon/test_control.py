@@ -22,10 +22,11 @@ from everstep.core.errors import (
 from everstep.core.ids import CheckpointId
 from everstep.core.paths import control_socket_path
 from everstep.daemon import store_views
-from everstep.daemon.control import _Stoppable, _StoppedError
 from everstep.daemon.control_client import ControlClient, connected
+from everstep.daemon.slot_machine import SlotState
 from everstep.daemon.testing import FakeTrainer, daemon_process
-from everstep.daemon.views import CheckpointStatus, DeviceStatus, RankState, SlotStatus
+from everstep.daemon.verifier import Restrained, StoppedError
+from everstep.daemon.views import CheckpointStatus, DeviceStatus, RankState
 from everstep.proto import frames, node_pb2_grpc
 from everstep.proto import node_pb2 as pb
 
@@ -228,8 +229,8 @@ class TestStatus:
         assert (run.name, run.attempt, run.world_size, run.complete_floor) == (RUN, 1, 2, None)
         assert (rank.rank, rank.state, rank.step, rank.pid) == (1, RankState.ATTACHED, 7, os.getpid())
         assert [(slot.state, slot.checkpoint) for slot in rank.slots] == [
-            (SlotStatus.KEPT, CheckpointId(1, 7)),
-            (SlotStatus.COPYING, CheckpointId(1, 8)),
+            (SlotState.KEPT, CheckpointId(1, 7)),
+            (SlotState.COPYING, CheckpointId(1, 8)),
         ]
         assert rank.arena_bytes == status.daemon.arena_bytes > 0
         assert status.daemon.persisted_count == 1
@@ -326,10 +327,10 @@ class TestCheckpoints:
         with opened(stored) as (store, _):
             run = store.run(UID, RUN)
             stop = threading.Event()
-            engines = {device.device_id: _Stoppable(PlainEngine(), stop) for device in store.devices}
+            engines = {device.device_id: Restrained(PlainEngine(), stop) for device in store.devices}
             assert store_views.verify(run, CheckpointId(1, 4), engines=engines).is_intact
             stop.set()
-            with pytest.raises(_StoppedError):
+            with pytest.raises(StoppedError):
                 store_views.verify(run, CheckpointId(1, 4), engines=engines)
             assert run.offered()[0] == CheckpointId(1, 4)
             assert not run.pinned()

@@ -13,6 +13,7 @@ from everstep.daemon.control_messages import (
     verdict_from_message,
     verdict_to_message,
 )
+from everstep.daemon.slot_machine import SlotState
 
 small = st.integers(0, 2**32 - 1)
 large = st.integers(0, 2**63 - 1)
@@ -84,7 +85,7 @@ verdicts = st.builds(
     loaders=some(st.builds(views.LoaderRecord, rank=small, place=words, ledger=documents, state=documents)),
     elapsed_s=numbers,
 )
-slots = st.builds(views.SlotView, checkpoint=st.none() | checkpoints)
+slots = st.builds(views.SlotView, state=st.sampled_from(SlotState), checkpoint=st.none() | checkpoints)
 ranks = st.builds(views.RankView, rank=small, step=large, slots=some(slots), arena_bytes=large, pid=large)
 statuses = st.builds(
     views.StatusView,
@@ -124,6 +125,7 @@ statuses = st.builds(
                     free_bytes=large,
                     total_bytes=large,
                     engine=words,
+                    engine_reason=words,
                     reason=words,
                 )
             ),

@@ -48,6 +48,41 @@ def test_a_dead_trainer_loses_only_what_it_was_copying() -> None:
     assert machine.slots[0].checkpoint == step(10)
 
 
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_a_dropped_snapshot_frees_its_slot(is_accepted: bool) -> None:
+    machine = SlotMachine(1)
+    machine.begin(0, step(10))
+    assert machine.drop(0) == [], "it is the trainer's until it is sealed"
+    machine.seal(0, step(10))
+    if is_accepted:
+        machine.persist(0)
+    assert machine.drop(0) == [0]
+    assert machine.free_slots == [0]
+    assert machine.drop(0) == []
+
+
+def test_a_lost_slot_is_never_used_again() -> None:
+    machine = SlotMachine(1)
+    machine.begin(0, step(10))
+    machine.seal(0, step(10))
+    machine.persist(0)
+    machine.lose(0)
+    assert machine.slots[0].state is SlotState.LOST
+    assert not machine.busy
+    assert machine.sealed_everywhere(step(20)) == machine.give_up(step(10)) == machine.trainer_gone() == []
+    assert not machine.is_free()
+
+
+def test_what_is_settled_is_not_dropped_any_more() -> None:
+    machine = SlotMachine(1)
+    machine.begin(0, step(10))
+    machine.seal(0, step(10))
+    machine.persist(0)
+    machine.settle(0)
+    assert machine.drop(0) == []
+    assert machine.slots[0].state is SlotState.KEPT
+
+
 @pytest.mark.parametrize("slot", [-1, 2, 10**9])
 def test_a_slot_that_does_not_exist_is_refused(slot: int) -> None:
     with pytest.raises(UsageError, match="there is no slot"):
@@ -86,7 +121,16 @@ class AnyOrder(RuleBasedStateMachine):
             held = self.machine.slots[slot].checkpoint
             assert held is not None
             self.machine.seal(slot, held)
-            self.machine.persist(slot)
+
+    @rule(pick=st.integers(0, 2), is_accepted=st.booleans())
+    def check_draft(self, pick: int, is_accepted: bool) -> None:
+        for slot in self._in(SlotState.SEALED)[pick : pick + 1]:
+            held = self.machine.slots[slot].checkpoint
+            assert held is not None
+            if is_accepted or held.step == self.everywhere:
+                self.machine.persist(slot)
+            else:
+                assert self.machine.drop(slot) == [slot]
 
     @rule(pick=st.integers(0, 2))
     def settle(self, pick: int) -> None:
@@ -95,7 +139,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 2))
     def sealed_everywhere(self, pick: int) -> None:
-        held = [slot for state in (SlotState.PERSISTING, SlotState.KEPT) for slot in self._in(state)]
+        held = [
+            slot
+            for state in (SlotState.SEALED, SlotState.PERSISTING, SlotState.KEPT)
+            for slot in self._in(state)
+        ]
         for slot in held[pick : pick + 1]:
             checkpoint = self.machine.slots[slot].checkpoint
             assert checkpoint is not None

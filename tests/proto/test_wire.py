@@ -77,6 +77,7 @@ def test_an_oversize_frame_is_refused_before_it_is_buffered() -> None:
 def test_any_bytes_decode_to_a_frame_or_a_declared_error(body: bytes) -> None:
     for decode, error in ((decode_request, FrameError), (decode_reply, DaemonUnavailableError)):
         try:
-            decode(body)
+            frame = decode(body)
         except error:
             continue
+        assert decode(pack(frame)[4:]) == frame

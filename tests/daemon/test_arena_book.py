@@ -1,0 +1,82 @@
+"""One bound on all arenas, counted from the first allocated byte until the last is free."""
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+
+from everstep.core.errors import MemoryRefusedError
+from everstep.daemon.arena import Arena
+from everstep.daemon.arena_book import ArenaBook
+from everstep.daemon.config import MemorySection
+from everstep.daemon.metrics import Metrics
+
+MIB = 1024**2
+ROOM_BYTES = 8 * MIB
+
+
+class Book:
+    """A book with room for two arenas of 4 MiB, and engines that let go when they are told."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics("test")
+        self.may_forget = asyncio.Event()
+        self.arenas = ArenaBook(
+            MemorySection(arena_max_bytes=ROOM_BYTES, reserve_bytes=0), self.metrics, self.spawn
+        )
+
+    def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
+        return asyncio.create_task(work, name=doing)
+
+    async def make(self, size_bytes: int = 4 * MIB) -> Arena:
+        return await self.arenas.make(slot_size_bytes=size_bytes, slot_count=1, layout_digest="d")
+
+    async def forget(self, fd: int) -> None:
+        assert fd >= 0
+        await self.may_forget.wait()
+
+    def gauge(self) -> float:
+        return self.metrics.registry.get_sample_value("everstep_arena_bytes") or 0.0
+
+
+def test_arenas_made_at_the_same_time_share_the_bound() -> None:
+    async def run() -> None:
+        book = Book()
+        made = await asyncio.gather(*(book.make() for _ in range(3)), return_exceptions=True)
+        refused = [each for each in made if isinstance(each, MemoryRefusedError)]
+        arenas = [each for each in made if isinstance(each, Arena)]
+        assert (len(arenas), len(refused)) == (2, 1)
+        assert len({arena.number for arena in arenas}) == 2
+        assert book.arenas.size_bytes == book.gauge() == ROOM_BYTES
+        book.may_forget.set()
+        await asyncio.gather(*(book.arenas.close(arena, book.forget) for arena in arenas))
+        assert book.arenas.size_bytes == book.gauge() == 0
+
+    asyncio.run(run())
+
+
+def test_one_that_was_refused_does_not_count() -> None:
+    async def run() -> None:
+        book = Book()
+        with pytest.raises(MemoryRefusedError):
+            await book.make(ROOM_BYTES + 4096)
+        assert book.arenas.size_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_one_that_engines_still_hold_counts_and_a_new_one_waits_for_its_room() -> None:
+    async def run() -> None:
+        book = Book()
+        first = await book.make(ROOM_BYTES)
+        closing = book.arenas.close(first, book.forget)
+        waiting = asyncio.create_task(book.make(ROOM_BYTES))
+        done, _ = await asyncio.wait([closing, waiting], timeout=0.05)
+        assert not done
+        assert book.arenas.size_bytes == ROOM_BYTES
+        assert first.view[0] == 0, "what an engine may still write to stays mapped"
+        book.may_forget.set()
+        second = await waiting
+        await book.arenas.close(second, book.forget)
+
+    asyncio.run(run())

@@ -1,0 +1,109 @@
+"""Drafts that are well-formed and say what cannot be: refused when they are sealed, and the daemon goes on."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from everstep.checkpoint.draft_format import encode_draft
+from everstep.checkpoint.manifest_types import Draft
+from everstep.core.ids import CheckpointId
+from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
+from everstep.proto import frames
+
+BAD, GOOD = CheckpointId(1, 1), CheckpointId(1, 2)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[FakeTrainer]:
+    (tmp_path / "d0").mkdir()
+    socket_path = tmp_path / "s" / "data.sock"
+    with daemon_process(socket_path), FakeTrainer(socket_path) as made:
+        made.open_run([tmp_path / "d0"])
+        made.begin_attempt(1)
+        yield made
+
+
+def seal(arena: FakeArena, change: Callable[[Draft], Draft]) -> None:
+    """Seal the arena's own draft after a change, with a digest that fits."""
+    layout, ready = arena.layout, arena.ready
+    draft = Draft(
+        checkpoint=BAD,
+        rank=0,
+        world_size=1,
+        parent=None,
+        layout_digest=layout.digest,
+        leaves=layout.leaves,
+        aliases=layout.aliases,
+        pieces=layout.pieces,
+        segments=layout.segments,
+        values=b"{}",
+    )
+    content = encode_draft(change(draft))
+    arena.map[layout.draft_offset_bytes : layout.draft_offset_bytes + len(content)] = content
+    arena.trainer.send(
+        frames.Seal(
+            arena=ready.arena,
+            slot=0,
+            attempt=BAD.attempt,
+            step=BAD.step,
+            draft_offset_bytes=layout.draft_offset_bytes,
+            draft_size_bytes=len(content),
+            draft_sha256=hashlib.sha256(content).hexdigest(),
+        )
+    )
+
+
+def moved(offset_bytes: int) -> Callable[[Draft], Draft]:
+    return lambda draft: replace(
+        draft,
+        segments=tuple(
+            replace(plan, slot_offset_bytes=plan.slot_offset_bytes + offset_bytes) for plan in draft.segments
+        ),
+    )
+
+
+def elsewhere(draft: Draft) -> Draft:
+    """On a device that the store does not have: refused by the write, which then describes the slot in memory."""
+    device_id = "f" * 32
+    return replace(
+        draft,
+        pieces=tuple(replace(piece, device_id=device_id) for piece in draft.pieces),
+        segments=tuple(replace(plan, device_id=device_id) for plan in draft.segments),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "reason"),
+    [
+        (moved(1 << 24), "CorruptDataError", "of a slot of"),
+        (moved(1 << 40), "CorruptDataError", "of a slot of"),
+        (moved(512), "CorruptDataError", "not a multiple of"),
+        (lambda draft: replace(draft, pieces=()), "CorruptDataError", "belongs to no leaf"),
+        (lambda draft: replace(draft, leaves=(), pieces=()), "CorruptDataError", "belongs to no leaf"),
+        (lambda draft: replace(draft, parent=BAD), "CorruptDataError", "which is not older"),
+        (elsewhere, "DeviceMissingError", "the layout names device"),
+    ],
+    ids=["outside", "huge", "odd", "no pieces", "no leaves", "its own parent", "unknown device"],
+)
+def test_a_draft_that_cannot_be_is_refused_by_name_and_the_daemon_goes_on(
+    trainer: FakeTrainer, change: Callable[[Draft], Draft], code: str, reason: str
+) -> None:
+    arena = trainer.make_arena(trainer.layout(), slot_count=2)
+    arena.begin(BAD)
+    seal(arena, change)
+    failed = trainer.event(frames.PersistFailed)
+    assert isinstance(failed, frames.PersistFailed)
+    assert (failed.step, failed.code) == (BAD.step, code)
+    assert reason in failed.message
+    slot = 1
+    if code == "CorruptDataError":
+        freed = trainer.event(frames.SlotFree)
+        assert isinstance(freed, frames.SlotFree)
+        slot = freed.slot
+        assert slot == 0
+    arena.save(GOOD, seed=1, slot=slot)
+    assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+    arena.close()

@@ -1,0 +1,87 @@
+"""The metrics as Prometheus gets them: over HTTP, from a real daemon."""
+
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from everstep.checkpoint.testing import opened
+from everstep.core.errors import ConfigError
+from everstep.core.ids import CheckpointId
+from everstep.daemon.control_client import connected
+from everstep.daemon.metrics import Metrics
+from everstep.daemon.testing import FakeTrainer, node_daemon
+from everstep.proto import frames
+
+LABELS = {"version", "source", "result", "le", "device_index", "engine", "direct"}
+"""All that there are: none grows with the runs, their steps or their paths."""
+
+
+def scrape(port: int) -> dict[str, float]:
+    """Return the samples, those with a label but `version` under `name{value}`."""
+    samples: dict[str, float] = {}
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        for family in text_string_to_metric_families(answer.read().decode()):
+            for sample in family.samples:
+                assert set(sample.labels) <= LABELS
+                values = [value for name, value in sample.labels.items() if name != "version"]
+                samples[sample.name + (f"{{{','.join(values)}}}" if values else "")] = sample.value
+    return samples
+
+
+def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path], socket_path: Path) -> None:
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        before = scrape(port)
+        assert before["everstep_shards_persisted_total"] == before["everstep_trainers_attached"] == 0
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run([Path("nvme0"), Path("nvme1")])
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(1, 1), seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            assert isinstance(trainer.begin_attempt(0), frames.Failure)
+            after = scrape(port)
+            assert after["everstep_arena_bytes"] == arena.ready.slot_size_bytes * arena.ready.slot_count
+            arena.close()
+    assert after["everstep_trainers_attached"] == 1
+    assert after["everstep_snapshots_sealed_total"] == after["everstep_shards_persisted_total"] == 1
+    assert after["everstep_persist_duration_seconds_count"] == 1
+    assert after["everstep_written_bytes_total"] > 0
+    assert after["everstep_last_commit_timestamp_seconds"] > 1.7e9
+    assert after["everstep_requests_refused_total"] == 1
+    assert after["everstep_internal_errors_total"] == 0
+    engines = [name for name in after if name.startswith("everstep_engine_info")]
+    assert [name.partition("{")[2].split(",")[0] for name in sorted(engines)] == ["0", "1"]
+
+
+def test_what_recovery_found_is_among_them(node_config: Path, devices: list[Path], socket_path: Path) -> None:
+    with node_daemon(node_config, socket_path), FakeTrainer(socket_path) as trainer:
+        trainer.open_run([Path("nvme0"), Path("nvme1")])
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(trainer.layout())
+        for step in (1, 2):
+            arena.save(CheckpointId(1, step), seed=step, slot=step - 1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+        arena.close()
+    (copy,) = devices[0].glob("runs/*/*/commits/1.1.0.mf")
+    copy.unlink()
+    for lost in (device.glob("runs/*/*/commits/1.2.0.mf") for device in devices):
+        next(lost).write_bytes(b"not a manifest")
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        found = scrape(client.status().daemon.metrics_port)
+    assert found["everstep_recovery_shards"] == 1
+    assert found["everstep_recovery_files_quarantined"] == 2
+    assert found["everstep_recovery_copies_mended"] == 1
+    assert found["everstep_recovery_duration_seconds"] > 0
+    with opened(devices, read_only=True) as (store, _):
+        assert [str(info.checkpoint) for info in store.runs()[0].checkpoints()] == ["1.1"]
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"metrics.port {port}"):
+            Metrics("test").serve(port)
