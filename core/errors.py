@@ -19,10 +19,11 @@ EverstepError
 │       ├── NoSpaceError       free space is below what is needed                     free or add a device
 │       ├── DeviceMissingError a known device is not where it was                     mount it
 │       └── DeviceLockedError  another daemon holds the device                        use that daemon
-└── DataError                  stored bytes are not what was committed                never retry
-    ├── CorruptDataError       a checksum, length or structure does not hold          use an older one
-    ├── IncompleteError        a shard or segment of the checkpoint is missing        use an older one
-    └── FormatVersionError     written by a newer format version                      upgrade everstep
+├── DataError                  stored bytes are not what was committed                never retry
+│   ├── CorruptDataError       a checksum, length or structure does not hold          use an older one
+│   ├── IncompleteError        a shard or segment of the checkpoint is missing        use an older one
+│   └── FormatVersionError     written by a newer format version                      upgrade everstep
+└── InternalError              an exception that nobody expected: a bug of everstep   report it
 
 Each class says by `retryable` whether the same call may succeed later; each instance carries a `hint`, the
 sentence that says what to do. `code` names the class on the data socket.
@@ -137,6 +138,10 @@ class IncompleteError(DataError):
 
 class FormatVersionError(DataError):
     """The store was written by a newer format version."""
+
+
+class InternalError(EverstepError):
+    """The daemon met an exception that nobody expected; its log has the traceback. A bug of everstep."""
 
 
 def _classes(root: type[EverstepError]) -> dict[str, type[EverstepError]]:

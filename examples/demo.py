@@ -68,14 +68,27 @@ class Trainer:
 
     def kill(self, rank: int) -> None:
         """SIGKILL one rank, as the kernel's out-of-memory killer would; torchrun then ends the others."""
-        os.kill(self.process.pid if self.ranks == 1 else _children(self.process.pid)[rank], signal.SIGKILL)
-        self.finish()
+        if self.process.poll() is None:
+            victim = self.process.pid if self.ranks == 1 else _children(self.process.pid)[rank]
+            os.kill(victim, signal.SIGKILL)
+        status = self.finish()
+        if self.ranks == 1 and status != -signal.SIGKILL:
+            raise SystemExit(f"the trainer ended by itself with status {status}:\n{self.last_words()}")
 
     def finish(self) -> int:
         """Reap the trainer; return its exit status."""
         assert self.process.stdout is not None
         self.process.stdout.close()
         return self.process.wait()
+
+    def end_well(self) -> None:
+        """Reap a trainer that has come to its end; one that failed ends the demo."""
+        if (status := self.finish()) != 0:
+            raise SystemExit(f"the trainer failed with status {status}:\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text()[-3000:]
 
 
 class Demo:
@@ -109,8 +122,7 @@ class Demo:
         trainer = self.start("undisturbed")
         while trainer.next_step():
             progress.advance(bar)
-        if trainer.finish() != 0:
-            raise SystemExit(f"the trainer failed:\n{trainer.log.read_text()}")
+        trainer.end_well()
 
     def disturbed(self, progress: Progress) -> None:
         """Train the same, with a kill at random moments; one of them takes the daemon, too."""
@@ -122,9 +134,13 @@ class Demo:
             trainer = self.start("disturbed")
             step = self._train_until(trainer, step, moment, crash, progress=progress, bar=bar)
             if moment > self.steps:
-                if trainer.finish() != 0:
-                    raise SystemExit(f"the trainer failed:\n{trainer.log.read_text()[-3000:]}")
+                trainer.end_well()
                 return
+            if step < moment:
+                status = trainer.finish()
+                raise SystemExit(
+                    f"the trainer ended by itself at step {step} with status {status}:\n{trainer.last_words()}"
+                )
             crash = Crash(victim="trainer" if number != daemon_dies else "daemon and trainer", at_step=step)
             self.crashes.append(crash)
             time.sleep(self.random.uniform(0.0, 0.05))  # anywhere within a step

@@ -8,7 +8,6 @@ from model import GPT, Bytes
 from torch.nn import functional
 
 import everstep
-from everstep.dataloader import DataLoader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
@@ -18,7 +17,7 @@ args = parser.parse_args()
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 
 torch.manual_seed(0)
-loader = DataLoader(Bytes(args.windows, 128), batch_size=16, shuffle=True, num_workers=1)
+loader = everstep.DataLoader(Bytes(args.windows, 128), batch_size=16, shuffle=True, num_workers=1)
 model = GPT()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))

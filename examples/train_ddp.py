@@ -10,7 +10,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import everstep
-from everstep.dataloader import DataLoader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
@@ -21,7 +20,7 @@ logging.basicConfig(level=logging.INFO, format="%(message)s")
 
 dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())  # dropout differs between ranks; DDP gives all the weights of rank 0
-loader = DataLoader(Bytes(args.windows, 128), batch_size=16, shuffle=True, num_workers=1)
+loader = everstep.DataLoader(Bytes(args.windows, 128), batch_size=16, shuffle=True, num_workers=1)
 model = DistributedDataParallel(GPT())
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))

@@ -2,7 +2,7 @@
 
 The eager part is enqueued on the compute stream itself, so it is read before anything that follows can change it;
 the lazy part on a side stream that waits for an event of the compute stream. The guard makes the compute stream,
-not the host, wait for the side stream.
+not the host, wait for the side stream. No GPU has run this yet: tests/hook/test_cuda_copy.py does where there is one.
 """
 
 import logging
@@ -19,9 +19,6 @@ logger = logging.getLogger(__name__)
 
 _ffi = cffi.FFI()
 _ffi.cdef("int cudaGetLastError(void);")
-
-REGISTER_CHUNK_BYTES = 1024**3
-"""cudaHostRegister pins at most this much in one call: a failure then loses one chunk, not the arena."""
 
 
 class _CudaRuntime(Protocol):
@@ -59,34 +56,32 @@ class CudaCopies:
         self._used: set[torch.device] = set()
         self._eager: set[torch.device] = set()
         self._done: list[tuple[torch.device, torch.cuda.Event]] = []
-        self._registered: dict[int, list[int]] = {}
+        self._registered: set[int] = set()
 
     def register(self, arena: MappedArena) -> None:
-        """Pin the arena for this process when CUDA is in use; unpinned memory works, slower, and is said."""
+        """Pin the arena for this process when CUDA is in use; unpinned memory works, slower, and is said.
+
+        In one call, so that no copy crosses from one registration into another.
+        """
         if not torch.cuda.is_initialized():
             return
-        size = arena.slot_size_bytes * arena.slot_count
-        chunks = [arena.address + offset for offset in range(0, size, REGISTER_CHUNK_BYTES)]
-        done: list[int] = []
-        for address in chunks:
-            length = min(REGISTER_CHUNK_BYTES, arena.address + size - address)
-            code = int(_cuda_runtime().cudaHostRegister(address, length, 0))
-            if code != 0:
-                _clear_last_error()
-                logger.warning(
-                    "arena_not_pinned code=%d pinned_chunks=%d of %d", code, len(done), len(chunks)
-                )
-                break
-            done.append(address)
-        self._registered[arena.number] = done
+        code = int(_cuda_runtime().cudaHostRegister(arena.address, arena.size_bytes, 0))
+        if code == 0:
+            self._registered.add(arena.number)
+            return
+        _clear_last_error()
+        logger.warning("arena_not_pinned code=%d size_bytes=%d", code, arena.size_bytes)
 
     def unregister(self, arena: MappedArena) -> None:
         """Unpin before the arena is unmapped."""
-        for address in self._registered.pop(arena.number, []):
-            _cuda_runtime().cudaHostUnregister(address)
+        if arena.number in self._registered:
+            self._registered.discard(arena.number)
+            _cuda_runtime().cudaHostUnregister(arena.address)
 
     def copy(self, target: memoryview, tensor: torch.Tensor, offset_bytes: int, *, eager: bool) -> None:
         """Enqueue the copy of the bytes of a dense CUDA tensor from `offset_bytes` on that fill `target`."""
+        if not target:  # an empty tensor: torch makes no tensor of an empty buffer
+            return
         device = tensor.device
         stream = torch.cuda.current_stream(device) if eager else self._side_stream(device)
         (self._eager if eager else self._used).add(device)
@@ -127,6 +122,8 @@ class CudaCopies:
     @staticmethod
     def _event(device: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Event:
         with torch.cuda.device(device):
-            event = torch.cuda.Event()
+            event = torch.cuda.Event(
+                blocking=True
+            )  # who waits sleeps: the copy thread must not spin beside training
             event.record(stream)
         return event

@@ -38,7 +38,7 @@ class Link:
 
     def __init__(self, address: RunAddress, on_event: Callable[[Reply], None]) -> None:
         self._address, self._on_event = address, on_event
-        self._attempt = 0
+        self._attempt, self.fresh = 0, False
         self._retry_s, self._retry_at_s = RETRY_FIRST_S, 0.0
         self._reconnecting: threading.Thread | None = None
         self._closed = False
@@ -62,7 +62,7 @@ class Link:
     def begin_attempt(self, attempt: int, *, fresh: bool) -> None:
         """Make the attempt durable; from now on this rank may take snapshots."""
         self._begin(self.client, attempt, fresh=fresh)
-        self._attempt = attempt
+        self._attempt, self.fresh = attempt, fresh
 
     def tell(self, frame: frames.Request) -> bool:
         """Send what needs no answer; False when there is no daemon to tell."""

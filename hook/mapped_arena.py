@@ -41,18 +41,18 @@ class MappedArena:
         self.number, self.layout_digest = number, layout_digest
         self.slot_size_bytes, self.slot_count = slot_size_bytes, slot_count
         self.free: set[int] = set(range(slot_count))
-        self._size_bytes = slot_size_bytes * slot_count
+        self.size_bytes = slot_size_bytes * slot_count
         try:
-            pointer = _libc.mmap(_ffi.NULL, self._size_bytes, _PROT_READ_WRITE, _MAP_SHARED, fd, 0)
+            pointer = _libc.mmap(_ffi.NULL, self.size_bytes, _PROT_READ_WRITE, _MAP_SHARED, fd, 0)
             if int(_ffi.cast("intptr_t", pointer)) == -1:
                 raise NodeError(
-                    f"mapping an arena of {self._size_bytes} bytes failed: {os.strerror(_ffi.errno)}"
+                    f"mapping an arena of {self.size_bytes} bytes failed: {os.strerror(_ffi.errno)}"
                 )
         finally:
             os.close(fd)
         self._pointer: FFI.CData | None = pointer
         self.address = int(_ffi.cast("uintptr_t", pointer))
-        if _libc.madvise(pointer, self._size_bytes, _MADV_DONTFORK):
+        if _libc.madvise(pointer, self.size_bytes, _MADV_DONTFORK):
             raise NodeError(f"madvise(MADV_DONTFORK) failed: {os.strerror(_ffi.errno)}")
 
     def fits(self, layout: Layout) -> bool:
@@ -66,7 +66,7 @@ class MappedArena:
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """Return a writable view; it must not be used after `close`."""
         assert self._pointer is not None
-        whole = _ffi.buffer(_ffi.cast("char *", self._pointer), self._size_bytes)
+        whole = _ffi.buffer(_ffi.cast("char *", self._pointer), self.size_bytes)
         return memoryview(whole)[offset_bytes : offset_bytes + size_bytes]
 
     def take(self) -> int | None:
@@ -80,5 +80,5 @@ class MappedArena:
     def close(self) -> None:
         """Unmap. Again is nothing."""
         if self._pointer is not None:
-            _libc.munmap(self._pointer, self._size_bytes)
+            _libc.munmap(self._pointer, self.size_bytes)
             self._pointer = None

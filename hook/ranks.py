@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ..core.errors import DeadlineError, EverstepError, error_from_code
 from ..core.ids import CheckpointId
+from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ TOLD_KEPT = 256
 
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
-
-_attach_counts: dict[str, int] = {}
-"""How often each run was attached in this process: every rank attaches equally often, so this is the nonce."""
 
 
 class Listener(Protocol):
@@ -158,10 +156,8 @@ class StoreRanks:
     def __init__(self, run_id: str, every: int) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._every = every
-        count = _attach_counts.get(run_id, 0)
-        _attach_counts[run_id] = count + 1
-        self._prefix = f"everstep/{run_id}/{count}"
-        self._store = _own_store(f"{self._prefix}/join")
+        self._prefix, self._client = f"everstep/{run_id}", _own_client()
+        self._store = _under(f"{self._prefix}/join", self._client)
         self._round = 0
         self._horizon = Horizon()
         self._planner = Planner(every=every)
@@ -178,13 +174,15 @@ class StoreRanks:
 
     def agree_attempt(self, known: int, error: EverstepError | None) -> int:
         """Gather what every rank's daemon knows; errors travel too: nobody waits for a rank that was refused."""
+        nonce = self._agree_nonce()
+        self._store = _under(f"{self._prefix}/join/{nonce}", self._client)
         said = self.gather("attempt", _pack_error(error) if error is not None else {"known": known})
         for rank, item in enumerate(said):
             raised = _unpack_error(item, rank)
             if raised is not None:
                 raise error if error is not None else raised
         attempt = 1 + max(cast("dict[str, int]", item)["known"] for item in said)
-        self._store = _own_store(f"{self._prefix}/{attempt}")
+        self._store = _under(f"{self._prefix}/{attempt}/{nonce}", self._client)
         return attempt
 
     def gather(self, topic: str, value: object) -> list[object]:
@@ -196,10 +194,13 @@ class StoreRanks:
             self._store.wait(keys, timedelta(seconds=AGREE_DEADLINE_S))
             return [json.loads(item) for item in self._store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:
-            raise DeadlineError(
-                f"the ranks could not agree on {topic} within {AGREE_DEADLINE_S:.0f} s: {error}",
-                hint="every rank must attach, restore and close the run",
-            ) from error
+            raise _disagreement(topic, error) from error
+
+    def _agree_nonce(self) -> str:
+        try:
+            return agree_nonce(self._store, self.rank, self.world_size, AGREE_DEADLINE_S)
+        except RuntimeError as error:
+            raise _disagreement("the attempt", error) from error
 
     # -- training
 
@@ -349,12 +350,23 @@ class _CanClone(Protocol):
     def clone(self) -> "Store": ...
 
 
-def _own_store(prefix: str) -> "Store":
+def _own_client() -> "Store":
     """Return a connection of our own: a blocked wait on the default one stalls everybody's set."""
     store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
     with suppress(AttributeError, RuntimeError):
         store = cast("_CanClone", store).clone()  # torch's stub lacks it
+    return store
+
+
+def _under(prefix: str, store: "Store") -> "Store":
     return dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]  documented as dist.PrefixStore
+
+
+def _disagreement(topic: str, error: Exception) -> DeadlineError:
+    return DeadlineError(
+        f"the ranks could not agree on {topic} within {AGREE_DEADLINE_S:.0f} s: {error}",
+        hint="every rank must attach, restore and close the run",
+    )
 
 
 def _pack_error(error: EverstepError) -> dict[str, str]:

@@ -25,6 +25,8 @@ class Report:
     """Reason -> how many due checkpoints were not taken."""
     failures: tuple[str, ...]
     """Newest last."""
+    boundary_s: float
+    """All that `run.step()` took; `eager_s` and `wait_s` are its large parts."""
     eager_s: float
     """At boundaries: the state was walked, and what may change at once copied."""
     largest_eager_leaf: str
@@ -36,19 +38,23 @@ class Report:
     """At boundaries: waiting for other ranks' decision."""
     copy_s: float
     """Beside training: the copy thread's work."""
+    quiet_steps: int
+    """Steps without anything beside them."""
+    busy_steps: int
+    """Steps beside which, at any time, an arena was allocated or a snapshot copied or written."""
     step_quiet_s: float
-    """Median step without a copy or write beside it; 0 while unknown."""
+    """Median quiet step; 0 while there was none, and then nobody knows how much slower the busy ones are."""
     step_busy_s: float
-    """Median step with one beside it."""
+    """Median busy step."""
     slower_steps_s: float
-    """(busy - quiet) median x number of busy steps: what the work beside training cost."""
+    """(busy - quiet) median x number of busy steps: what the work beside training cost; 0 while one is unknown."""
     train_s: float
-    """Between the first and the last boundary."""
+    """From the first boundary to the end of the last."""
 
     @property
     def stall_s(self) -> float:
         """Seconds that the training loop stood still for checkpoints."""
-        return self.eager_s + self.guard_s + self.wait_s
+        return self.boundary_s + self.guard_s
 
     @property
     def stall_per_checkpoint_s(self) -> float:
@@ -79,20 +85,29 @@ class CostBook:
     wait_s: float = 0.0
     copy_s: float = 0.0
     train_s: float = 0.0
+    boundary_s: float = 0.0
     _quiet: deque[float] = field(default_factory=lambda: deque[float](maxlen=STEPS_KEPT))
     _busy: deque[float] = field(default_factory=lambda: deque[float](maxlen=STEPS_KEPT))
+    _quiet_count: int = 0
     _busy_count: int = 0
-    _previous_s: float | None = None
+    _left_s: float | None = None
+    _opened_busy: bool = False
 
-    def boundary(self, arrived_s: float, left_s: float, *, busy: bool, guard_s: float) -> None:
-        """A boundary was passed: the step before it took from the last one until `arrived_s`, less the guard's wait."""
-        if self._previous_s is not None:
-            step_s = arrived_s - self._previous_s - guard_s
-            (self._busy if busy else self._quiet).append(step_s)
-            self._busy_count += busy
-            self.train_s += left_s - self._previous_s
+    def boundary(self, arrived_s: float, left_s: float, *, opens_busy: bool, guard_s: float) -> None:
+        """A boundary was passed: the step that it ends took from the last one until `arrived_s`, less the guard's wait.
+
+        `opens_busy`: as it is left, something runs beside training. Only boundaries begin such work, so a step that
+        opens without any has none in it, and one that opens with some is busy however soon that ends.
+        """
+        if self._left_s is not None:
+            step_s = arrived_s - self._left_s - guard_s
+            (self._busy if self._opened_busy else self._quiet).append(step_s)
+            self._busy_count += self._opened_busy
+            self._quiet_count += not self._opened_busy
+        self.train_s += left_s - (arrived_s if self._left_s is None else self._left_s)
+        self.boundary_s += left_s - arrived_s
         self.steps += 1
-        self._previous_s = left_s
+        self._left_s, self._opened_busy = left_s, opens_busy
 
     def report(self) -> Report:
         """Return the figures as they are now."""
@@ -106,12 +121,15 @@ class CostBook:
             last_complete=self.last_complete,
             skipped=dict(self.skipped),
             failures=tuple(self.failures),
+            boundary_s=self.boundary_s,
             eager_s=self.eager_s,
             largest_eager_leaf=self.largest_eager_leaf,
             eager_bytes=self.eager_bytes,
             guard_s=self.guard_s,
             wait_s=self.wait_s,
             copy_s=self.copy_s,
+            quiet_steps=self._quiet_count,
+            busy_steps=self._busy_count,
             step_quiet_s=quiet,
             step_busy_s=busy,
             slower_steps_s=(busy - quiet) * self._busy_count if known else 0.0,

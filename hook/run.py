@@ -172,17 +172,18 @@ class Run:
         self._start()
         arrived_s = time.perf_counter()
         self._state.step += 1
-        busy = self._snapshotter.copying or bool(self._outstanding)
         due = self._ranks.is_due(self._state.step)
         self._costs.wait_s += time.perf_counter() - arrived_s
         self._keep_daemon()
+        begun = False
         if due:
-            self._take()
+            begun = self._take()
         elif self._costs.steps == 0 and not self._link.broken:
             self._snapshotter.prepare()
         guard_s, self._guard_s = self._guard_s, 0.0
         self._guard.boundary()
-        self._costs.boundary(arrived_s, time.perf_counter(), busy=busy, guard_s=guard_s)
+        busy = begun or self._snapshotter.busy or bool(self._outstanding)
+        self._costs.boundary(arrived_s, time.perf_counter(), opens_busy=busy, guard_s=guard_s)
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""
@@ -258,11 +259,12 @@ class Run:
         if self._fenced is not None:
             raise self._fenced
 
-    def _take(self) -> None:
-        """Take the snapshot of this boundary, or count and say why not."""
+    def _take(self) -> bool:
+        """Begin the snapshot of this boundary, or count and say why not."""
         reason = self._begin_snapshot()
         if reason is not None:
             self._skip(reason)
+        return reason is None
 
     def _skip(self, reason: str) -> None:
         self._costs.skipped[reason] += 1
@@ -411,14 +413,14 @@ class Run:
 
     def _say_nothing_restored(self) -> None:
         where = ", ".join(sorted(device.path for device in self._link.devices))
+        event, why = "nothing_to_restore", "this run has no checkpoint there"
         if self._link.opened.new_store:
-            logger.warning(
-                "new_store run=%s at=%s: nothing to restore, the directories were empty", self.name, where
-            )
-        else:
-            logger.warning(
-                "nothing_to_restore run=%s at=%s: this run has no checkpoint there", self.name, where
-            )
+            event, why = "new_store", "nothing to restore, the directories were empty"
+        elif self._link.fresh and self._link.opened.highest_attempt > 0:
+            why = "fresh=True leaves the checkpoints of earlier attempts aside"
+        elif self._link.opened.highest_attempt > 0:
+            why = "earlier attempts left no complete checkpoint, or fresh=True has left theirs aside"
+        logger.warning("%s run=%s at=%s: %s", event, self.name, where, why)
 
     # -- the end
 
@@ -444,13 +446,15 @@ class Run:
         report = self.report()
         logger.info(
             "run_closed run=%s step=%d complete=%d last_complete=%s stall_per_checkpoint_ms=%.2f slowdown_percent=%.2f "
-            "skipped=%d failed=%d",
+            "busy_steps=%d quiet_steps=%d skipped=%d failed=%d",
             self.name,
             self._state.step,
             report.checkpoints_complete,
             report.last_complete or "none",
             report.stall_per_checkpoint_s * 1000,
             report.slowdown * 100,
+            report.busy_steps,
+            report.quiet_steps,
             sum(report.skipped.values()),
             len(report.failures),
         )

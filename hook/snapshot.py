@@ -2,14 +2,15 @@
 
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
+from ..checkpoint.draft_format import encode_draft
 from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
-from ..checkpoint.manifest_format import encode_draft
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.value_format import dump_values
 from ..core.errors import EverstepError, StateTypeError
@@ -84,9 +85,10 @@ class Snapshotter:
         self._stale: list[MappedArena] = []
 
     @property
-    def copying(self) -> bool:
-        """Tell whether a snapshot is being copied or sealed."""
-        return self._copier.busy
+    def busy(self) -> bool:
+        """Tell whether a snapshot is being copied or sealed, or the daemon allocates an arena."""
+        with self._lock:
+            return self._copier.busy or (self._asked is not None and not self._asked[1].done())
 
     # -- arena
 
@@ -104,7 +106,8 @@ class Snapshotter:
         """The daemon that owned the arena is gone: nothing of it can be sealed any more."""
         with self._lock:
             self._retire(self._arena)
-            self._arena, self._asked = None, None
+            self._arena = None
+            self._forget_asked()
 
     def prepare(self) -> None:
         """Ask for the arena that the present structure needs, ahead of the first checkpoint."""
@@ -152,6 +155,12 @@ class Snapshotter:
         assert fd is not None
         self._replace_arena(MappedArena(ready.arena, fd, ready.slot_size_bytes, ready.slot_count, digest))
         logger.info("arena_ready number=%d allocation_s=%.3f", ready.arena, ready.allocation_s)
+
+    def _forget_asked(self) -> None:
+        """Nobody will map the arena that was asked for: its descriptor is closed when it comes, or has come."""
+        if self._asked is not None:
+            self._asked[1].add_done_callback(_close_descriptor)
+            self._asked = None
 
     def _replace_arena(self, arena: MappedArena) -> None:
         with self._lock:
@@ -239,6 +248,7 @@ class Snapshotter:
         with self._lock:
             self._retire(self._arena)
             self._arena = None
+            self._forget_asked()
 
     def _layout_of(self, capture: StateCapture, values_size_bytes: int) -> Layout:
         """Return the layout of this structure; computed anew only when the structure or the values' room changes."""
@@ -356,6 +366,11 @@ def _places(layout: Layout) -> list[_Placed]:
         )
         for piece in layout.pieces
     ]
+
+
+def _close_descriptor(asked: "Future[Answer]") -> None:
+    if asked.exception() is None and (fd := asked.result()[1]) is not None:
+        os.close(fd)
 
 
 def _unchanged(leaf: TensorLeaf) -> Unchanged:

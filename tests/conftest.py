@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -29,6 +30,9 @@ BACKGROUND_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.for
 BACKGROUND_FILES = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/nvidia")
 BACKGROUND_THREADS = ("pytest_timeout",)
 
+BACKGROUND_TEMPORARY = ("pymp-", "torch")
+"""What Python's multiprocessing and torch (torchelastic_, torchinductor_) leave behind when they are killed."""
+
 settings.register_profile("everstep", deadline=None, print_blob=True, max_examples=60)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
 settings.load_profile(os.environ.get("EVERSTEP_HYPOTHESIS", "everstep"))
@@ -40,6 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
             "the repository root is on sys.path: run `pytest`, not `python -m pytest`, without PYTHONPATH"
         )
     os.environ[SESSION_VARIABLE] = SESSION
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays where it is kept
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="es-")
+    # multiprocessing has one for the whole process, made at first use: not in the folder of whichever test is first.
+    multiprocessing.util.get_temp_dir()
+    multiprocessing.util.Finalize(
+        None, shutil.rmtree, args=(tempfile.tempdir,), exitpriority=-1000
+    )  # after its own
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -124,16 +135,31 @@ def _processes() -> Iterator[tuple[int, str]]:
 
 
 @pytest.fixture(autouse=True)
-def _leftovers() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+def _own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    """Give each test a socket path and a TMPDIR of its own, and fail one that leaves a temporary file behind.
+
+    The path is short, because a unix socket's path ends at 107 bytes.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="es-"))
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("EVERSTEP_SOCKET", str(folder / "data.sock"))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    yield
+    names = sorted(path.name for path in temporary.iterdir())
+    shutil.rmtree(folder)
+    left = [name for name in names if not name.startswith(BACKGROUND_TEMPORARY)]
+    if left:
+        pytest.fail("left behind in TMPDIR:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _leftovers(_own_folder: None) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
     """Fail a test that leaves a descriptor, thread, process or mapping behind, and end what it left running."""
     before = held()
     yield
-    deadline = time.monotonic() + GRACE_S
-    while left := held().beyond(before):
-        gc.collect()
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.02)
+    left = _left_beyond(before)
     if not left:
         return
     known = {int(entry.split()[0]) for entry in before.processes}
@@ -141,13 +167,16 @@ def _leftovers() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
         if pid not in known:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+    _left_beyond(before)  # until they are gone: they must not write into the folder while it is removed
     pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
 
 
-@pytest.fixture(autouse=True)
-def _own_socket(_leftovers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    """Give each test a socket path of its own: short, because a unix socket's path ends at 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="es-"))
-    monkeypatch.setenv("EVERSTEP_SOCKET", str(folder / "data.sock"))
-    yield
-    shutil.rmtree(folder, ignore_errors=True)
+def _left_beyond(before: Held) -> list[str]:
+    """Return what is held beyond `before`, after giving it some time to go."""
+    deadline = time.monotonic() + GRACE_S
+    while left := held().beyond(before):
+        gc.collect()
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return left

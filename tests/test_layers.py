@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hook": {"core", "proto", "checkpoint", "dataloader"},
 }
 TRAINING = {"torch", "numpy"}
-ONLY_THE_DAEMON = {"grpc", "google", "prometheus_client", "rich", "aiofiles"}
+ONLY_THE_DAEMON = {"grpc", "grpc_health", "google", "prometheus_client", "rich", "aiofiles"}
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 IMPURE = {
     "aiofiles", "asyncio", "cffi", "concurrent", "ctypes", "datetime", "fcntl", "grpc", "logging", "mmap",

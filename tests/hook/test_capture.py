@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from everstep.core.errors import StateTypeError, UsageError
 from everstep.hook.capture import StateCapture, capture_state
 from everstep.hook.component import Laziness, Sink
+from everstep.hook.state_testing import bits, store
 from everstep.hook.stored_state import StoredState
 from everstep.hook.tensor_bytes import byte_range
-from everstep.hook.testing import bits, store
 
 EAGER, OWNED, FROZEN = Laziness.EAGER, Laziness.OWNED, Laziness.FROZEN
 

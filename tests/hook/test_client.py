@@ -136,6 +136,7 @@ class TestWithADaemon:
         client = connect(path)
         client.close()
         client.close()
+        assert client.broken is not None
 
 
 def make_arena(number: int, pages: int) -> frames.MakeArena:

@@ -8,7 +8,7 @@ from torch import nn
 
 from everstep.core.errors import UsageError
 from everstep.hook.component import make_components
-from everstep.hook.testing import transfer
+from everstep.hook.state_testing import transfer
 
 
 def test_modules_come_before_optimizers_and_the_rest() -> None:

@@ -8,7 +8,7 @@ import torch
 from everstep.core.errors import CorruptDataError, StateTypeError
 from everstep.hook.capture import capture_state
 from everstep.hook.history import CAPACITY_MIN, History
-from everstep.hook.testing import store
+from everstep.hook.state_testing import store
 
 
 def test_values_come_back_with_their_steps() -> None:

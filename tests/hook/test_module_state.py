@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from everstep.core.errors import StateMismatchError, StateTypeError
 from everstep.hook.capture import StateCapture, capture_state
 from everstep.hook.component import Laziness, make_components
-from everstep.hook.testing import bits, store, transfer
+from everstep.hook.state_testing import bits, store, transfer
 
 
 def small() -> nn.Sequential:

@@ -15,7 +15,7 @@ from everstep.core.errors import LoaderStateError, StateMismatchError, StateType
 from everstep.dataloader.loader import DataLoader
 from everstep.hook.capture import capture_state
 from everstep.hook.component import Laziness, make_components
-from everstep.hook.testing import bits, transfer
+from everstep.hook.state_testing import bits, transfer
 
 
 def optimizer(*, tensor_lr: bool = False) -> Optimizer:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from everstep.core.errors import StateMismatchError, StateTypeError, UsageError
 from everstep.hook.capture import capture_state
 from everstep.hook.component import Laziness, make_components
-from everstep.hook.testing import bits, transfer
+from everstep.hook.state_testing import bits, transfer
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
 

@@ -6,12 +6,12 @@ from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook
 
 
 def walked(book: CostBook, steps: list[tuple[float, bool]], stall_s: float = 0.0) -> None:
-    """Pass a boundary after each (seconds, busy), each of which takes `stall_s`."""
-    now_s = 100.0
-    book.boundary(now_s, now_s, busy=False, guard_s=0.0)
-    for step_s, busy in steps:
+    """Pass a first boundary, then one after each (seconds, busy); each but the first takes `stall_s`."""
+    now_s, opens = 100.0, [busy for _, busy in steps] + [False]
+    book.boundary(now_s, now_s, opens_busy=opens[0], guard_s=0.0)
+    for (step_s, _), opens_busy in zip(steps, opens[1:], strict=True):
         now_s += step_s
-        book.boundary(now_s, now_s + stall_s, busy=busy, guard_s=0.0)
+        book.boundary(now_s, now_s + stall_s, opens_busy=opens_busy, guard_s=0.0)
         now_s += stall_s
 
 
@@ -33,6 +33,7 @@ def test_busy_and_quiet_steps_are_told_apart_by_their_medians() -> None:
     assert report.steps == 6
     assert report.step_quiet_s == pytest.approx(1.0)
     assert report.step_busy_s == pytest.approx(1.5)
+    assert (report.quiet_steps, report.busy_steps) == (3, 2)
     assert report.slower_steps_s == pytest.approx(2 * 0.5)
     assert report.train_s == pytest.approx(14.0)
     assert report.slowdown == pytest.approx(1.0 / 13.0)
@@ -40,8 +41,8 @@ def test_busy_and_quiet_steps_are_told_apart_by_their_medians() -> None:
 
 def test_the_guards_wait_is_stall_and_no_part_of_the_step() -> None:
     book = CostBook()
-    book.boundary(0.0, 0.0, busy=False, guard_s=0.0)
-    book.boundary(1.25, 1.25, busy=True, guard_s=0.25)
+    book.boundary(0.0, 0.0, opens_busy=True, guard_s=0.0)
+    book.boundary(1.25, 1.25, opens_busy=False, guard_s=0.25)
     book.guard_s = 0.25
     report = book.report()
     assert report.step_busy_s == pytest.approx(1.0)
@@ -49,20 +50,29 @@ def test_the_guards_wait_is_stall_and_no_part_of_the_step() -> None:
     assert report.train_s == pytest.approx(1.25)
 
 
-def test_time_at_the_boundary_belongs_to_training_but_not_to_a_step() -> None:
+def test_all_time_at_boundaries_is_stall_and_no_part_of_a_step() -> None:
     book = CostBook()
     walked(book, [(1.0, False)] * 4, stall_s=0.5)
-    book.eager_s = 2.0
     report = book.report()
     assert report.step_quiet_s == pytest.approx(1.0)
     assert report.train_s == pytest.approx(6.0)
+    assert report.stall_s == report.boundary_s == pytest.approx(2.0)
     assert report.slowdown == pytest.approx(0.5)
+
+
+def test_the_first_boundary_counts_like_any_other() -> None:
+    book = CostBook()
+    book.boundary(10.0, 10.5, opens_busy=False, guard_s=0.0)
+    book.boundary(11.5, 11.5, opens_busy=False, guard_s=0.0)
+    assert book.report().train_s == pytest.approx(1.5)
+    assert book.report().slowdown == pytest.approx(0.5)
 
 
 def test_while_only_one_kind_of_step_is_known_nothing_is_made_up() -> None:
     book = CostBook()
     walked(book, [(1.0, True)] * 3)
     assert book.report().slower_steps_s == 0.0
+    assert (book.report().quiet_steps, book.report().busy_steps) == (0, 3)
 
 
 def test_steps_that_were_faster_beside_a_copy_do_not_make_training_faster() -> None:
@@ -74,13 +84,13 @@ def test_steps_that_were_faster_beside_a_copy_do_not_make_training_faster() -> N
 
 def test_stall_per_checkpoint_is_of_those_sealed() -> None:
     book = CostBook()
-    book.eager_s, book.guard_s, book.wait_s, book.sealed = 1.0, 0.5, 0.5, 4
+    book.boundary_s, book.guard_s, book.sealed = 1.5, 0.5, 4
     assert book.report().stall_per_checkpoint_s == pytest.approx(0.5)
 
 
 def test_more_cost_than_time_is_no_slowdown_that_could_be_named() -> None:
     book = CostBook()
-    book.eager_s = 1.0
+    book.boundary_s = 1.0
     assert book.report().slowdown == 0.0
 
 

@@ -10,7 +10,7 @@ import torch
 from everstep.core.errors import CorruptDataError
 from everstep.hook.capture import capture_state
 from everstep.hook.rng_state import RngState, pack_python, unpack_python
-from everstep.hook.testing import store
+from everstep.hook.state_testing import store
 
 
 @pytest.fixture(autouse=True)

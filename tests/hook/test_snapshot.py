@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import signal
+import subprocess
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,9 +23,9 @@ from everstep.hook.tensor_bytes import memmove
 
 
 @pytest.fixture(autouse=True)
-def daemon() -> Iterator[None]:
-    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])):
-        yield
+def daemon() -> Iterator[subprocess.Popen[bytes]]:
+    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])) as process:
+        yield process
 
 
 @pytest.fixture
@@ -273,6 +275,38 @@ class TestReport:
         assert report.eager_s > 0
         assert report.checkpoints_sealed >= 1
 
+    def test_a_step_within_which_the_whole_checkpoint_ends_is_a_busy_one(self, device: Path) -> None:
+        objects = made()
+        with attached(device, objects, final=False) as run:
+            until_taken(run, objects)  # the checkpoint is complete: what follows is quiet until the next one
+            iterate(run, objects)
+            before = run.report()
+            for _ in range(3):
+                iterate(run, objects)
+            quiet = run.report()
+            assert (quiet.quiet_steps, quiet.busy_steps) == (before.quiet_steps + 3, before.busy_steps)
+            while run.report().checkpoints_complete == before.checkpoints_complete:
+                iterate(run, objects, checkpoint=True)  # until the daemon has given a slot back
+                assert run.wait(20)  # copied, written and reported before the next boundary
+            assert run.report().busy_steps == quiet.busy_steps
+            iterate(run, objects)
+            iterate(run, objects)
+            after = run.report()
+            assert after.busy_steps == quiet.busy_steps + 1
+            assert after.step_busy_s > 0
+
+    def test_a_step_beside_which_an_arena_is_allocated_is_a_busy_one(
+        self, device: Path, daemon: "subprocess.Popen[bytes]"
+    ) -> None:
+        objects = made()
+        with attached(device, objects, final=False) as run:
+            daemon.send_signal(signal.SIGSTOP)
+            iterate(run, objects)  # asks for the arena
+            daemon.send_signal(signal.SIGCONT)
+            assert run.wait(20)
+            iterate(run, objects)
+            assert run.report().busy_steps == 1
+
     def test_seconds_are_counted_once(self, device: Path) -> None:
         objects = made()
         with attached(device, objects) as run:
@@ -280,5 +314,6 @@ class TestReport:
             for _ in range(20):
                 iterate(run, objects)
             report = run.report()
-        assert report.stall_s == pytest.approx(report.eager_s + report.guard_s + report.wait_s)
+        assert report.stall_s == report.boundary_s + report.guard_s
+        assert report.eager_s + report.wait_s <= report.boundary_s
         assert report.stall_s < report.train_s

@@ -9,8 +9,8 @@ from everstep.checkpoint.manifest_types import Manifest, SegmentEntry
 from everstep.checkpoint.segment_format import SegmentStamp, build_header
 from everstep.core.errors import CorruptDataError, IncompleteError, StateMismatchError
 from everstep.hook.component import Laziness, Sink
+from everstep.hook.state_testing import bits, store
 from everstep.hook.stored_state import StoredState, TensorMaker
-from everstep.hook.testing import bits, store
 
 CPU = torch.device("cpu")
 

@@ -11,6 +11,7 @@ from everstep.checkpoint.dtype_format import itemsize_bytes
 from everstep.checkpoint.leaf import LeafSpec
 from everstep.checkpoint.shard_rules_plan import is_dense
 from everstep.core.errors import StateTypeError
+from everstep.hook.state_testing import bits
 from everstep.hook.tensor_bytes import (
     MEMMOVE_PIECE_BYTES,
     BufferPin,
@@ -24,7 +25,6 @@ from everstep.hook.tensor_bytes import (
     slot_view,
     torch_dtype,
 )
-from everstep.hook.testing import bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 

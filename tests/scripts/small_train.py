@@ -45,7 +45,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[tupl
     for name, tensor in sorted(model.state_dict().items()):
         sha.update(name.encode() + tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     for parameter in optimizer.param_groups[0]["params"]:
-        for key, value in sorted(optimizer.state[parameter].items()):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             sha.update(key.encode() + value.reshape(-1).view(torch.uint8).numpy().tobytes())
     sha.update(json.dumps(losses).encode())
     return sha.hexdigest()
@@ -113,6 +113,7 @@ def main() -> None:
             source=None if restored is None else restored.source,
             skipped=[] if restored is None else list(restored.skipped),
             finished=run.finished,
+            state=digest(inner, optimizer, []),
         )
         for epoch in run.epochs(args.epochs):
             for x, y, ids in loader:
@@ -137,7 +138,12 @@ def main() -> None:
                 if (args.settle or args.until > 0) and run.steps != args.raise_at:
                     run.wait()
                 if run.steps == args.until:
-                    say(rank=rank, waiting=run.steps, complete=run.report().last_complete)
+                    say(
+                        rank=rank,
+                        waiting=run.steps,
+                        complete=run.report().last_complete,
+                        state=digest(inner, optimizer, []),
+                    )
                     time.sleep(600)
                 if run.steps == args.raise_at:
                     raise RuntimeError("the training script failed")

@@ -1,12 +1,17 @@
 """The main job as `make demo` runs it, in little: the examples' own scripts, alone and under torchrun."""
 
+import argparse
+import difflib
 import subprocess
 import sys
 from pathlib import Path
 
+import demo
 import pytest
 from compare import compare_runs
 from in_process import saved_run
+from rich.console import Console
+from rich.progress import Progress
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -28,6 +33,40 @@ def test_the_killed_run_ends_like_the_undisturbed_one(ranks: int, tmp_path: Path
     assert ended.stdout.count("│ trainer") == 1
     assert ended.stdout.count("│ daemon and trainer") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_trainer_that_ends_by_itself_is_no_crash_that_was_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = 'print("epoch 0 loss 1\\n" * 20, flush=True)\nraise SystemExit("no memory left")\n'
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.setattr(demo, "HERE", tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    options = argparse.Namespace(ranks=1, epochs=1, windows=16 * 60, seed=1, kills=2)
+    console = Console(quiet=True)
+    disturbed = demo.Demo(tmp_path, options, console).disturbed
+    with pytest.raises(SystemExit, match="by itself at step 20 with status 1") as ended:
+        disturbed(Progress(console=console))
+    assert "no memory left" in str(ended.value)
+
+
+def changes(old: str, new: str) -> list[str]:
+    """What `diff -w` calls removed and added, each with its sign, as two scripts' lines without their docstring."""
+    before, after = [text.splitlines()[1:] for text in (old, new)]
+    changed: list[str] = []
+    stripped = [[line.strip() for line in lines] for lines in (before, after)]
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, *stripped, autojunk=False).get_opcodes():
+        if tag != "equal":
+            changed += [f"-{line}" for line in before[a:b]] + [f"+{line}" for line in after[c:d]]
+    return changed
+
+
+def test_the_readme_shows_the_examples_difference() -> None:
+    old, new = [(EXAMPLES / name).read_text() for name in ("train_plain.py", "train.py")]
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    shown = readme.partition("```diff\n")[2].partition("```")[0].splitlines()
+    assert [line for line in shown if line[:1] in ("-", "+")] == changes(old, new)
+    assert len(new.splitlines()) - len(old.splitlines()) <= 5
 
 
 def test_a_difference_is_told(tmp_path: Path) -> None:

@@ -4,35 +4,18 @@ A script stops the process at the phase's own call (tests/scripts/pause.py), so 
 However it falls: the restart ends bit-identical to the run that nobody disturbed, and the store is whole.
 """
 
-import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pausing import DEADLINE_S, SCRIPTS, Pause, Phase, pausing_daemon, wait_until
 
 from everstep.checkpoint.testing import opened
 from everstep.core.ids import CheckpointId
 from everstep.hook.trainer_testing import Job, Trainer, daemon_pid, end_daemon
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-DEADLINE_S = 30.0
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A call; `number` counts those whose printed arguments hold `match`."""
-
-    place: str
-    number: int = 1
-    match: str = ""
-
 
 ALLOCATING = Phase("everstep.checkpoint.linux:fallocate")
 PERSISTING = Phase("everstep.checkpoint.storage_ops:RealStorage.write_segment", 3)
@@ -45,6 +28,10 @@ COPYING = Phase("everstep.hook.copier:memmove", 37)
 """The small state has 18 lazy leaves, at first fewer: not the first snapshot."""
 LAST = Phase("everstep.checkpoint.commit:_ShardWrite.publish", 1, "step=25")
 
+ATTACH_PHASES = {
+    "opening": Phase("everstep.checkpoint.recovery:recover"),
+    "beginning the attempt": Phase("everstep.checkpoint.run_store:RunStore.begin_attempt"),
+}
 DAEMON_PHASES = {
     "allocating": ALLOCATING,
     "persisting": PERSISTING,
@@ -52,38 +39,6 @@ DAEMON_PHASES = {
     "half of the manifests": HALF,
     "completing": COMPLETING,
 }
-
-
-class Pause:
-    """Stops one process in a phase."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-
-    def environment(self, phase: Phase) -> dict[str, str]:
-        return {
-            "PAUSE_AT": phase.place,
-            "PAUSE_CALL": str(phase.number),
-            "PAUSE_MATCH": phase.match,
-            "PAUSE_FOLDER": str(self.folder),
-        }
-
-    def reached(self, process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
-        """Return when the process stands at the call."""
-        wait_until(lambda: (self.folder / "reached").exists() or process.poll() is not None)
-        assert process.poll() is None, f"it ended with {process.returncode} before the phase"
-
-    def go(self) -> None:
-        (self.folder / "go").touch()
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    for _ in range(int(DEADLINE_S / 0.01)):
-        if reached():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"did not happen within {DEADLINE_S} s")
 
 
 def kill_daemon() -> None:
@@ -100,28 +55,6 @@ def answers(path: str) -> bool:
 @pytest.fixture
 def pause(tmp_path: Path) -> Pause:
     return Pause(tmp_path / "pause")
-
-
-@contextlib.contextmanager
-def pausing_daemon(pause: Pause, phase: Phase) -> Generator["subprocess.Popen[bytes]"]:
-    """The daemon of this test's socket, which stops in the phase."""
-    path = Path(os.environ["EVERSTEP_SOCKET"])
-    with path.with_name("daemon.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", SCRIPTS / "pausing_daemon.py", "--private", "--socket", path],
-            env=os.environ | pause.environment(phase),
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        wait_until(lambda: path.with_name("daemon.json").exists() or process.poll() is not None)
-        assert process.poll() is None, path.with_name("daemon.log").read_text()
-        yield process
-    finally:
-        pause.go()
-        if process.poll() is None:
-            process.terminate()
-        process.wait(DEADLINE_S)
 
 
 @pytest.fixture
@@ -173,17 +106,19 @@ def assert_whole(job: Job) -> None:
     assert len(generations) == len(run.checkpoints())
 
 
-@pytest.mark.parametrize("name", ["allocating", "persisting", "between data and manifest", "completing"])
+@pytest.mark.parametrize(
+    "name", [*ATTACH_PHASES, "allocating", "persisting", "between data and manifest", "completing"]
+)
 def test_the_trainer_dies_while_the_daemon_is(job: Job, pause: Pause, undisturbed: str, name: str) -> None:
-    """What was sealed is written nevertheless, and restored from memory."""
-    with pausing_daemon(pause, DAEMON_PHASES[name]) as daemon:
+    """What was sealed is written nevertheless, and restored from memory. The restart attaches at once."""
+    with pausing_daemon(pause, (ATTACH_PHASES | DAEMON_PHASES)[name]) as daemon:
         trainer = job.start("--settle")
         pause.reached(daemon)
         on_disk = committed(job)
         trainer.kill()
         pause.go()
         restored, source = ends_like(job, undisturbed)
-    if name == "allocating":
+    if name == "allocating" or name in ATTACH_PHASES:
         assert (restored, source) == (None, None)
     else:
         assert restored is not None
@@ -207,6 +142,22 @@ def test_the_daemon_dies_while_it_is(job: Job, pause: Pause, undisturbed: str, n
     assert "daemon_lost" in trainer.log
     if name in ("persisting", "between data and manifest"):
         assert any("the daemon went away before it was committed" in reason for reason in done["failures"])
+    assert_whole(job)
+
+
+@pytest.mark.parametrize("name", list(ATTACH_PHASES))
+def test_the_daemon_dies_before_the_trainer_has_attached(
+    job: Job, pause: Pause, undisturbed: str, name: str
+) -> None:
+    """There is no run yet that could go on: attach says so, and the same command starts again."""
+    with pausing_daemon(pause, ATTACH_PHASES[name]) as daemon:
+        trainer = job.start()
+        pause.reached(daemon)
+        daemon.kill()
+        daemon.wait(DEADLINE_S)
+        assert trainer.finish() != 0
+    assert "DaemonUnavailableError" in trainer.log
+    assert ends_like(job, undisturbed) == (None, None)
     assert_whole(job)
 
 
@@ -302,7 +253,15 @@ def test_the_daemon_dies_while_the_trainer_waits_for_its_last_checkpoint(
         pause.reached(daemon)
         daemon.kill()
         daemon.wait(DEADLINE_S)
-        trainer.process.wait(5)
     (done,) = trainer.done()
     assert done["done"] == undisturbed
-    assert done["complete"] == "1.25" or done["failures"]
+    assert done["complete"] == "1.26"  # taken again: 1.25 died with its daemon
+    again = job.start()
+    (line,) = again.done()
+    assert (again.lines[0]["restored"], line["done"]) == ("1.26", undisturbed)
+    end_daemon()
+    with opened(job.storage, read_only=True) as (store, report):
+        assert report.problems == []
+        (run,) = store.runs()
+        newest = run.checkpoints()[0]
+    assert (str(newest.checkpoint), newest.state.value) == ("1.26", "complete")

@@ -105,10 +105,23 @@ class TestEnds:
         job.start("--epochs", "2").done()
         fresh = job.start("--fresh", "--until", "6")
         assert fresh.until_key("restored")["restored"] is None
+        assert "fresh=True leaves the checkpoints of earlier attempts aside" in fresh.log
         fresh.until_key("waiting")
         fresh.kill()
         again = job.start("--until", "7")
         assert again.until_key("restored")["restored"] == "2.5"
+        again.kill()
+
+    def test_after_a_fresh_start_that_saved_nothing_it_is_said_why_nothing_is_restored(
+        self, job: Job
+    ) -> None:
+        job.start("--epochs", "1").done()
+        fresh = job.start("--fresh", "--every", "1000", "--until", "1")
+        fresh.until_key("waiting")
+        fresh.kill()
+        again = job.start("--until", "1")
+        assert again.until_key("restored")["restored"] is None
+        assert "no complete checkpoint, or fresh=True has left theirs aside" in again.log
         again.kill()
 
     def test_a_new_store_is_said(self, job: Job) -> None:

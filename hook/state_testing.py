@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..checkpoint.checksum import block_checksums
+from ..checkpoint.draft_format import draft_pieces_of
 from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
-from ..checkpoint.manifest_format import decode_manifest, draft_pieces_of, encode_manifest
+from ..checkpoint.manifest_format import decode_manifest, encode_manifest
 from ..checkpoint.manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
 from ..checkpoint.segment_format import SegmentStamp, build_header
 from ..checkpoint.shard_rules_plan import check_draft
