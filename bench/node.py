@@ -1,0 +1,86 @@
+"""A private daemon and a trainer that has only bytes: what the storage benchmarks measure.
+
+The trainer speaks the data socket as the hook does; its state is random bytes that lie in the arena from the start,
+so that nothing but the daemon's own work is in the measured time.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from everstep.checkpoint.leaf import whole_leaf
+from everstep.core.ids import CheckpointId
+from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
+from everstep.proto import frames
+
+LEAF_BYTES = 64 * 2**20
+DEADLINE_S = 600.0
+
+
+class Node:
+    """One run of one rank, with a state of `size_bytes`, over the given directories."""
+
+    def __init__(self, trainer: FakeTrainer, arena: FakeArena, size_bytes: int, pid: int) -> None:
+        self.trainer, self.arena, self.size_bytes, self.pid = trainer, arena, size_bytes, pid
+        self._step = 0
+
+    def persist(self) -> float:
+        """Return bytes per second from sealed to acknowledged, every fsync and the manifest included."""
+        self._step += 1
+        checkpoint, slot = CheckpointId(1, self._step), self._step % 2
+        self.arena.begin(checkpoint, slot)
+        began_s = time.perf_counter()
+        self.arena.seal(checkpoint, slot)
+        self.trainer.send(frames.SealedEverywhere(attempt=checkpoint.attempt, step=checkpoint.step))
+        while True:
+            event = self.trainer.event(frames.Persisted)
+            assert isinstance(event, frames.Persisted)
+            if event.step == checkpoint.step:
+                return self.size_bytes / (time.perf_counter() - began_s)
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the daemon has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_bytes(self) -> int:
+        """Return the daemon's own memory: all but the arena's shared pages."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+@contextlib.contextmanager
+def node(directories: Sequence[Path], size_bytes: int, folder: Path) -> Generator[Node]:
+    """A daemon over new stores in `directories`, its arena filled."""
+    stores = [directory / "everstep" for directory in directories]
+    for store in stores:
+        store.mkdir()
+    with (
+        daemon_process(folder / "socket" / "data.sock") as process,
+        FakeTrainer(folder / "socket" / "data.sock") as trainer,
+    ):
+        trainer.sock.settimeout(DEADLINE_S)
+        reply = trainer.open_run(stores)
+        assert isinstance(reply, frames.RunOpened), reply
+        trainer.begin_attempt(1)
+        count = max(1, size_bytes // LEAF_BYTES)
+        leaves = tuple(whole_leaf(f"m.{index}", "float32", (LEAF_BYTES // 4,)) for index in range(count))
+        arena = trainer.make_arena(trainer.layout(leaves), slot_count=2)
+        _fill(arena)
+        try:
+            yield Node(trainer, arena, count * LEAF_BYTES, process.pid)
+        finally:
+            arena.close()
+
+
+def _fill(arena: FakeArena) -> None:
+    whole = np.frombuffer(arena.map, dtype=np.uint64)
+    random = np.random.default_rng(0).integers(0, 2**63, 8 * 2**20, dtype=np.uint64)
+    for begin in range(0, len(whole), len(random)):
+        part = whole[begin : begin + len(random)]
+        part[:] = random[: len(part)] + np.uint64(begin)  # no block is the same as another
+    del whole
