@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DURATION ?= 600
 TORCH  := $(shell grep '^torch==' constraints.txt)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
@@ -43,9 +44,8 @@ types: $(STAMP)
 wheel-smoke: $(STAMP)  ## build the wheel, install it in an empty environment, use it from an empty folder
 	tools/wheel_smoke.sh $(BIN)/python
 
-soak: $(STAMP)  ## kill a training run at random for a long time (SOAK_ARGS)
-	@test -f tools/soak.py || { echo "make soak: tools/soak.py does not exist in this version" >&2; exit 1; }
-	$(BIN)/python tools/soak.py $(SOAK_ARGS)
+soak: $(STAMP)  ## search for lost checkpoints for DURATION seconds (SOAK_ARGS: --only, --seed)
+	$(BIN)/python tools/soak.py --duration $(DURATION) $(SOAK_ARGS)
 
 clean:  ## remove everything that make made, .venv included
 	rm -rf $(VENV) build dist everstep.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,258 @@
+"""Whether a store that is opened after a crash keeps every promise: by metadata alone, and byte for byte."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from crash_plan import Image, Step
+from model_storage import Fault, ModelStorage, Recorder
+from promises import RUN_ID, RUN_NAME, Promise, Shard, Witness, digest, manifest_copies
+
+from everstep.checkpoint.recovery import recover
+from everstep.checkpoint.run_store import FLOOR_NAME, RunStore
+from everstep.checkpoint.store import Store, open_store
+from everstep.checkpoint.store_format import decode_attempt, decode_floor
+from everstep.checkpoint.testing import HOLDER, load
+from everstep.checkpoint.verify import verify_checkpoint
+from everstep.core.errors import DataError, EverstepError, NotFoundError
+from everstep.core.ids import CheckpointId
+
+RUN_PARTS = ("runs", str(HOLDER.uid), RUN_ID)
+_KEPT = re.compile(r"commits/[0-9].*|data/[0-9a-f]{32}(/.*)?")
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A finished recovery: what it did, what it offers, what it left."""
+
+    trace: list[Step]
+    image: Image
+    shards: frozenset[Shard]
+    attempt: int
+    floor: CheckpointId | None
+    violations: list[str]
+
+
+@dataclass(slots=True)
+class Checker:
+    """Checks the crash states of one workload; remembers what it has seen, so that equal states cost nothing."""
+
+    device_count: int
+    witness: Witness
+    _right: set[int] = field(default_factory=set[int])
+    """Shards whose bytes were read through the product and found right: (shard, manifest, segments) as one number."""
+    _stable: set[int] = field(default_factory=set[int])
+    """Recovered images that a second recovery leaves as they are."""
+
+    def check(self, image: Image, promise: Promise, recorder: Recorder | None = None) -> Recovered:
+        """Open the store on these disks as a restarted daemon does, and compare with what was promised.
+
+        `recorder`: the trace goes on from there (the daemon alone had died, and what it wrote is in memory).
+        """
+        storage = ModelStorage(self.device_count, image, recorder)
+        violations: list[str] = []
+        found: set[Shard] = set()
+        attempt, floor = 0, None
+        begun = len(storage.recorder.trace)
+        try:
+            known_floor = max(self._floors(storage), default=None)
+            if recorder is None:
+                violations += self._copies(storage, promise)
+            with _opened(storage) as store:
+                violations += [f"missing: {store.missing}"] if store.missing else []
+                report = recover(store)
+                violations += [f"quarantined: {report.problems}"] if report.quarantined_count else []
+                run = _run(store)
+                if run is not None:
+                    found, attempt, floor = _shards(run), run.highest_attempt(), run.complete_floor()
+                    if floor != known_floor:
+                        violations.append(f"the floor is {floor}, a device knew {known_floor}")
+                    violations += self._catalogue(storage, run, promise)
+                elif promise.must or promise.attempt:
+                    violations.append("the run is gone")
+                violations += self._leftovers(storage, run)
+        except EverstepError as exc:
+            violations.append(f"cannot be opened: {type(exc).__name__}: {exc}")
+        result = Recovered(
+            trace=storage.recorder.trace[begun:],
+            image=storage.image,
+            shards=frozenset(found),
+            attempt=attempt,
+            floor=floor,
+            violations=violations,
+        )
+        if not violations:
+            violations += self._again(storage, result)
+        return result
+
+    # --- before anybody mends anything ----------------------------------------------------------------------------
+
+    def _copies(self, storage: ModelStorage, promise: Promise) -> Iterator[str]:
+        """Yield what has fewer durable copies than were promised; recovery would hide it."""
+        for shard, copies in promise.must:
+            count = self.witness.copy_count(storage, shard)
+            if count < copies:
+                yield f"{_named(shard)} has {count} whole manifests, {copies} were acknowledged"
+        for device in range(self.device_count):
+            for attempt in range(1, promise.attempt + 1):
+                content = storage.content_at(device, *RUN_PARTS, "attempts", str(attempt))
+                if not content or decode_attempt(content, "").attempt != attempt:
+                    yield f"attempt {attempt} is not on device {device}"
+        floors = self._floors(storage)
+        if promise.floor is not None and (len(floors) < self.device_count or min(floors) < promise.floor):
+            yield f"the floor {promise.floor} is not on every device: {floors}"
+
+    def _floors(self, storage: ModelStorage) -> list[CheckpointId]:
+        """Return the floor of each device that has one; CorruptDataError when it is not whole."""
+        found = (storage.content_at(device, *RUN_PARTS, FLOOR_NAME) for device in range(self.device_count))
+        return [decode_floor(content, "floor.json").newest for content in found if content is not None]
+
+    # --- after a recovery -----------------------------------------------------------------------------------------
+
+    def _catalogue(self, storage: ModelStorage, run: RunStore, promise: Promise) -> Iterator[str]:
+        found = _shards(run)
+        yield from (f"LOST {_named(shard)}" for shard in promise.shards() - found)
+        yield from (f"CAME BACK {_named(shard)}" for shard in found - promise.shards() - promise.may)
+        if not promise.attempt <= run.highest_attempt() <= promise.attempt_max:
+            yield f"attempt {run.highest_attempt()}, promised {promise.attempt} to {promise.attempt_max}"
+        if not promise.fresh <= run.fresh_floor() <= promise.fresh_max:
+            yield f"fresh from {run.fresh_floor()}, promised {promise.fresh} to {promise.fresh_max}"
+        floor = run.complete_floor()
+        if floor is not None and (promise.floor_max is None or floor > promise.floor_max):
+            yield f"the floor is {floor}, nobody said more than {promise.floor_max}"
+        offered = set(run.offered())
+        for info in run.checkpoints():
+            if info.problems:
+                yield f"HALF {info.checkpoint}: {info.problems}"
+            elif (info.checkpoint in offered) != (info.checkpoint.attempt >= run.fresh_floor()):
+                yield f"{info.checkpoint} is offered wrongly"
+        for shard in sorted(found):
+            yield from self._bytes(storage, run, shard)
+
+    def _bytes(self, storage: ModelStorage, run: RunStore, shard: Shard) -> Iterator[str]:
+        """Read a shard through the product's own reader and verifier, once for each content that it may have."""
+        record = run.shard(*shard)
+        if record.problem:
+            return
+        segments = tuple(storage.content(run.segment_path(ref)) for ref in record.segments)
+        key = hash((shard, record.manifest_sha256, segments))
+        if key in self._right:
+            return
+        try:
+            read = load(run, run.manifest(*shard))
+        except DataError as exc:
+            yield f"MIXED {_named(shard)}: {exc}"
+            return
+        wrong = [leaf for leaf, content in self.witness.content[shard].items() if read[leaf] != content]
+        if wrong:
+            yield f"MIXED {_named(shard)}: {wrong} are not what was saved"
+        elif not verify_checkpoint(run, shard[0]).is_intact:
+            yield f"{_named(shard)} does not verify"
+        else:
+            self._right.add(key)
+
+    def _leftovers(self, storage: ModelStorage, run: RunStore | None) -> Iterator[str]:
+        """Yield what a recovery should have removed or made whole."""
+        floors = self._floors(storage)
+        if floors and (len(floors) < self.device_count or len(set(floors)) != 1):
+            yield f"the floors differ after recovery: {floors}"
+        used = {ref.generation for shard in run.shards() for ref in shard.segments} if run else set[str]()
+        for device in range(self.device_count):
+            for generation, content in storage.files_below(device, *RUN_PARTS, "data"):
+                if content is None and "/" not in generation and generation not in used:
+                    yield f"ORPHAN {generation} on device {device}"
+            for path, _ in storage.files_below(device):
+                name = path.rsplit("/", 1)[-1]
+                # One may stay in a run that was never made: nobody can say whose it is.
+                if name.startswith(".tmp.") and (run is not None or name == path):
+                    yield f"unfinished file {path} on device {device}"
+        for shard in _shards(run) if run else ():
+            copies = manifest_copies(storage, shard)
+            if len(copies) != self.device_count or len(set(copies)) != 1:
+                yield f"{_named(shard)} has {len(copies)} manifests after recovery"
+
+    def _again(self, storage: ModelStorage, first: Recovered) -> Iterator[str]:
+        """Recover once more, and open for reading only: nothing may change, and all is offered again."""
+        key = storage.image.key(storage.roots)
+        if key in self._stable:
+            return
+        for read_only in (False, True):
+            again = ModelStorage(self.device_count, storage.image)
+            with _opened(again, read_only=read_only) as store:
+                recover(store)
+                run = _run(store)
+                shards = frozenset(_shards(run) if run else ())
+            if shards != first.shards:
+                yield f"a second recovery offers {len(shards)}, the first {len(first.shards)} (read-only: {read_only})"
+            if again.image.key(again.roots) != key:
+                yield f"a second recovery changes the store (read-only: {read_only})"
+        self._stable.add(key)
+
+    # --- on a partial view ----------------------------------------------------------------------------------------
+
+    def with_a_part(self, image: Image, fault: Fault | None, absent: int | None) -> tuple[Image, list[str]]:
+        """Recover with a device that is not there or that cannot be read; return what that left.
+
+        Nothing but temporary files may have been removed then.
+        """
+        storage = ModelStorage(self.device_count, image)
+        before = _kept(storage)
+        directories = [path for index, path in enumerate(storage.directories) if index != absent]
+        storage.faults = [fault] if fault else []
+        violations: list[str] = []
+        try:
+            with _opened(storage, directories) as store:
+                recover(store)
+        except EverstepError as exc:
+            if fault is None and absent is None:
+                violations.append(f"cannot be opened: {exc}")
+        storage.faults = []
+        gone = before - _kept(storage)
+        if gone and (fault is None or fault.was_hit):
+            violations.append(f"removed on a partial view (absent {absent}, fault {fault}): {sorted(gone)}")
+        return storage.image, violations
+
+
+def _kept(storage: ModelStorage) -> set[tuple[int, str]]:
+    return {
+        (device, path)
+        for device in range(len(storage.roots))
+        for path, _ in storage.files_below(device, *RUN_PARTS)
+        if _KEPT.fullmatch(path)
+    }
+
+
+def _opened(
+    storage: ModelStorage, directories: Sequence[object] | None = None, *, read_only: bool = False
+) -> Store:
+    return open_store(
+        storage.directories if directories is None else directories,  # pyright: ignore[reportArgumentType]
+        ops=storage,
+        holder=HOLDER,
+        uid=HOLDER.uid,
+        read_only=read_only,
+    )
+
+
+def _run(store: Store) -> RunStore | None:
+    try:
+        return store.run(HOLDER.uid, RUN_NAME)
+    except NotFoundError:
+        return None
+
+
+def _shards(run: RunStore) -> set[Shard]:
+    return {(record.checkpoint, record.rank) for record in run.shards()}
+
+
+def _named(shard: Shard) -> str:
+    return f"rank {shard[1]} of {shard[0]}"
+
+
+def image_text(storage: ModelStorage) -> str:
+    """Return what stands on the devices, for a person who looks at a violation."""
+    return "\n".join(
+        f"  {device}/{path}" + ("/" if content is None else f" {len(content)} bytes {digest(content)}")
+        for device in range(len(storage.roots))
+        for path, content in sorted(storage.files_below(device), key=lambda entry: entry[0])
+    )

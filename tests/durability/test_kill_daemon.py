@@ -1,0 +1,16 @@
+"""What a daemon has reported as persisted is there after kill -9 of it, whatever it was doing."""
+
+import random
+
+import pytest
+from kill_daemon import kill_daemon
+
+DURATION_S = 40.0
+CYCLES = 50
+
+
+@pytest.mark.slow
+def test_nothing_persisted_is_lost() -> None:
+    found = kill_daemon(duration_s=DURATION_S, cycles=CYCLES, seed=random.randrange(1 << 32))
+    found.check()
+    assert found.count >= 10

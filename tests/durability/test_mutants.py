@@ -1,0 +1,65 @@
+"""The check of the checks: every wrong version of the product is found."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mutant_run import CONTROL, FOUND, SURVIVED
+from mutants import MUTANTS, Mutant, StaleMutantError
+
+RUNNER = Path(__file__).with_name("mutant_run.py")
+COUNT_MIN = 40
+
+
+def run(mutant: Mutant) -> tuple[Mutant, int, str]:
+    done = subprocess.run(
+        [sys.executable, str(RUNNER), mutant.name],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+    )
+    return mutant, done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_mutant_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        done: Sequence[tuple[Mutant, int, str]] = list(pool.map(run, MUTANTS))
+    broken = [
+        f"{mutant.name}: {output}" for mutant, status, output in done if status not in (FOUND, SURVIVED)
+    ]
+    assert not broken, "\n".join(broken)
+    survivors = [mutant.name for mutant, status, _ in done if status == SURVIVED]
+    with capsys.disabled():
+        print(f"\nmutants {len(done)}, found {len(done) - len(survivors)}")
+    assert survivors == []
+
+
+@pytest.mark.slow
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    _, status, output = run(CONTROL)
+    assert status == SURVIVED, output
+
+
+def test_there_are_enough_of_them_and_each_can_be_made() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= COUNT_MIN
+    for mutant in MUTANTS:
+        assert compile(mutant.source(), mutant.file, "exec")
+        assert bool(mutant.test) != bool(mutant.workloads)
+
+
+def test_a_mutant_of_text_that_is_gone_is_an_error() -> None:
+    with pytest.raises(StaleMutantError, match="0 times"):
+        Mutant(name="stale", file="checkpoint/commit.py", edits=(("no such line", ""),)).source()
+
+
+def test_the_readme_lists_every_mutant() -> None:
+    text = (RUNNER.parent / "README.md").read_text()
+    assert [mutant.name for mutant in MUTANTS if mutant.name not in text] == []

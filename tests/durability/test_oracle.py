@@ -1,0 +1,63 @@
+from oracle import Oracle
+
+from everstep.core.ids import CheckpointId
+
+ONE, TWO, THREE, FOUR = (CheckpointId(1, step) for step in range(1, 5))
+
+
+def shards(*checkpoints: CheckpointId) -> set[tuple[CheckpointId, int]]:
+    return {(checkpoint, rank) for checkpoint in checkpoints for rank in (0, 1)}
+
+
+def heard(*lines: str) -> Oracle:
+    oracle = Oracle(2)
+    for line in lines:
+        oracle.hear(line)
+    return oracle
+
+
+def test_without_a_floor_everything_stays() -> None:
+    oracle = heard("attempt 1", "shard 1.1 0", "shard 1.2 0", "shard 1.2 1")
+    assert oracle.acknowledged_count == 4
+    assert oracle.lost({(ONE, 0), *shards(TWO)}) == []
+    assert oracle.lost(shards(TWO)) == ["rank 0 of checkpoint 1.1 was acknowledged and is lost"]
+
+
+def test_a_floor_that_may_be_there_stays_with_all_newer_and_a_complete_one_before() -> None:
+    oracle = heard(
+        *("shard 1.1 0", "shard 1.1 1", "telling 1.1", "floor 1.1"),
+        *("shard 1.2 0",),
+        *("shard 1.3 0", "shard 1.3 1", "telling 1.3"),
+        *("shard 1.4 1",),
+    )
+    assert oracle.lost(shards(ONE, THREE, FOUR)) == []
+    assert oracle.lost(shards(TWO, THREE, FOUR)) == []  # rank 1 of it was committed, and nobody heard of it
+    assert oracle.lost({(TWO, 0), *shards(THREE, FOUR)}) == [
+        "checkpoint 1.1, complete before 1.3, is lost, and no newer one is there"
+    ]
+    assert oracle.lost({*shards(ONE), (THREE, 0)}) == [
+        "rank 1 of checkpoint 1.3 was acknowledged and is lost",
+        "rank 1 of checkpoint 1.4 was acknowledged and is lost",
+    ]
+
+
+def test_a_floor_that_nobody_committed_lets_nothing_go() -> None:
+    oracle = heard(*("shard 1.1 0", "shard 1.1 1", "telling 1.1"), "telling 1.2")
+    assert oracle.lost(set()) == [
+        "rank 0 of checkpoint 1.1 was acknowledged and is lost",
+        "rank 1 of checkpoint 1.1 was acknowledged and is lost",
+    ]
+    assert oracle.lost(shards(TWO)) == [
+        "checkpoint 1.1, complete before 1.2, is lost, and no newer one is there"
+    ]
+    assert oracle.lost(shards(ONE)) == []
+
+
+def test_what_was_removed_stays_away_and_attempt_and_floor_never_fall_back() -> None:
+    oracle = heard("attempt 2", "telling 1.2", "floor 1.2", "gone 1.1")
+    assert oracle.problems(attempt=2, floor=THREE, listed=[TWO], intact=set()) == []
+    assert oracle.problems(attempt=1, floor=ONE, listed=[ONE], intact=set()) == [
+        "checkpoint 1.1 was removed and is back",
+        "attempt 2 was acknowledged, the store knows 1",
+        "floor 1.2 was acknowledged, the store knows 1.1",
+    ]

@@ -1,0 +1,61 @@
+"""What was acknowledged survives the loss of power, on the file systems that people use, in their own code."""
+
+import contextlib
+import os
+import random
+from pathlib import Path
+
+import pytest
+from loop_disk import SIZES_MIB, LoopDisk, skip_without
+from places import memory_folder
+from power_cut import power_cut
+
+from everstep.checkpoint.storage_ops import RealStorage
+from everstep.core.errors import StorageError
+
+DURATION_S = 60.0
+CYCLES = 500
+CARELESS_WRITER = Path(__file__).with_name("careless_writer.py")
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", sorted(SIZES_MIB))
+def test_nothing_acknowledged_is_lost(kind: str) -> None:
+    skip_without(kind)
+    found = power_cut(kind, duration_s=DURATION_S, cycles=CYCLES, seed=random.randrange(1 << 32))
+    found.check()
+    assert found.count >= 50
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", sorted(SIZES_MIB))
+def test_a_writer_that_does_not_sync_is_found(kind: str) -> None:
+    skip_without(kind)
+    found = power_cut(kind, duration_s=20.0, cycles=60, seed=1, program=CARELESS_WRITER)
+    print(f"\n{found}")
+    assert found.failures
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", sorted(SIZES_MIB))
+def test_no_name_is_durable_on_a_file_system_that_has_shut_down(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsync of a directory alone does not tell: XFS says that all is well."""
+    skip_without(kind)
+    real_fsync = os.fsync
+    with memory_folder() as folder, contextlib.ExitStack() as stack:
+        disk = LoopDisk(folder, kind, "drive")
+        stack.callback(disk.remove)
+        disk.mount()
+        (disk.path / "name").touch()
+
+        def cut_first(fd: int) -> None:
+            disk.cut()
+            real_fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", cut_first)
+        with pytest.raises(StorageError, match="EIO"):
+            RealStorage().sync_directory(disk.path)

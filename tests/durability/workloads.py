@@ -1,0 +1,365 @@
+"""What is recorded: workloads as data, and the one player that runs them through the product's public calls."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from crash_plan import Restart
+from model_storage import Fault, ModelStorage
+from promises import RUN_NAME, Promise, Witness
+
+from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.recovery import recover
+from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.store import Store, open_store
+from everstep.checkpoint.testing import HOLDER, make_state, save
+from everstep.core.errors import EverstepError
+from everstep.core.ids import CheckpointId
+
+LEAVES = (whole_leaf("weight", "float32", (1000,)), whole_leaf("bias", "float32", (200,)))
+
+
+class UnexpectedError(AssertionError):
+    """A workload did not go as its data say: the product did more or less than it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Start the next attempt."""
+
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Persist the shards of these ranks at a step; `copies` is the number of durable manifests, 0 for a failure."""
+
+    step: int
+    ranks: tuple[int, ...] = (0,)
+    copies: int | None = None
+    """None: one on each device."""
+    is_unknown: bool = False
+    """With copies=0: it may be there all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Say that all ranks have committed a step of this attempt."""
+
+    step: int
+    fails: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Collect garbage; exactly these checkpoints may go."""
+
+    keep_last: int
+    removes: tuple[tuple[int, int], ...] = ()
+    fails: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Remove one checkpoint on request."""
+
+    checkpoint: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    """Let a call of the next step fail."""
+
+    call: str
+    device: int | None = None
+    part: str = ""
+    nth: int = 1
+    times: int = 1
+    is_done: bool = False
+    """It does its work first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """End the daemon, start it again."""
+
+
+Step = Begin | Save | Complete | Collect | Remove | Break | Reopen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What happens to a store."""
+
+    name: str
+    steps: tuple[Step, ...]
+    device_count: int = 2
+    world_size: int = 1
+    from_birth: bool = False
+    """The making of the store and of the run is recorded too."""
+    partial_views: bool = False
+    """The store is also opened while a device is missing or cannot be read."""
+
+
+class Player:
+    """Plays a workload on a store of its own, and writes into the trace what the product promised."""
+
+    def __init__(self, workload: Workload, storage: ModelStorage, witness: Witness) -> None:
+        self._workload = workload
+        self._storage = storage
+        self._witness = witness
+        self._attempt = 0
+        self._broken: Fault | None = None
+        self._promise = Promise()
+        self._store: Store | None = None
+        self._run: RunStore | None = None
+
+    def open(self) -> None:
+        """Open the store and the run in it, both made if new."""
+        self._store = open_store(self._storage.directories, ops=self._storage, holder=HOLDER, uid=HOLDER.uid)
+        recover(self._store)
+        self._run = self._store.run(HOLDER.uid, RUN_NAME, create=True)
+
+    def close(self) -> None:
+        """End the daemon in good order."""
+        if self._store is not None:
+            self._store.close()
+
+    def play(self) -> None:
+        """Run all steps."""
+        for step in self._workload.steps:
+            self._storage.faults = [] if self._broken is None else [self._broken]
+            self._broken = None
+            self._step(step)
+        self._storage.faults = []
+        if self._storage.open_count():
+            raise UnexpectedError(f"{self._storage.open_count()} segment files are still open")
+
+    def _promised(self, promise: Promise) -> None:
+        self._promise = promise
+        self._storage.mark(promise)
+
+    def _step(self, step: Step) -> None:
+        run = self._run
+        assert run is not None
+        match step:
+            case Break():
+                self._broken = Fault(
+                    call=step.call,
+                    device=step.device,
+                    part=step.part,
+                    nth=step.nth,
+                    times=step.times,
+                    is_done=step.is_done,
+                )
+            case Reopen():
+                self.close()
+                self._storage.recorder.add(Restart())
+                self.open()
+                self._promised(self._promise.mended(len(self._storage.roots)))
+            case Begin(fresh):
+                self._attempt += 1
+                self._promised(self._promise.beginning(self._attempt, fresh=fresh))
+                run.begin_attempt(self._attempt, fresh=fresh)
+                self._promised(self._promise.begun())
+            case Save():
+                for rank in step.ranks:
+                    self._save(run, step, rank)
+            case Complete(number, fails):
+                checkpoint = CheckpointId(self._attempt, number)
+                self._promised(self._promise.completing(checkpoint))
+                if self._goes(lambda: run.set_complete_floor(checkpoint), fails=fails):
+                    self._promised(self._promise.completed(checkpoint))
+            case Collect(keep_last, removes, fails):
+                gone = [CheckpointId(*each) for each in removes]
+                self._promised(self._promise.removing(gone))
+                if self._goes(lambda: self._collect(run, keep_last, gone), fails=fails):
+                    self._promised(self._promise.removed(gone))
+            case Remove(named):
+                gone = [CheckpointId(*named)]
+                self._promised(self._promise.removing(gone))
+                remove_checkpoint(run, gone[0])
+                self._promised(self._promise.removed(gone))
+
+    def _goes(self, call: Callable[[], object], *, fails: bool) -> bool:
+        """Return whether the call went well; UnexpectedError when that is not what the data say."""
+        try:
+            call()
+        except EverstepError:
+            if not fails:
+                raise
+            return False
+        if fails:
+            raise UnexpectedError("a call reported success although a device failed")
+        return True
+
+    def _collect(self, run: RunStore, keep_last: int, gone: Sequence[CheckpointId]) -> None:
+        removed = collect_garbage(run, keep_last=keep_last).removed
+        if list(removed) != list(gone):
+            raise UnexpectedError(f"collection removed {removed}, expected {gone}")
+
+    def _save(self, run: RunStore, step: Save, rank: int) -> None:
+        assert self._store is not None
+        shard = (CheckpointId(self._attempt, step.step), rank)
+        state = make_state(self._store, seed=hash((self._attempt, step.step, rank)) & 0xFFFF, leaves=LEAVES)
+        self._witness.expect(shard, state.content)
+        self._promised(self._promise.trying(shard))
+        copies = len(self._storage.roots) if step.copies is None else step.copies
+        try:
+            result = save(run, state, shard[0], rank=rank, world_size=self._workload.world_size)
+        except EverstepError:
+            if copies:
+                raise
+            if not step.is_unknown:
+                self._promised(self._promise.refused(shard))
+            return
+        if result.copy_count != copies:
+            raise UnexpectedError(f"{shard} has {result.copy_count} copies, expected {copies}")
+        self._witness.committed(shard, self._storage, copies)
+        self._promised(self._promise.kept(shard, copies))
+
+
+_SAVES = (Begin(), Save(1), Complete(1), Save(2), Complete(2), Save(3), Complete(3))
+
+WORKLOADS = (
+    Workload(name="birth", steps=(Begin(), Save(1)), from_birth=True),
+    Workload(
+        name="two devices with collection",
+        steps=(*_SAVES, Collect(1, removes=((1, 1),)), Save(4), Complete(4), Collect(1, removes=((1, 2),))),
+    ),
+    Workload(
+        name="three devices",
+        steps=(Begin(), Save(1), Save(2), Save(3), Complete(3), Collect(1, removes=((1, 1),))),
+        device_count=3,
+    ),
+    Workload(
+        name="two ranks with completion",
+        steps=(
+            Begin(),
+            Save(1, (0, 1)),
+            Complete(1),
+            Save(2, (0,)),
+            Save(3, (0, 1)),
+            Complete(3),
+            Complete(1),  # old news
+            Save(4, (1,)),
+            Collect(1, removes=((1, 2),)),
+        ),
+        world_size=2,
+    ),
+    Workload(
+        name="an abandoned branch",
+        steps=(*_SAVES, Reopen(), Begin(), Save(2), Complete(2), Collect(1, removes=((1, 1), (1, 2)))),
+    ),
+    Workload(name="a fresh start", steps=(*_SAVES[:5], Begin(fresh=True), Save(1), Complete(1), Save(2))),
+    Workload(
+        name="removal on request",
+        steps=(*_SAVES, Remove((1, 2)), Save(4), Remove((1, 1))),
+    ),
+    Workload(
+        name="failed fdatasync",
+        steps=(
+            *_SAVES,
+            Break(call="sync_data", device=1),
+            Save(4, copies=0),
+            Collect(1),  # a device is suspect
+            Reopen(),
+            Collect(1, removes=((1, 1),)),
+            Save(5),
+        ),
+    ),
+    Workload(
+        name="failed write",
+        steps=(Begin(), Save(1), Break(call="write_segment", device=0), Save(2, copies=0), Save(3)),
+    ),
+    Workload(
+        name="failed fsync of data directories",
+        steps=(
+            *_SAVES[:3],
+            Break(call="sync_directory", device=0, part="/data"),
+            Save(2, copies=0),
+            Break(call="sync_directory", device=1, part="/data", nth=2),
+            Save(3, copies=0),
+            Save(4),
+        ),
+    ),
+    Workload(
+        name="manifest on one device only",
+        steps=(
+            *_SAVES[:3],
+            Break(call="rename_noreplace", device=1),
+            Save(2, copies=1),
+            Break(call="write_small_new", device=0, part="/commits"),
+            Save(3, copies=1),
+            Collect(1),
+            Reopen(),
+            Complete(3),
+            Collect(1, removes=((1, 1),)),
+        ),
+        partial_views=True,
+    ),
+    Workload(
+        name="failed fsync of commits",
+        steps=(
+            *_SAVES[:3],
+            Break(call="sync_directory", device=0, part="/commits"),
+            Save(2, copies=1),
+            Break(call="sync_directory", part="/commits", times=2),
+            Save(3, copies=0, is_unknown=True),
+            Save(4),
+        ),
+    ),
+    Workload(
+        name="renames that were done and failed",
+        steps=(
+            *_SAVES[:3],
+            Break(call="rename_noreplace", device=1, is_done=True),
+            Save(2, copies=1),
+            Break(call="rename_noreplace", times=2, is_done=True),
+            Save(3, copies=0, is_unknown=True),
+            Break(call="replace", device=1, is_done=True),
+            Complete(2, fails=True),
+            Save(4),
+            Reopen(),
+            Save(5),
+        ),
+    ),
+    Workload(
+        name="failed manifests",
+        steps=(
+            Begin(),
+            Save(1),
+            Break(call="write_small_new", part="/commits", times=2),
+            Save(2, copies=0),
+            Save(3),
+        ),
+    ),
+    Workload(
+        name="failed collection",
+        steps=(
+            *_SAVES,
+            Break(call="sync_directory", device=1, part="/commits"),
+            Collect(1, removes=((1, 1),), fails=True),
+            Collect(1),
+            Reopen(),
+            Save(4),
+            Complete(4),
+        ),
+    ),
+    Workload(
+        name="failed completion",
+        steps=(
+            *_SAVES[:4],
+            Break(call="replace", device=0),
+            Complete(2, fails=True),
+            Save(3),
+            Reopen(),
+            Complete(3),
+        ),
+    ),
+    Workload(
+        name="a device missing",
+        steps=(Begin(), Save(1), Save(2), Complete(2), Break(call="sync_data", device=0), Save(3, copies=0)),
+        partial_views=True,
+    ),
+)
