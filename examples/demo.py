@@ -32,6 +32,9 @@ REPORT = re.compile(
 THREADS = "1"
 """Intra-op threads of both runs: bit-identical training needs the same number, and one trains this model fastest."""
 
+FOLDER_LENGTH_MAX = 50
+"""A socket's path ends at 107 bytes; what is made below the folder takes up to 55."""
+
 
 @dataclasses.dataclass
 class Crash:
@@ -248,6 +251,14 @@ def end_daemon(folder: Path) -> None:
     os.close(watched)
 
 
+def make_folder() -> Path:
+    """Return a new temporary folder whose path leaves room for the sockets of daemon and loader workers."""
+    base = tempfile.gettempdir()
+    if len(base) > FOLDER_LENGTH_MAX:
+        raise SystemExit(f"{base} is too long for the paths of sockets: set TMPDIR to a shorter one")
+    return Path(tempfile.mkdtemp(prefix="everstep-demo-"))
+
+
 def main() -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -261,7 +272,7 @@ def main() -> int:
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(10**6)
     console = Console()
-    folder = Path(tempfile.mkdtemp(prefix="everstep-demo-"))
+    folder = make_folder()
     demo = Demo(folder, options, console)
     console.print(f"seed {options.seed}, {demo.steps} steps, {options.kills} kills, {options.ranks} rank(s)")
     columns = (TextColumn("{task.description:>21}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -2,8 +2,10 @@
 
 import argparse
 import difflib
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import demo
@@ -18,7 +20,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_killed_run_ends_like_the_undisturbed_one(ranks: int, tmp_path: Path) -> None:
+def test_the_killed_run_ends_like_the_undisturbed_one(ranks: int) -> None:
+    folder = Path(os.environ["TMPDIR"])  # tmp_path is too long for the sockets of loader workers
     steps_an_epoch = 30
     command = [sys.executable, "-P", str(EXAMPLES / "demo.py"), f"--ranks={ranks}", "--kills=2", "--seed=5"]
     ended = subprocess.run(
@@ -26,13 +29,13 @@ def test_the_killed_run_ends_like_the_undisturbed_one(ranks: int, tmp_path: Path
         capture_output=True,
         text=True,
         check=False,
-        env={"PYTHONPATH": str(EXAMPLES), "COLUMNS": "200", "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": str(EXAMPLES), "COLUMNS": "200", "TMPDIR": str(folder), "PATH": "/usr/bin:/bin"},
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert f"the same bit for bit after {2 * steps_an_epoch} steps" in ended.stdout
     assert ended.stdout.count("│ trainer") == 1
     assert ended.stdout.count("│ daemon and trainer") == 1
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
 def test_a_trainer_that_ends_by_itself_is_no_crash_that_was_survived(
@@ -48,6 +51,16 @@ def test_a_trainer_that_ends_by_itself_is_no_crash_that_was_survived(
     with pytest.raises(SystemExit, match="by itself at step 20 with status 1") as ended:
         disturbed(Progress(console=console))
     assert "no memory left" in str(ended.value)
+
+
+def test_a_folder_too_long_for_sockets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = Path(os.environ["TMPDIR"]) / ("deep" * 10)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(sys, "argv", ["demo.py"])
+    with pytest.raises(SystemExit, match="set TMPDIR to a shorter one"):
+        demo.main()
+    deep.rmdir()
 
 
 def changes(old: str, new: str) -> list[str]:
