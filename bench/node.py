@@ -6,6 +6,7 @@ so that nothing but the daemon's own work is in the measured time.
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -60,6 +61,7 @@ def node(directories: Sequence[Path], size_bytes: int, folder: Path) -> Generato
     for store in stores:
         store.mkdir()
     with (
+        _removed(stores),
         daemon_process(folder / "socket" / "data.sock") as process,
         FakeTrainer(folder / "socket" / "data.sock") as trainer,
     ):
@@ -75,6 +77,16 @@ def node(directories: Sequence[Path], size_bytes: int, folder: Path) -> Generato
             yield Node(trainer, arena, count * LEAF_BYTES, process.pid)
         finally:
             arena.close()
+
+
+@contextlib.contextmanager
+def _removed(stores: Sequence[Path]) -> Generator[None]:
+    """Delete the stores after the block, when their daemon has ended."""
+    try:
+        yield
+    finally:
+        for store in stores:
+            shutil.rmtree(store)
 
 
 def _fill(arena: FakeArena) -> None:
