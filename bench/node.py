@@ -25,14 +25,22 @@ DEADLINE_S = 600.0
 class Node:
     """One run of one rank, with a state of `size_bytes`, over the given directories."""
 
-    def __init__(self, trainer: FakeTrainer, arena: FakeArena, size_bytes: int, pid: int) -> None:
-        self.trainer, self.arena, self.size_bytes, self.pid = trainer, arena, size_bytes, pid
+    def __init__(
+        self, trainer: FakeTrainer, arena: FakeArena, size_bytes: int, pid: int, socket: Path
+    ) -> None:
+        self.trainer, self.arena, self.size_bytes, self.pid, self.socket = (
+            trainer,
+            arena,
+            size_bytes,
+            pid,
+            socket,
+        )
         self._step = 0
 
     def persist(self) -> float:
         """Return bytes per second from sealed to acknowledged, every fsync and the manifest included."""
         self._step += 1
-        checkpoint, slot = CheckpointId(1, self._step), self._step % 2
+        checkpoint, slot = CheckpointId(1, self._step), self._step % self.arena.ready.slot_count
         self.arena.begin(checkpoint, slot)
         began_s = time.perf_counter()
         self.arena.seal(checkpoint, slot)
@@ -55,7 +63,9 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(directories: Sequence[Path], size_bytes: int, folder: Path) -> Generator[Node]:
+def node(
+    directories: Sequence[Path], size_bytes: int, folder: Path, *, slot_count: int = 2
+) -> Generator[Node]:
     """A daemon over new stores in `directories`, its arena filled."""
     stores = [directory / "everstep" for directory in directories]
     for store in stores:
@@ -71,10 +81,10 @@ def node(directories: Sequence[Path], size_bytes: int, folder: Path) -> Generato
         trainer.begin_attempt(1)
         count = max(1, size_bytes // LEAF_BYTES)
         leaves = tuple(whole_leaf(f"m.{index}", "float32", (LEAF_BYTES // 4,)) for index in range(count))
-        arena = trainer.make_arena(trainer.layout(leaves), slot_count=2)
+        arena = trainer.make_arena(trainer.layout(leaves), slot_count=slot_count)
         _fill(arena)
         try:
-            yield Node(trainer, arena, count * LEAF_BYTES, process.pid)
+            yield Node(trainer, arena, count * LEAF_BYTES, process.pid, folder / "socket" / "data.sock")
         finally:
             arena.close()
 

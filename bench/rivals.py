@@ -3,6 +3,7 @@
 Imported only by benchmarks: torch and safetensors are there.
 """
 
+import importlib
 import os
 import shutil
 import time
@@ -46,11 +47,38 @@ def dcp_save(state: State, folder: Path) -> None:
     dcp.save(dict(state), checkpoint_id=str(folder / "dcp"), no_dist=True)
 
 
-RIVALS: dict[str, Callable[[State, Path], None]] = {
-    "torch.save + fsync": torch_save,
-    "DCP save": dcp_save,
-    "safetensors + fsync": safetensors_save,
-}
+def rivals() -> dict[str, Callable[[State, Path], None]]:
+    """Return those that can be called here, by name."""
+    found = {
+        "torch.save + fsync": torch_save,
+        "DCP save": dcp_save,
+        "safetensors + fsync": safetensors_save,
+    }
+    deepspeed = deepspeed_save()
+    return found if deepspeed is None else {**found, "DeepSpeed aio_handle + fsync": deepspeed}
+
+
+def deepspeed_save() -> Callable[[State, Path], None] | None:
+    """Return a save by DeepSpeed's asynchronous I/O, or None where it is not installed or was built without it."""
+    try:
+        builder = importlib.import_module("deepspeed.ops.op_builder").AsyncIOBuilder()
+    except ImportError:
+        return None
+    if not builder.is_compatible():
+        return None
+    handle = builder.load().aio_handle(2**20, 32, False, True, 1)
+
+    def save(state: State, folder: Path) -> None:
+        for name, tensor in state.items():
+            handle.sync_pwrite(tensor, str(folder / name))
+        for name in state:
+            fd = os.open(folder / name, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    return save
 
 
 def speed(save: Callable[[State, Path], None], state: State, place: Path) -> float:

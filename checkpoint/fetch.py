@@ -1,17 +1,16 @@
 """Reading one shard back: from the devices into a slot, every byte verified before anybody sees it."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..core.errors import CorruptDataError, DataError, MemoryRefusedError
 from .engine import Engine
 from .manifest_types import Manifest, Piece, SegmentRecord
 from .run_store import RunStore
-from .segment_check import Chunk, bad_block, check_segment_file, chunks_of, corrupt_block, read_chunk
 from .segment_format import parse_header, slot_offsets
-from .storage_ops import ArenaRange, SegmentHandle
+from .shard_reader import ShardReader, Target
+from .storage_ops import ArenaRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +46,8 @@ def read_shard(
 ) -> FetchedShard:
     """Return when the shard's segments lie in the slot (at `shard_slot_offsets`) and every block has been verified.
 
-    `engines` holds one engine per device id that nobody else uses during the call. After an error the slot's content
-    is worthless; a data error also takes the checkpoint out of those that are offered.
+    `engines` holds one engine per device id, each for several threads at once. After an error the slot's content is
+    worthless; a data error also takes the checkpoint out of those that are offered.
 
     Raises:
         CorruptDataError: a file is not what was committed; the message names it and the block.
@@ -64,12 +63,16 @@ def read_shard(
             f"the shard needs {needed_bytes} bytes, its slot has {arena.slot_size_bytes}",
             hint="make an arena for this checkpoint",
         )
-    placed = list(zip(manifest.segments, offsets, strict=True))
-    fetch = _Fetch(run, manifest, arena, engines)
-    with run.reading(manifest.checkpoint):
+    begin = {record.segment: offset for record, offset in zip(manifest.segments, offsets, strict=True)}
+    target = Target(
+        arena=arena,
+        place=lambda found: begin[found.segment.record.segment] + found.chunk.file_offset_bytes,
+        deliver=lambda _: None,
+    )
+    with ShardReader(run, manifest) as reader:
+        reread_count = reader.read(reader.chunks(), target, engines)
         try:
-            reread_count = fetch.read(placed)
-            pieces = _place(manifest, arena, placed)
+            pieces = _place(manifest, arena, zip(manifest.segments, offsets, strict=True))
         except DataError as exc:
             run.mark_damaged(manifest.checkpoint, manifest.rank, str(exc))
             raise
@@ -79,58 +82,6 @@ def read_shard(
         read_s=time.perf_counter() - started_s,
         reread_count=reread_count,
     )
-
-
-class _Fetch:
-    """Two threads per device: one reads chunk after chunk, the other checks what was read before."""
-
-    def __init__(
-        self, run: RunStore, manifest: Manifest, arena: ArenaRange, engines: Mapping[str, Engine]
-    ) -> None:
-        self._run = run
-        self._manifest = manifest
-        self._arena = arena
-        self._engines = engines
-
-    def read(self, placed: Iterable[tuple[SegmentRecord, int]]) -> int:
-        """Read and verify all segments, and return how many chunks had to be read twice."""
-        by_device: dict[str, list[tuple[SegmentRecord, int]]] = {}
-        for record, offset in placed:
-            by_device.setdefault(record.device_id, []).append((record, offset))
-        with ThreadPoolExecutor(len(by_device) or 1, thread_name_prefix="everstep-fetch") as pool:
-            devices = [pool.submit(self._read_device, *each) for each in by_device.items()]
-        return sum(device.result() for device in devices)
-
-    def _read_device(self, device_id: str, placed: Sequence[tuple[SegmentRecord, int]]) -> int:
-        ops, engine = self._run.store.ops, self._engines.get(device_id)
-        reread_count = 0
-        for record, offset in placed:
-            path = self._run.segment_path(
-                record
-            )  # a missing device ends here, before its engine is asked for
-            with self._run.store.watching(device_id):
-                check_segment_file(ops, path, self._manifest, record)
-                handle = ops.open_segment_for_read(path)
-                try:
-                    assert engine is not None, f"no engine for device {device_id}"
-                    reread_count += self._read_segment(handle, chunks_of(record, path, offset), engine)
-                finally:
-                    ops.close(handle)
-        return reread_count
-
-    def _read_segment(self, handle: SegmentHandle, chunks: Sequence[Chunk], engine: Engine) -> int:
-        with ThreadPoolExecutor(1, thread_name_prefix="everstep-check") as checker:
-            checks: list[tuple[Chunk, Future[int | None]]] = []
-            for chunk in chunks:
-                read_chunk(self._run.store.ops, handle, self._arena, chunk, engine)
-                checks.append((chunk, checker.submit(bad_block, self._arena, chunk)))
-        bad = [chunk for chunk, check in checks if check.result() is not None]
-        for chunk in bad:
-            read_chunk(self._run.store.ops, handle, self._arena, chunk, engine)
-            block = bad_block(self._arena, chunk)
-            if block is not None:
-                raise corrupt_block(chunk.path, block)
-        return len(bad)
 
 
 def _place(

@@ -10,8 +10,8 @@ from .manifest_types import BLOCK_SIZE_BYTES, ManifestHead, SegmentRecord
 from .segment_format import STAMP_PREFIX_BYTES, header_size_of, read_stamp
 from .storage_ops import ArenaRange, FileKind, SegmentHandle, StorageOps
 
-CHUNK_SIZE_BYTES = 16 * BLOCK_SIZE_BYTES
-"""Read in one call: enough that the device's queue rarely runs empty, little enough to check beside the reading."""
+CHUNK_SIZE_BYTES = 4 * BLOCK_SIZE_BYTES
+"""Read in one call: with two calls at once the device's queue never runs empty, and it is checked beside the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +26,22 @@ class Chunk:
     """Checksums of its blocks."""
 
 
-def chunks_of(record: SegmentRecord, path: Path, slot_offset_bytes: int | None) -> list[Chunk]:
-    """Return the chunks of a segment that lies at `slot_offset_bytes`; None: each at the beginning of the slot."""
-    return [
+def chunks_of(
+    record: SegmentRecord, path: Path, *, chunk_size_bytes: int = CHUNK_SIZE_BYTES
+) -> tuple[Chunk, ...]:
+    """Return the chunks of a segment, in order, each of whole blocks and at the beginning of the slot."""
+    return tuple(
         Chunk(
             path=path,
             file_offset_bytes=offset,
-            size_bytes=min(CHUNK_SIZE_BYTES, record.file_size_bytes - offset),
-            slot_offset_bytes=0 if slot_offset_bytes is None else slot_offset_bytes + offset,
+            size_bytes=min(chunk_size_bytes, record.file_size_bytes - offset),
+            slot_offset_bytes=0,
             expected=record.block_checksums[
-                offset // BLOCK_SIZE_BYTES : (offset + CHUNK_SIZE_BYTES) // BLOCK_SIZE_BYTES
+                offset // BLOCK_SIZE_BYTES : (offset + chunk_size_bytes) // BLOCK_SIZE_BYTES
             ],
         )
-        for offset in range(0, record.file_size_bytes, CHUNK_SIZE_BYTES)
-    ]
+        for offset in range(0, record.file_size_bytes, chunk_size_bytes)
+    )
 
 
 def read_chunk(
@@ -61,6 +63,14 @@ def bad_block(arena: ArenaRange, chunk: Chunk) -> int | None:
     with arena.view(chunk.slot_offset_bytes, chunk.size_bytes) as view:
         bad = first_bad_block(view, chunk.size_bytes, chunk.expected)
     return None if bad is None else chunk.file_offset_bytes // BLOCK_SIZE_BYTES + bad
+
+
+def corrupt_header(path: Path) -> CorruptDataError:
+    """Return the error that names the file."""
+    return CorruptDataError(
+        f"{path}: the header is not what was committed",
+        hint="restore an older checkpoint, and look at the drive",
+    )
 
 
 def corrupt_block(path: Path, block: int) -> CorruptDataError:

@@ -16,6 +16,7 @@ from ..core.ids import CheckpointId
 from .commit import PersistResult, persist_shard
 from .device_set import DeviceSet
 from .engine import Engine
+from .engine_lanes import LanedEngine
 from .fetch import read_shard, shard_slot_offsets
 from .layout_plan import DeviceWeight, Layout, plan_layout
 from .leaf import LeafSpec, whole_leaf
@@ -154,8 +155,8 @@ def memory_arena(slot_size_bytes: int, *, slot_offset_bytes: int = 0) -> Generat
 def each_engine(
     store: DeviceSet, make: Callable[[], Engine] = PlainEngine
 ) -> Generator[Mapping[str, Engine]]:
-    """Give one engine for each device, a plain one unless told otherwise."""
-    engines = {device.device_id: make() for device in store.devices}
+    """Give one engine for each device, with plain lanes unless told otherwise."""
+    engines = {device.device_id: LanedEngine(make) for device in store.devices}
     try:
         yield engines
     finally:

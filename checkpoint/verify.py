@@ -129,7 +129,7 @@ def _first_bad_block(
     check_segment_file(ops, path, manifest, record)
     handle = ops.open_segment_for_read(path)
     try:
-        for chunk in chunks_of(record, path, None):
+        for chunk in chunks_of(record, path):
             read_chunk(ops, handle, arena, chunk, engine)
             bad = bad_block(arena, chunk)
             if bad is not None:

@@ -1,18 +1,19 @@
-"""One submitter thread per device: transfers of all ranks of the node go through it, in the order they come."""
+"""The transfers of one device: those of all ranks of the node go through it, in the order they come."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..checkpoint.engine import Engine, Transfer, TransferDone
 from ..checkpoint.engine_choice import EngineChoice
+from ..checkpoint.engine_lanes import LANE_COUNT, LanedEngine
 
 
 class DeviceQueue:
-    """An Engine that any thread may use: it hands each transfer to the device's own thread and waits."""
+    """An Engine that any thread may use: it hands each transfer to the device's own threads and waits."""
 
     def __init__(self, choice: EngineChoice) -> None:
         self.choice = choice
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="everstep-device")
-        self._engine: Engine = self._thread.submit(choice.factory).result()
+        self._threads = ThreadPoolExecutor(LANE_COUNT, thread_name_prefix="everstep-device")
+        self._engine: Engine = LanedEngine(choice.factory)
 
     @property
     def name(self) -> str:
@@ -21,7 +22,7 @@ class DeviceQueue:
 
     def run(self, transfer: Transfer) -> TransferDone:
         """Block until the transfer has had its turn and every byte has moved."""
-        return self._thread.submit(self._engine.run, transfer).result()
+        return self._threads.submit(self._engine.run, transfer).result()
 
     def forget(self, arena_fd: int) -> None:
         """Let go of an arena, after the transfers before it."""
@@ -29,9 +30,9 @@ class DeviceQueue:
 
     def forgetting(self, arena_fd: int) -> Future[None]:
         """Begin to let go of an arena: done after the transfers before it, which may take seconds."""
-        return self._thread.submit(self._engine.forget, arena_fd)
+        return self._threads.submit(self._engine.forget, arena_fd)
 
     def close(self) -> None:
-        """Finish what is queued, release the engine and end the thread."""
-        self._thread.submit(self._engine.close).result()
-        self._thread.shutdown()
+        """Finish what is queued, release the engines and end the threads."""
+        self._threads.submit(self._engine.close).result()
+        self._threads.shutdown()

@@ -279,12 +279,6 @@ class Node:
             self.free_slots(rank, number, arena.machine.give_up(checkpoint))
         self.drop_outdated_arenas(rank)
 
-    def release_arena(self, rank: RankRecord, arena: int) -> None:
-        """The trainer has unmapped an arena that was made for a restore."""
-        if rank.arena(arena).machine.busy:
-            raise UsageError(f"arena {arena} is still being written")
-        self._close_arena(rank, arena)
-
     def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:
         """Forget the snapshots of freed slots and tell the trainer."""
         for slot in slots:
@@ -300,6 +294,7 @@ class Node:
                 self._close_arena(rank, number)
 
     def _drop_copies(self, rank: RankRecord) -> None:
+        rank.end_streams()
         for number, arena in rank.arenas.items():
             dropped = arena.machine.trainer_gone()
             self.metrics.abandoned_total.inc(len(dropped))
@@ -307,6 +302,7 @@ class Node:
 
     def drop_memory(self, rank: RankRecord) -> "list[asyncio.Task[None]]":
         """Close all arenas of a rank that nobody comes back to; done when their memory is free."""
+        rank.end_streams()
         return [self._close_arena(rank, number) for number in list(rank.arenas)]
 
     def _close_arena(self, rank: RankRecord, number: int) -> "asyncio.Task[None]":

@@ -1,6 +1,7 @@
 """What the daemon knows of runs and their ranks. Owned by the event loop; every value here lives in memory only."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,6 +43,22 @@ class Lessee(Protocol):
 
     def fence(self, reason: str) -> None:
         """Tell the trainer that it lost its lease, and end the connection."""
+        ...
+
+
+class Stream(Protocol):
+    """A shard on its way to a trainer."""
+
+    def begin(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Read (segment, begin, end) of the files, or everything."""
+        ...
+
+    def taken(self, slot: int) -> None:
+        """The trainer has copied a chunk."""
+        ...
+
+    def end(self) -> None:
+        """Stop it and forget it."""
         ...
 
 
@@ -98,6 +115,8 @@ class RankRecord:
     """The arena that new snapshots go to."""
     snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
     """By (arena, slot)."""
+    streams: dict[int, Stream] = field(default_factory=dict[int, Stream])
+    """Shards on their way to the lessee, by the arena of their ring."""
 
     @property
     def lessee(self) -> Lessee | None:
@@ -129,6 +148,18 @@ class RankRecord:
             return self.arenas[number]
         except KeyError:
             raise NotFoundError(f"rank {self.rank} has no arena {number}") from None
+
+    def stream(self, number: int) -> Stream:
+        """Return the stream through one of this rank's rings; NotFoundError for any other number."""
+        try:
+            return self.streams[number]
+        except KeyError:
+            raise NotFoundError(f"nothing streams through arena {number} of rank {self.rank}") from None
+
+    def end_streams(self) -> None:
+        """Stop what is on its way: its taker is gone."""
+        for stream in list(self.streams.values()):
+            stream.end()
 
     def check_attempt(self, attempt: int) -> None:
         """Raise FencedError unless `attempt` is the newest of the run and this rank has begun it."""

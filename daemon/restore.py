@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint.catalogue import CheckpointInfo
 from ..checkpoint.checksum import first_bad_block
-from ..checkpoint.fetch import read_shard, shard_slot_offsets
 from ..checkpoint.manifest_format import encode_manifest
-from ..checkpoint.manifest_types import Manifest
-from ..checkpoint.storage_ops import ArenaRange
+from ..checkpoint.segment_check import CHUNK_SIZE_BYTES
+from ..checkpoint.shard_reader import ShardReader
 from ..core.errors import CorruptDataError, DataError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .arena import Arena
 from .blocking import in_thread
 from .registry import Lease, RankRecord, Snapshot
+from .restore_stream import RestoreStream, ring_slots
 
 if TYPE_CHECKING:
     from .node import Node
@@ -61,8 +61,8 @@ class Restorer:
         items = [offers[checkpoint] for checkpoint in sorted(offers, reverse=True)]
         return frames.Offers(re=request_id, items=items)
 
-    async def fetch(self, lease: Lease, frame: frames.Fetch) -> tuple[frames.Fetched, int]:
-        """Return one shard, verified, in an arena.
+    async def fetch(self, lease: Lease, frame: frames.Fetch) -> tuple[frames.Fetched | frames.Streaming, int]:
+        """Return one shard: verified in the arena where it is, else the begin of its stream from the devices.
 
         Raises:
             CorruptDataError: file and block are named; the catalogue remembers it.
@@ -111,39 +111,7 @@ class Restorer:
             rank.rank,
             snapshot.checkpoint,
         )
-        return self._fetched(arena, encoded, snapshot.offsets_bytes, frames.Source.MEMORY, request_id)
-
-    async def _from_disk(
-        self, lease: Lease, checkpoint: CheckpointId, frame: frames.Fetch
-    ) -> tuple[frames.Fetched, int]:
-        node, rank, run = self._node, lease.rank, lease.rank.run
-        manifest = await in_thread(run.store.manifest, checkpoint, frame.rank)
-        offsets, size_bytes = shard_slot_offsets(manifest)
-        encoded = await in_thread(encode_manifest, manifest)
-        arena = await node.arenas.make(
-            slot_size_bytes=max(size_bytes, 4096), slot_count=1, layout_digest=manifest.layout_digest
-        )
-        try:
-            await in_thread(_read, rank, manifest, arena)
-            lease.check()
-        except BaseException:
-            node.arenas.close(arena, run.opened.forget_arena)
-            raise
-        rank.arenas[arena.number] = arena
-        arena.machine.keep(0, checkpoint)
-        logger.info(
-            "restore_from_disk run=%s rank=%d checkpoint=%s shard=%d",
-            run.run_id,
-            rank.rank,
-            checkpoint,
-            frame.rank,
-        )
-        return self._fetched(arena, encoded, offsets, frames.Source.DISK, frame.request_id)
-
-    def _fetched(
-        self, arena: Arena, manifest: bytes, offsets: tuple[int, ...], source: frames.Source, request_id: int
-    ) -> tuple[frames.Fetched, int]:
-        self._node.metrics.restored_total.labels(source.value).inc()
+        self._node.metrics.restored_total.labels("memory").inc()
         fetched = frames.Fetched(
             re=request_id,
             arena=arena.number,
@@ -151,12 +119,47 @@ class Restorer:
             slot_size_bytes=arena.slot_size_bytes,
             slot_count=len(arena.machine.slots),
             layout_digest=arena.layout_digest,
-            source=source,
-            manifest=manifest,
-            segment_offsets_bytes=list(offsets),
+            manifest=encoded,
+            segment_offsets_bytes=list(snapshot.offsets_bytes),
             free_slots=arena.machine.free_slots,
         )
         return fetched, arena.fd
+
+    async def _from_disk(
+        self, lease: Lease, checkpoint: CheckpointId, frame: frames.Fetch
+    ) -> tuple[frames.Streaming, int]:
+        node, run = self._node, lease.rank.run
+        manifest = await in_thread(run.store.manifest, checkpoint, frame.rank)
+        encoded = await in_thread(encode_manifest, manifest)
+        reader = await in_thread(ShardReader, run.store, manifest)
+        try:
+            arena = await node.arenas.make(
+                slot_size_bytes=CHUNK_SIZE_BYTES, slot_count=ring_slots(reader), layout_digest=""
+            )
+        except BaseException:
+            await in_thread(reader.close)
+            raise
+        stream = RestoreStream(node, lease, reader, arena)
+        if not lease.is_valid:
+            stream.end()
+            lease.check()
+        node.metrics.restored_total.labels("disk").inc()
+        logger.info(
+            "restore_from_disk run=%s rank=%d checkpoint=%s shard=%d",
+            run.run_id,
+            lease.rank.rank,
+            checkpoint,
+            frame.rank,
+        )
+        streaming = frames.Streaming(
+            re=frame.request_id,
+            arena=arena.number,
+            slot_size_bytes=arena.slot_size_bytes,
+            slot_count=len(arena.machine.slots),
+            manifest=encoded,
+            headers=[segment.header for segment in reader.segments],
+        )
+        return streaming, arena.fd
 
 
 def _offer(info: CheckpointInfo) -> frames.Offer:
@@ -180,12 +183,6 @@ def _lost_offer(checkpoint: CheckpointId, problem: str) -> frames.Offer:
         in_memory=False,
         problem=problem,
     )
-
-
-def _read(rank: RankRecord, manifest: Manifest, arena: Arena) -> None:
-    with memoryview(arena.view) as view:
-        place = ArenaRange(fd=arena.fd, map=view, slot_offset_bytes=0, slot_size_bytes=arena.slot_size_bytes)
-        read_shard(rank.run.store, manifest, place, engines=rank.run.opened.queues)
 
 
 def _verify_memory(arena: Arena, snapshot: Snapshot) -> None:

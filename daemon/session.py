@@ -136,8 +136,12 @@ class Session:
                 rank.arena(frame.arena).machine.begin(frame.slot, CheckpointId(frame.attempt, frame.step))
             case frames.Abandon():
                 node.abandon(rank, frame.arena, frame.slot)
+            case frames.Stream():
+                rank.stream(frame.arena).begin(frame.ranges)
+            case frames.ChunkTaken():
+                rank.stream(frame.arena).taken(frame.slot)
             case frames.Release():
-                node.release_arena(rank, frame.arena)
+                rank.stream(frame.arena).end()
             case frames.Seal():
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -177,6 +177,34 @@ class FakeTrainer:
                 request_id=self.number(), attempt=checkpoint.attempt, step=checkpoint.step, rank=shard
             )
         )
+
+    def stream(
+        self, shard: frames.Streaming, ranges: Sequence[tuple[int, int, int]] = ()
+    ) -> tuple[dict[int, dict[int, bytes]], frames.StreamEnd]:
+        """Read a shard through its ring, whose descriptor has come; return its chunks by segment and offset."""
+        fd = self.reader.take_fd()
+        try:
+            with mmap.mmap(fd, shard.slot_size_bytes * shard.slot_count) as ring:
+                self.send(frames.Stream(arena=shard.arena, ranges=list(ranges)))
+                return self._receive_chunks(shard, ring)
+        finally:
+            os.close(fd)
+
+    def _receive_chunks(
+        self, shard: frames.Streaming, ring: mmap.mmap
+    ) -> tuple[dict[int, dict[int, bytes]], frames.StreamEnd]:
+        found: dict[int, dict[int, bytes]] = {}
+        while True:
+            event = self.receive()
+            if isinstance(event, frames.StreamEnd):
+                return found, event
+            if not isinstance(event, frames.Chunk):
+                self.events.append(event)
+                continue
+            begin = event.slot * shard.slot_size_bytes
+            content = ring[begin : begin + event.size_bytes]
+            found.setdefault(event.segment, {})[event.file_offset_bytes] = content
+            self.send(frames.ChunkTaken(arena=shard.arena, slot=event.slot))
 
     def make_arena(self, layout: Layout, slot_count: int = 2) -> "FakeArena":
         """Get an arena and map it."""

@@ -153,7 +153,7 @@ class DaemonClient:
         elif isinstance(frame, frames.Failure):
             future.set_exception(error_from_code(frame.code, frame.message, frame.hint))
         else:
-            carries_fd = isinstance(frame, frames.ArenaReady | frames.Fetched)
+            carries_fd = isinstance(frame, frames.ArenaReady | frames.Fetched | frames.Streaming)
             future.set_result((frame, self._frames.take_fd() if carries_fd else None))
 
     def _break(self, error: EverstepError) -> None:

@@ -63,6 +63,8 @@ class History:
         """Return all (step, value) of a key, oldest first; empty for an unknown one."""
         return self._series[key].pairs() if key in self._series else []
 
+    checks_bytes = True
+
     def capture(self, sink: Sink) -> None:
         """Hand over every series with its spare room."""
         for key, series in self._series.items():

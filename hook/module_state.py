@@ -158,6 +158,8 @@ class ModuleState:
         self._registry = registry
         registry.modules[name] = module
 
+    checks_bytes = False
+
     def capture(self, sink: Sink) -> None:
         """Hand over every parameter, buffer and extra state."""
         modules, tensors = self._registry.refresh(self.name)
@@ -213,6 +215,16 @@ class ModuleState:
             stored.spec(leaf)
         if problems:
             raise mismatch(self.name, problems)
+
+    def destinations(self, stored: StoredState) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield each leaf that `apply` puts into an existing tensor as its bytes are, with that tensor."""
+        document = _Document.read(stored, self.name)
+        _, tensors = self._registry.refresh(self.name)
+        for named in tensors:
+            leaf = f"{self.name}.{named.fqn}"
+            stays = named.fqn in document.tensors and named.role is not Role.CACHE
+            if stays and stored.lies_in(leaf, named.tensor):
+                yield leaf, named.tensor
 
     def apply(self, stored: StoredState) -> None:
         """Write into the existing tensors; buffers whose size the forward pass makes are replaced."""

@@ -52,6 +52,7 @@ class ObjectState:
         self._read = read
         self._load = load
         self._check = check
+        self.checks_bytes = check is not None
 
     def capture(self, sink: Sink) -> None:
         """Hand over the state as the object gives it now."""
@@ -76,6 +77,7 @@ class ScalerState:
     """Component of a GradScaler. Its state_dict() would wait for the GPU: scale and growth are read as tensors."""
 
     kind = "scaler"
+    checks_bytes = True
 
     def __init__(self, name: str, scaler: GradScaler) -> None:
         """Keep the scaler."""

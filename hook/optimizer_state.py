@@ -53,6 +53,8 @@ class OptimizerState:
             )
         registry.optimizers.append(optimizer)
 
+    checks_bytes = False
+
     def capture(self, sink: Sink) -> None:
         """Hand over the state of every parameter and every group."""
         names = self._names()

@@ -1,4 +1,4 @@
-"""Bringing a run back: all ranks agree on the newest checkpoint, verify it, and only then change anything."""
+"""Bringing a run back: all ranks agree on the newest checkpoint, check that it fits, then read, verify and copy it."""
 
 import logging
 from collections.abc import Sequence
@@ -17,10 +17,14 @@ from ..core.errors import (
 )
 from ..core.ids import CheckpointId
 from ..proto import frames
+from .leaf_bytes import ArenaLeaves
 from .link import Link
 from .mapped_arena import MappedArena
+from .module_state import ModuleState
 from .ranks import Ranks
+from .received_leaves import ReceivedLeaves
 from .restore_plan import Choice, check_replicated, newest_common, restorable
+from .shard_stream import ShardStream, StreamEvents
 from .state_protocol import Component
 from .stored_state import StoredState
 
@@ -54,15 +58,19 @@ class Restored:
 
 @dataclass(slots=True, kw_only=True)
 class Fetched:
-    """A verified shard in shared memory, not yet applied."""
+    """A shard that the daemon brings: verified in shared memory, or on its way there."""
 
     choice: Choice
     manifest: Manifest
-    source: frames.Source
     stored: StoredState
     arena: MappedArena
-    keeps_arena: bool
-    """It came from memory: its arena goes on being used for snapshots."""
+    stream: ShardStream | None
+    """None: it was in memory, and its arena goes on being used for snapshots."""
+
+    @property
+    def source(self) -> str:
+        """ "memory" or "disk"."""
+        return "memory" if self.stream is None else "disk"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +81,9 @@ class RestoreSearch:
     ranks: Ranks
     components: Sequence[Component]
     attempt: int
+    events: StreamEvents
+    is_mixed: bool = False
+    """Tensors of the components hold bytes of a checkpoint that could not be read to its end."""
     skipped: list[str] = field(default_factory=list[str])
 
     def run(self) -> Fetched | None:
@@ -115,15 +126,31 @@ class RestoreSearch:
             )
 
     def _try(self, choice: Choice) -> Fetched | None:
-        """Return the shard when every rank could fetch and check its own, else None; a misfit is raised by all."""
+        """Return the shard when every rank could read and check its own, else None; a misfit is raised by all.
+
+        Tensors are written only after every rank has found that everything fits, while the bulk is read.
+        """
         found, error = self._fetch_checked(choice)
+        if not self._all_well("fit", choice, found, error):
+            return None
+        assert found is not None
+        error = self._receive(found)
+        if not self._all_well("restore", choice, found, error):
+            return None
+        self.is_mixed = False
+        return found
+
+    def _all_well(
+        self, what: str, choice: Choice, found: Fetched | None, error: EverstepError | None
+    ) -> bool:
+        """Tell whether no rank has an error; else give the shard back, and raise what is no fault of its data."""
         said = self.ranks.gather(
-            "restore",
+            what,
             None if error is None else {"code": error.code, "message": error.message, "hint": error.hint},
         )
         failures = [cast("dict[str, str]", item) for item in said if item is not None]
         if not failures:
-            return found
+            return True
         if found is not None:
             self.give_back(found)
         first = error or error_from_code(failures[0]["code"], failures[0]["message"], failures[0]["hint"])
@@ -132,20 +159,46 @@ class RestoreSearch:
         reason = f"{choice.checkpoint}: {first.message}"
         logger.error("checkpoint_not_restorable %s", reason)
         self.skipped.append(reason)
-        return None
+        return False
 
     def _fetch_checked(self, choice: Choice) -> tuple[Fetched | None, EverstepError | None]:
         found: Fetched | None = None
         try:
             found = self._fetch(choice)
             check_replicated(found.manifest, self.ranks.world_size)
-            for component in self.components:
-                component.check(found.stored)
+            self._check(found)
         except EverstepError as error:
             if found is not None:
                 self.give_back(found)
             return None, error
         return found, None
+
+    def _check(self, found: Fetched) -> None:
+        """Compare structures first, then what is compared by its bytes, which are small and read for that."""
+        looking = [component for component in self.components if not component.checks_bytes]
+        reading = [component for component in self.components if component.checks_bytes]
+        for component in looking:
+            component.check(found.stored)
+        if found.stream is not None:
+            found.stream.receive([f"{component.name}." for component in reading])
+        for component in reading:
+            component.check(found.stored)
+
+    def _receive(self, found: Fetched) -> EverstepError | None:
+        """Let what streams arrive, in the components' own tensors where it can, and return what went wrong."""
+        if found.stream is None:
+            return None
+        leaves = found.stream.leaves
+        for component in self.components:
+            if isinstance(component, ModuleState):
+                for leaf, tensor in component.destinations(found.stored):
+                    leaves.claim(leaf, tensor)
+        self.is_mixed = self.is_mixed or leaves.has_claims
+        try:
+            found.stream.receive()
+        except EverstepError as error:
+            return error
+        return None
 
     def _fetch(self, choice: Choice) -> Fetched:
         wanted = choice.checkpoint
@@ -155,29 +208,33 @@ class RestoreSearch:
             ),
             FETCH_DEADLINE_S,
         )
-        assert isinstance(reply, frames.Fetched)
+        assert isinstance(reply, frames.Fetched | frames.Streaming)
         assert fd is not None
-        arena = MappedArena(reply.arena, fd, reply.slot_size_bytes, reply.slot_count, reply.layout_digest)
-        arena.free = set(reply.free_slots)
+        digest = reply.layout_digest if isinstance(reply, frames.Fetched) else ""
+        arena = MappedArena(reply.arena, fd, reply.slot_size_bytes, reply.slot_count, digest)
         manifest = decode_manifest(reply.manifest)
+        if isinstance(reply, frames.Streaming):
+            headers = {
+                segment.segment: header
+                for segment, header in zip(manifest.segments, reply.headers, strict=True)
+            }
+            leaves = ReceivedLeaves(manifest, headers)
+            stream = ShardStream(link=self.link, arena=arena, leaves=leaves, events=self.events)
+            stored = StoredState(manifest, leaves)
+            return Fetched(choice=choice, manifest=manifest, stored=stored, arena=arena, stream=stream)
+        arena.free = set(reply.free_slots)
         offsets = {
             segment.segment: offset
             for segment, offset in zip(manifest.segments, reply.segment_offsets_bytes, strict=True)
         }
-        return Fetched(
-            choice=choice,
-            manifest=manifest,
-            source=reply.source,
-            stored=StoredState(manifest, arena.view(0, reply.arena_size_bytes), offsets),
-            arena=arena,
-            keeps_arena=reply.source is frames.Source.MEMORY,
-        )
+        stored = StoredState(manifest, ArenaLeaves(manifest, arena.view(0, reply.arena_size_bytes), offsets))
+        return Fetched(choice=choice, manifest=manifest, stored=stored, arena=arena, stream=None)
 
     def give_back(self, found: Fetched) -> None:
-        """Unmap an arena that is not needed; one made for the restore is released."""
+        """Unmap an arena that is not needed; a ring that was made for the restore is released."""
         found.stored.close()
         found.arena.close()
-        if not found.keeps_arena:
+        if found.stream is not None:
             self.link.tell(frames.Release(arena=found.arena.number))
 
     def other_manifests(self, found: Fetched) -> list[Manifest]:

@@ -30,6 +30,8 @@ class RngState:
         self.name = NAME
         self._restored: list[tuple[str, object]] = []
 
+    checks_bytes = True
+
     def capture(self, sink: Sink) -> None:
         """Hand over all states; draws nothing."""
         tree = TreeEncoder(sink)

@@ -6,11 +6,12 @@ import threading
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
+from queue import SimpleQueue
 from types import TracebackType
 
 import torch
 
-from ..core.errors import EverstepError, FencedError, UsageError
+from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import Reply
@@ -25,6 +26,7 @@ from .report import CostBook, Report
 from .restore import Fetched, Restored, RestoreSearch, check_may_restore
 from .rng_state import RngState
 from .run_state import RunState
+from .shard_stream import StreamEvents
 from .snapshot import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, SnapshotFacts, Snapshotter
 from .state_protocol import Component
 
@@ -75,7 +77,8 @@ class Run:
         self._costs = CostBook()
         self._outstanding: set[CheckpointId] = set()
         self._settled = threading.Condition()
-        self._fenced: FencedError | None = None
+        self._unusable: FencedError | CorruptDataError | None = None
+        self._stream_events: StreamEvents = SimpleQueue()
         self._parent: CheckpointId | None = None
         self._restored: Restored | None = None
         self._asked_restore = self._started = self._closed = self._told_loss = False
@@ -115,20 +118,33 @@ class Run:
     def restore(self) -> Restored | None:
         """Bring the newest complete checkpoint back into the attached objects; None when there is none, and say why.
 
-        All ranks restore the same one. Nothing is changed unless every rank has verified its part. A checkpoint
-        that does not hold is skipped with its reason, and the next older one taken.
+        All ranks restore the same one. Nothing is changed before every rank has found that its objects fit; then each
+        block is verified and copied while the next ones are read. A checkpoint that does not hold is skipped with its
+        reason, and the next older one taken.
 
         Raises:
-            CorruptDataError: checkpoints exist, but none can be restored.
-            StateMismatchError: the objects given do not fit.
+            CorruptDataError: checkpoints exist, but none can be restored. The objects may hold parts of one: this run
+                goes no further.
+            StateMismatchError: the objects given do not fit; nothing was changed.
         """
         check_may_restore(started=self._started, restored=self._asked_restore)
         self._asked_restore = True
         began_s = time.perf_counter()
         search = RestoreSearch(
-            link=self._link, ranks=self._ranks, components=self._components, attempt=self.attempt
+            link=self._link,
+            ranks=self._ranks,
+            components=self._components,
+            attempt=self.attempt,
+            events=self._stream_events,
         )
-        found = search.run()
+        try:
+            found = search.run()
+        finally:
+            if search.is_mixed:
+                self._unusable = CorruptDataError(
+                    "restore() failed: the objects hold parts of a checkpoint that could not be read to its end",
+                    hint="build them anew in a new process",
+                )
         if found is None:
             self._say_nothing_restored()
             return None
@@ -137,7 +153,7 @@ class Run:
             attempt=found.choice.checkpoint.attempt,
             step=found.choice.checkpoint.step,
             epoch=self._state.epoch,
-            source=found.source.value,
+            source=found.source,
             restore_s=time.perf_counter() - began_s,
             world_size=found.choice.world_size,
             skipped=tuple(search.skipped),
@@ -256,8 +272,8 @@ class Run:
     def _check_usable(self) -> None:
         if self._closed:
             raise UsageError(f"run {self.name!r} is closed", hint="attach again")
-        if self._fenced is not None:
-            raise self._fenced
+        if self._unusable is not None:
+            raise self._unusable
 
     def _take(self) -> bool:
         """Begin the snapshot of this boundary, or count and say why not."""
@@ -356,13 +372,15 @@ class Run:
         match event:
             case frames.SlotFree():
                 self._snapshotter.slot_free(event.arena, event.slot)
+            case frames.Chunk() | frames.StreamEnd():
+                self._stream_events.put(event)
             case frames.Persisted():
                 self._ranks.committed(CheckpointId(event.attempt, event.step))
             case frames.PersistFailed():
                 told = f"{event.message} ({event.hint})" if event.hint else event.message
                 self._ranks.failed(CheckpointId(event.attempt, event.step), told)
             case frames.Fenced():
-                self._fenced = FencedError(event.message, hint="stop this process")
+                self._unusable = FencedError(event.message, hint="stop this process")
             case frames.Failure():
                 logger.error("daemon_refused code=%s message=%s", event.code, event.message)
                 self._costs.failures.append(event.message)
@@ -386,7 +404,7 @@ class Run:
         if self._loader is not None:
             put_back_on_first_batch(self._loader, self._rng)
         self._parent = found.choice.checkpoint
-        if found.keeps_arena:
+        if found.stream is None:
             found.stored.close()
             self._snapshotter.adopt(found.arena)
         else:
@@ -428,7 +446,7 @@ class Run:
         if self._closed:
             return
         try:
-            if final and self._fenced is None:
+            if final and self._unusable is None:
                 self._finish()
             else:
                 self._snapshotter.drain(CLOSE_DEADLINE_S)

@@ -22,6 +22,8 @@ class RunState:
         self.finished = False
         """`epochs()` came to its end."""
 
+    checks_bytes = False
+
     def capture(self, sink: Sink) -> None:
         """Add the numbers."""
         sink.value({"step": self.step, "epoch": self.epoch, "finished": self.finished})

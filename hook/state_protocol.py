@@ -69,6 +69,11 @@ class Component(Protocol):
         """The keyword."""
         ...
 
+    @property
+    def checks_bytes(self) -> bool:
+        """Tell whether `check` reads leaves, and not only what they look like: then they are read first of all."""
+        ...
+
     def capture(self, sink: Sink) -> None:
         """Hand over every leaf and the document, as they are now. Changes nothing."""
         ...

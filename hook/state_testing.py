@@ -4,6 +4,7 @@ For tests, everstep's own and those of users who want to see that their objects 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,6 +19,7 @@ from ..checkpoint.value_format import dump_values
 from ..core.ids import CheckpointId, run_id_of
 from .capture import StateCapture, capture_state
 from .component import Component, make_components
+from .leaf_bytes import ArenaLeaves
 from .stored_state import StoredState
 from .tensor_bytes import BufferPin, byte_range, memmove
 
@@ -44,8 +46,39 @@ def transfer(
     return stored
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFiles:
+    """One shard as it would lie on the devices."""
+
+    manifest: Manifest
+    slot: memoryview
+    """All segments as in memory."""
+    offsets: Mapping[int, int]
+    """Of the segments, in the slot."""
+
+    @property
+    def content(self) -> dict[int, bytes]:
+        """The bytes of each segment file."""
+        return {
+            record.segment: bytes(self.slot[self.offsets[record.segment] :][: record.file_size_bytes])
+            for record in self.manifest.segments
+        }
+
+    @property
+    def headers(self) -> dict[int, bytes]:
+        """The header of each segment file."""
+        sizes = {record.segment: record.header_size_bytes for record in self.manifest.segments}
+        return {segment: content[: sizes[segment]] for segment, content in self.content.items()}
+
+
 def store(components: Sequence[Component], *, device_count: int = 2) -> StoredState:
     """Return the components' state as it would come back from that many devices."""
+    files = store_files(components, device_count=device_count)
+    return StoredState(files.manifest, ArenaLeaves(files.manifest, files.slot, files.offsets))
+
+
+def store_files(components: Sequence[Component], *, device_count: int = 2) -> StoredFiles:
+    """Return the components' state as it would lie on that many devices."""
     capture = capture_state(components)
     values = dump_values(capture.values)
     devices = [DeviceWeight(device_id=f"{number:032x}") for number in range(device_count)]
@@ -56,7 +89,7 @@ def store(components: Sequence[Component], *, device_count: int = 2) -> StoredSt
     check_draft(draft, layout.slot_size_bytes)
     manifest = decode_manifest(encode_manifest(_manifest(layout, draft, slot)))
     offsets = {plan.segment: plan.slot_offset_bytes for plan in layout.segments}
-    return StoredState(manifest, memoryview(slot).toreadonly(), offsets)
+    return StoredFiles(manifest=manifest, slot=memoryview(slot).toreadonly(), offsets=offsets)
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -1,7 +1,6 @@
-"""A verified checkpoint of one rank as the hook reads it: leaves from a buffer, values from the manifest."""
+"""A verified checkpoint of one rank as the hook reads it: leaves' bytes from memory, values from the manifest."""
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
@@ -9,21 +8,12 @@ from typing import Self, cast
 import torch
 
 from ..checkpoint.leaf import LeafSpec
-from ..checkpoint.manifest_types import Manifest, Piece, SegmentRecord
-from ..checkpoint.segment_format import header_size_of, parse_header
+from ..checkpoint.manifest_types import Manifest
 from ..checkpoint.shard_rules_plan import is_dense
 from ..checkpoint.value_format import load_values
-from ..core.errors import CorruptDataError, IncompleteError, StateMismatchError
-from .tensor_bytes import BufferPin, byte_range, copy_bits, describe, memmove, torch_dtype
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive bytes of a leaf and where they lie in the buffer."""
-
-    begin: int
-    end: int
-    buffer_offset: int
+from ..core.errors import CorruptDataError, StateMismatchError
+from .leaf_bytes import LeafBytes
+from .tensor_bytes import byte_range, copy_bits, describe, torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +26,22 @@ class _Place:
 
 
 class StoredState:
-    """The leaves and values of one rank's shard of a checkpoint.
+    """The leaves and values of one rank's shard of a checkpoint. Not for several threads at once."""
 
-    The buffer holds whole segment files whose checksums were verified; it may be read-only, and it cannot be closed
-    before `close()`. Every offset is checked again before memory is read. Not for several threads at once.
-    """
-
-    def __init__(self, manifest: Manifest, buffer: memoryview, segment_offsets: Mapping[int, int]) -> None:
-        """Read the segment headers of a verified checkpoint.
-
-        Args:
-            manifest: of this rank.
-            buffer: a C-contiguous readable buffer (the slot's mapping, or whatever the files were read into).
-            segment_offsets: number of each segment -> offset in the buffer of its file's first byte.
+    def __init__(self, manifest: Manifest, leaves: LeafBytes) -> None:
+        """Take the values from the manifest and the tensors' bytes from `leaves`, which may still be coming: until they
+        are all there, only `values`, `names`, `spec` and `fits` may be asked.
 
         Raises:
-            CorruptDataError: a header, a piece or the values do not fit the manifest.
-            IncompleteError: a segment has no place in the buffer.
+            CorruptDataError: the values or an alias do not fit the manifest.
         """
         self.manifest = manifest
+        self._leaves = leaves
         self._documents = _documents(manifest.values)
-        entries = {
-            record.segment: _entry_offsets(record, buffer, segment_offsets) for record in manifest.segments
-        }
-        self._runs = _runs(manifest, entries)
         self._places = {leaf.name: _Place(_dense(leaf), leaf.name, 0) for leaf in manifest.leaves}
         self._places.update(_alias_places(manifest))
-        self._pin: BufferPin = BufferPin(buffer)
+        self._shared = {alias.of for alias in manifest.aliases}
+        self._closed = False
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -96,6 +75,11 @@ class StoredState:
         plain = tensor.layout is torch.strided
         return plain and tuple(tensor.shape) == spec.shape and tensor.dtype == torch_dtype(spec.dtype)
 
+    def lies_in(self, name: str, tensor: torch.Tensor) -> bool:
+        """Tell whether a leaf's bytes are just what a tensor's memory has to hold: then they may arrive there."""
+        place = self._place(name)
+        return place.holder == name and self.fits(name, tensor) and _same_memory_order(tensor, place.spec)
+
     def copy_to(self, name: str, tensor: torch.Tensor) -> None:
         """Write a leaf into an existing tensor's memory, bit for bit.
 
@@ -125,8 +109,14 @@ class StoredState:
         """
         place = self._place(name)
         spec = place.spec
-        made = torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="cpu")
-        self._read(place, made.data_ptr())
+        dtype = torch_dtype(spec.dtype)
+        own = self._hand_over(place)
+        if own is None:
+            made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu")
+            self._read(place, made.data_ptr())
+        else:
+            made = torch.empty(0, dtype=dtype, device="cpu")
+            made.set_(own.untyped_storage(), 0, spec.shape, spec.strides)
         return made if device is None else made.to(device)
 
     def holder_of(self, name: str) -> tuple[str, int]:
@@ -142,8 +132,9 @@ class StoredState:
         return made
 
     def close(self) -> None:
-        """Let the buffer go; only `values`, `names` and `spec` work afterwards."""
-        self._pin.release()
+        """Let the bytes go; only `values`, `names` and `spec` work afterwards. Again is nothing."""
+        self._closed = True
+        self._leaves.close()
 
     def __enter__(self) -> Self:
         return self
@@ -165,17 +156,19 @@ class StoredState:
     def _read(self, place: _Place, to_address: int) -> None:
         """Copy the bytes of a place to consecutive memory."""
         begin, end = place.offset_bytes, place.offset_bytes + place.spec.size_bytes
-        if begin == end:
-            return
-        runs = self._runs[place.holder]
-        for run in runs[bisect_right(runs, begin, key=lambda run: run.begin) - 1 :]:
-            if run.begin >= end:
-                break
-            first, last = max(begin, run.begin), min(end, run.end)
-            source = run.buffer_offset + first - run.begin
-            if source + last - first > self._pin.size_bytes:
-                raise CorruptDataError(f"leaf {place.holder!r} lies outside of the buffer, or it was closed")
-            memmove(to_address + first - begin, self._pin.address + source, last - first)
+        self._check_open()
+        if begin != end:
+            self._leaves.read(place.holder, begin, end, to_address)
+
+    def _hand_over(self, place: _Place) -> torch.Tensor | None:
+        """Return memory with the bytes of a whole leaf that nobody else has, where there is such."""
+        self._check_open()
+        whole = place.holder == place.spec.name and place.holder not in self._shared
+        return self._leaves.hand_over(place.holder) if whole else None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CorruptDataError("the checkpoint was closed; its bytes cannot be read any more")
 
 
 class TensorMaker:
@@ -206,50 +199,6 @@ def _documents(values: bytes) -> dict[str, object]:
     if not isinstance(documents, dict):
         raise CorruptDataError("the values of the checkpoint are not one document per component")
     return cast(dict[str, object], documents)
-
-
-def _entry_offsets(
-    record: SegmentRecord, buffer: memoryview, segment_offsets: Mapping[int, int]
-) -> dict[str, _Run]:
-    """Return where each entry of a segment lies in the buffer, by its own header."""
-    offset = segment_offsets.get(record.segment)
-    if offset is None:
-        raise IncompleteError(f"segment {record.segment} of the checkpoint was not read")
-    data = memoryview(buffer).cast("B")[offset : offset + record.file_size_bytes]
-    if offset < 0 or len(data) != record.file_size_bytes:
-        raise CorruptDataError(f"segment {record.segment} ends outside of the buffer")
-    header_bytes = header_size_of(bytes(data[:8]), record.file_size_bytes)
-    _, entries = parse_header(bytes(data[:header_bytes]), record.file_size_bytes)
-    begin = offset + header_bytes
-    return {entry.key: _Run(0, entry.end - entry.begin, begin + entry.begin) for entry in entries}
-
-
-def _runs(manifest: Manifest, entries: Mapping[int, Mapping[str, _Run]]) -> dict[str, list[_Run]]:
-    """Return the runs of each leaf in order, after checking that they cover it exactly."""
-    runs: dict[str, list[_Run]] = {leaf.name: [] for leaf in manifest.leaves}
-    for piece in sorted(manifest.pieces, key=lambda piece: piece.offset_in_leaf_bytes):
-        if piece.leaf not in runs:
-            raise CorruptDataError(f"piece {piece.key!r} belongs to no leaf")
-        runs[piece.leaf].append(_run(piece, entries))
-    for leaf in manifest.leaves:
-        end = 0
-        for run in runs[leaf.name]:
-            if run.begin != end:
-                raise CorruptDataError(f"leaf {leaf.name!r} has no piece at byte {end}")
-            end = run.end
-        if end != leaf.size_bytes:
-            raise CorruptDataError(f"the pieces of leaf {leaf.name!r} hold {end} of {leaf.size_bytes} bytes")
-    return runs
-
-
-def _run(piece: Piece, entries: Mapping[int, Mapping[str, _Run]]) -> _Run:
-    entry = entries.get(piece.segment, {}).get(piece.key)
-    if entry is None or entry.end != piece.size_bytes:
-        raise CorruptDataError(
-            f"segment {piece.segment} has no entry {piece.key!r} of {piece.size_bytes} bytes"
-        )
-    begin = piece.offset_in_leaf_bytes
-    return _Run(begin, begin + piece.size_bytes, entry.buffer_offset)
 
 
 def _alias_places(manifest: Manifest) -> Iterator[tuple[str, _Place]]:

@@ -1,8 +1,8 @@
 """The data socket's language: typed frames between a trainer's hook (or a tool) and the node daemon.
 
 Every request that wants an answer carries a `request_id` chosen by the client; its answer carries the same number in
-`re`. Frames without `re` are events. File descriptors travel beside `ArenaReady` and `Fetched` (SCM_RIGHTS).
-Sizes and offsets are bytes; times are seconds. Tensor bytes never travel here.
+`re`. Frames without `re` are events. File descriptors travel beside `ArenaReady`, `Fetched` and `Streaming`
+(SCM_RIGHTS). Sizes and offsets are bytes; times are seconds. Tensor bytes never travel here.
 """
 
 from enum import Enum
@@ -25,13 +25,6 @@ class Role(Enum):
     TRAINER = "trainer"
     CONTROL = "control"
     DAEMON = "daemon"
-
-
-class Source(Enum):
-    """Where a fetched shard came from."""
-
-    MEMORY = "memory"
-    DISK = "disk"
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -76,6 +69,21 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     rank: int
 
 
+class Stream(msgspec.Struct, frozen=True, tag="stream"):
+    """Read a shard once through its ring: all of it, or the blocks that hold these ranges."""
+
+    arena: int
+    ranges: list[tuple[int, int, int]]
+    """Segment, begin and end in its file; empty: everything."""
+
+
+class ChunkTaken(msgspec.Struct, frozen=True, tag="chunk_taken"):
+    """The client has copied a delivered chunk: its slot in the ring may be used for another."""
+
+    arena: int
+    slot: int
+
+
 class GetManifest(msgspec.Struct, frozen=True, tag="get_manifest"):
     """Ask for the manifest of one shard, without its bytes."""
 
@@ -86,7 +94,7 @@ class GetManifest(msgspec.Struct, frozen=True, tag="get_manifest"):
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """The client has unmapped an arena and will not use it again."""
+    """The client has unmapped the ring of a stream, which ends there, complete or not."""
 
     arena: int
 
@@ -168,6 +176,8 @@ Request = (
     | BeginAttempt
     | ListOffers
     | Fetch
+    | Stream
+    | ChunkTaken
     | GetManifest
     | Release
     | MakeArena
@@ -251,7 +261,7 @@ class Offers(msgspec.Struct, frozen=True, tag="offers"):
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
-    """A verified shard lies in an arena (fd beside this frame)."""
+    """A verified shard that was in memory lies in an arena (fd beside this frame)."""
 
     re: int
     arena: int
@@ -259,12 +269,45 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     slot_size_bytes: int
     slot_count: int
     layout_digest: str
-    source: Source
     manifest: bytes
     segment_offsets_bytes: list[int]
     """Offset in the arena of each segment's first byte, in the order of the manifest's segments."""
     free_slots: list[int]
     """Slots of this arena that may be used for new snapshots."""
+
+
+class Streaming(msgspec.Struct, frozen=True, tag="streaming"):
+    """A shard is ready to be read from the devices, through a ring of shared memory (fd beside this frame).
+
+    `Stream` begins it. Each chunk is announced by a `Chunk` and answered by `ChunkTaken`; then comes `StreamEnd`.
+    """
+
+    re: int
+    arena: int
+    slot_size_bytes: int
+    slot_count: int
+    manifest: bytes
+    headers: list[bytes]
+    """Of the segments, in the order of the manifest's: where each piece lies. Compared with what is read."""
+
+
+class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
+    """Verified bytes [file_offset, file_offset + size) of a segment file lie at the beginning of a slot."""
+
+    arena: int
+    slot: int
+    segment: int
+    file_offset_bytes: int
+    size_bytes: int
+
+
+class StreamEnd(msgspec.Struct, frozen=True, tag="stream_end"):
+    """Every chunk asked for was announced, if `code` is empty; else the class of the error that ended the reading."""
+
+    arena: int
+    code: str
+    message: str
+    hint: str
 
 
 class ManifestBytes(msgspec.Struct, frozen=True, tag="manifest_bytes"):
@@ -326,6 +369,9 @@ Reply = (
     | Done
     | Offers
     | Fetched
+    | Streaming
+    | Chunk
+    | StreamEnd
     | ManifestBytes
     | ArenaReady
     | SlotFree

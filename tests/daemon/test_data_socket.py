@@ -113,7 +113,6 @@ class TestRestoring:
             assert (offer.attempt, offer.step, offer.in_memory, offer.shards) == (1, 7, True, [0])
             fetched = trainer.fetch(checkpoint)
             assert isinstance(fetched, frames.Fetched)
-            assert fetched.source is frames.Source.MEMORY
 
     def test_disk_is_used_when_the_memory_is_gone(self, socket_path: Path, devices: list[Path]) -> None:
         checkpoint = CheckpointId(1, 7)
@@ -127,9 +126,7 @@ class TestRestoring:
         with FakeTrainer(socket_path) as trainer:
             trainer.open_run(devices)
             trainer.begin_attempt(2)
-            fetched = trainer.fetch(checkpoint)
-            assert isinstance(fetched, frames.Fetched)
-            assert fetched.source is frames.Source.DISK
+            assert isinstance(trainer.fetch(checkpoint), frames.Streaming)
 
     def test_bytes_changed_in_memory_after_sealing_are_not_handed_out(
         self, socket_path: Path, devices: list[Path]
@@ -146,9 +143,7 @@ class TestRestoring:
         with FakeTrainer(socket_path) as trainer:
             trainer.open_run(devices)
             trainer.begin_attempt(2)
-            fetched = trainer.fetch(checkpoint)
-            assert isinstance(fetched, frames.Fetched)
-            assert fetched.source is frames.Source.DISK
+            assert isinstance(trainer.fetch(checkpoint), frames.Streaming)
 
     def test_a_corrupt_segment_is_named_with_its_block(self, socket_path: Path, devices: list[Path]) -> None:
         checkpoint = CheckpointId(1, 7)
@@ -168,10 +163,12 @@ class TestRestoring:
         with FakeTrainer(socket_path) as trainer:
             trainer.open_run(devices)
             trainer.begin_attempt(2)
-            refused = failure(trainer.fetch(checkpoint))
-            assert refused.code == "CorruptDataError"
-            assert str(segment) in refused.message
-            assert "block 0" in refused.message
+            shard = trainer.fetch(checkpoint)
+            assert isinstance(shard, frames.Streaming)
+            _, end = trainer.stream(shard)
+            assert end.code == "CorruptDataError"
+            assert str(segment) in end.message
+            assert "block 0" in end.message
             (offer,) = trainer.offers()
             assert "block 0" in offer.problem
 

@@ -58,8 +58,9 @@ def test_without_a_free_inode_the_store_is_opened_and_restored_from(device: Path
         assert isinstance(opened, frames.RunOpened), opened
         assert any(str(device) in note and "No space left" in note for note in opened.notes)
         assert [(offer.attempt, offer.step) for offer in trainer.offers()] == [(1, 7)]
-        fetched = trainer.fetch(SAVED)
-        assert isinstance(fetched, frames.Fetched), fetched
+        shard = trainer.fetch(SAVED)
+        assert isinstance(shard, frames.Streaming), shard
+        assert not trainer.stream(shard)[1].code
         refused = trainer.begin_attempt(2)
         assert isinstance(refused, frames.Failure)
         assert refused.code == "NoSpaceError"

@@ -70,7 +70,6 @@ def test_one_who_comes_back_in_time_finds_it(socket_path: Path, devices: list[Pa
             restarted.begin_attempt(2)
             fetched = restarted.fetch(CheckpointId(1, 7))
             assert isinstance(fetched, frames.Fetched)
-            assert fetched.source is frames.Source.MEMORY
 
 
 def test_a_private_daemon_ends_once_the_last_memory_is_given_back(

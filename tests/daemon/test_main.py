@@ -1,6 +1,5 @@
 """The daemon's process: what it says when it cannot start, how it ends, and its engines in processes of their own."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -119,8 +118,9 @@ class TestEngines:
             with FakeTrainer(socket_path) as trainer:
                 trainer.open_run([Path("nvme0"), Path("nvme1")])
                 trainer.begin_attempt(2)
-                fetched = trainer.fetch(checkpoint)
-                assert isinstance(fetched, frames.Fetched)
-                assert fetched.source is frames.Source.DISK
-                os.close(trainer.reader.take_fd())
+                shard = trainer.fetch(checkpoint)
+                assert isinstance(shard, frames.Streaming)
+                chunks, end = trainer.stream(shard)
+                assert not end.code
+                assert set(chunks) == {0, 1}
             daemon.kill()  # the fixture for leftovers looks for its children

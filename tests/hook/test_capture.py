@@ -24,6 +24,8 @@ class Tensors:
         self.name = name
         self.tensors = tensors
 
+    checks_bytes = True
+
     def capture(self, sink: Sink) -> None:
         for name, tensor, laziness in self.tensors:
             sink.leaf(name, tensor, laziness)

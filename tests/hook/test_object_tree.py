@@ -30,6 +30,8 @@ class Tree:
     def __init__(self, value: object) -> None:
         self.value = value
 
+    checks_bytes = True
+
     def capture(self, sink: Sink) -> None:
         sink.value(TreeEncoder(sink).encode(self.value, self.name))
 

@@ -9,6 +9,7 @@ from everstep.checkpoint.manifest_types import Manifest, SegmentEntry
 from everstep.checkpoint.segment_format import SegmentStamp, build_header
 from everstep.core.errors import CorruptDataError, IncompleteError, StateMismatchError
 from everstep.hook.component import Laziness, Sink
+from everstep.hook.leaf_bytes import ArenaLeaves
 from everstep.hook.state_testing import bits, store
 from everstep.hook.stored_state import StoredState, TensorMaker
 
@@ -20,6 +21,8 @@ class Tensors:
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         self.tensors = tensors
+
+    checks_bytes = True
 
     def capture(self, sink: Sink) -> None:
         for name, tensor in self.tensors.items():
@@ -136,11 +139,8 @@ def test_after_close_no_byte_is_read() -> None:
 
 
 def rebuilt(manifest: Manifest, stored_bytes: bytearray, offset: int = 0) -> StoredState:
-    return StoredState(
-        manifest,
-        memoryview(stored_bytes),
-        {record.segment: offset for record in manifest.segments},
-    )
+    offsets = {record.segment: offset for record in manifest.segments}
+    return StoredState(manifest, ArenaLeaves(manifest, memoryview(stored_bytes), offsets))
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_segment_outside_of_the_buffer_is_refused(shard: tuple[Manifest, bytea
     with pytest.raises(CorruptDataError, match="outside of the buffer"):
         rebuilt(manifest, file[:-1])
     with pytest.raises(IncompleteError, match="segment 0"):
-        StoredState(manifest, memoryview(file), {})
+        ArenaLeaves(manifest, memoryview(file), {})
 
 
 def test_a_broken_header_is_refused(shard: tuple[Manifest, bytearray]) -> None:

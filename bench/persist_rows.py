@@ -1,0 +1,128 @@
+"""The rows of `make bench-storage` about writing: beside fio, beside what users pick instead, and flooded."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Generator, Sequence
+from itertools import product
+from pathlib import Path
+
+from flood import flooded
+from node import node
+from paired import Row, interleaved, ratios, row
+from rig import fio
+from rivals import rivals, speed, state_of
+
+FIO_BLOCKS = ("1M", "4M")
+FIO_DEPTHS = (8, 16, 32)
+FIO_MEMORY = ("malloc", "mmapshared")
+
+
+def best_fio(mounts: Sequence[Path], size_bytes: int) -> dict[str, object]:
+    """Return the options with which fio writes fastest here."""
+    found: dict[float, dict[str, object]] = {}
+    for block, depth, memory in product(FIO_BLOCKS, FIO_DEPTHS, FIO_MEMORY):
+        options: dict[str, object] = {"bs": block, "iodepth": depth, "iomem": memory}
+        found[fio(mounts, size_bytes=size_bytes, options=options)] = options
+    return found[max(found)]
+
+
+@contextlib.contextmanager
+def scratch(place: Path | None = None) -> Generator[Path]:
+    """A folder that goes with the block."""
+    folder = Path(tempfile.mkdtemp(prefix="everstep-bench-", dir=place))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def persist_once(mounts: Sequence[Path], size_bytes: int) -> float:
+    """Return bytes per second of the first checkpoint of a new store: a drive of memory has room for no second."""
+    with scratch() as folder, node(mounts, size_bytes, folder, slot_count=1) as ours:
+        return ours.persist()
+
+
+def new_stores(
+    name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int, options: dict[str, object]
+) -> Row:
+    """Compare with fio on the same drives, new files against new files, a new store for each sample."""
+    each_bytes = size_bytes // len(mounts)
+    found = interleaved(
+        lambda: persist_once(mounts, size_bytes),
+        lambda: fio(mounts, size_bytes=each_bytes, options=options),
+        pairs,
+    )
+    return row(f"{name}: persist / fio", ratios(found), goal=goal)
+
+
+def scaling(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -> Row:
+    """Compare all drives with one of them, which gets its part of the bytes."""
+    found = interleaved(
+        lambda: persist_once(mounts, size_bytes),
+        lambda: persist_once(mounts[:1], size_bytes // len(mounts)),
+        pairs,
+    )
+    per_drive = [ratio / len(mounts) for ratio in ratios(found)]
+    return row(f"{name}: speed-up over one drive / number of drives", per_drive, goal=0.96)
+
+
+def one_store(
+    name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int, options: dict[str, object]
+) -> list[Row]:
+    """Compare checkpoint after checkpoint of one run with fio, and say what the daemon took for it."""
+    with scratch() as folder, node(mounts, size_bytes, folder) as ours:
+        ours.persist()  # the engines' first use of the arena
+        cpu_before_s = ours.cpu_s()
+        found = interleaved(
+            ours.persist,
+            lambda: fio(mounts, size_bytes=ours.size_bytes // len(mounts), options=options),
+            pairs,
+        )
+        cpu_s = (ours.cpu_s() - cpu_before_s) / (len(found) * ours.size_bytes / 1e9)
+        memory = ours.memory_bytes()
+    return [
+        row(f"{name}: persist / fio", ratios(found), goal=goal),
+        row(f"{name}: persist", [each / 1e9 for each, _ in found], goal=None, unit="GB/s"),
+        row(f"{name}: daemon's CPU with checksums", [cpu_s], goal=0.25, at_most=True, unit="s/GB"),
+        row(f"{name}: daemon's memory above the arena", [memory / 2**20], goal=128, at_most=True, unit="MiB"),
+    ]
+
+
+def under_flood(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -> Row:
+    """Compare persisting beside clients that never stop asking with persisting in peace."""
+    with scratch() as folder, node(mounts, size_bytes, folder) as ours:
+        ours.persist()
+
+        def beside_flood() -> float:
+            with flooded(ours.socket, mounts[0] / "wide"):
+                return ours.persist()
+
+        found = interleaved(beside_flood, ours.persist, pairs)
+    return row(f"{name}: persist under a flood / quiet", ratios(found), goal=0.95)
+
+
+def rival_rows(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -> list[Row]:
+    """Compare persisting on all the drives with what writes to one directory, as each of these does."""
+    rows: list[Row] = []
+    state = state_of(size_bytes)
+    with scratch() as folder, node(mounts, size_bytes, folder) as ours:
+        ours.persist()
+        for rival, save in rivals().items():
+            found = interleaved(ours.persist, lambda save=save: speed(save, state, mounts[0]), pairs)
+            rows.append(row(f"{name}: persist / {rival}", ratios(found), goal=1.0))
+    return rows
+
+
+def slow_drive(name: str, mounts: Sequence[Path], speeds: Sequence[int], size_bytes: int) -> Row:
+    """Return the time of each checkpoint from the second on, over that of an ideal split by the drives' speeds."""
+    ideal_s = size_bytes / sum(speeds)
+    with scratch() as folder, node(mounts, size_bytes, folder) as ours:
+        ours.persist()
+        times_s = [ours.size_bytes / ours.persist() for _ in range(4)]
+    return row(
+        f"{name}: time / ideal weighted split, from the second checkpoint on",
+        [time_s / ideal_s for time_s in times_s],
+        goal=1.3,
+        at_most=True,
+    )

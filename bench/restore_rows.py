@@ -1,0 +1,81 @@
+"""The row of `make bench-storage` about reading: restore(), from the call to the last verified byte in the tensors."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import torch
+from paired import Row, interleaved, ratios, row
+from persist_rows import scratch
+from rig import fio
+from rivals import state_of
+
+import everstep
+from everstep.daemon.testing import daemon_process
+
+
+class Holder(torch.nn.Module):
+    """Parameters of a size together."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(state_of(size_bytes).values())
+
+
+def restore_row(name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int) -> Row:
+    """Compare restore() with fio's reading of as many bytes from the same drives; caches cold."""
+    model = Holder(size_bytes)
+    stores = [mount / "everstep" for mount in mounts]
+    for store in stores:
+        store.mkdir()
+
+    def restore() -> float:
+        _drop_caches()
+        with (
+            scratch() as folder,
+            _daemon(folder),
+            everstep.attach("bench", model=model, storage=stores) as run,
+        ):
+            restored = run.restore()
+            assert restored is not None
+            assert restored.source == "disk"
+            return size_bytes / restored.restore_s
+
+    _save_once(model, stores)
+    fio(mounts, size_bytes=size_bytes // len(mounts), keep=True)
+
+    def read() -> float:
+        _drop_caches()
+        return fio(mounts, size_bytes=size_bytes // len(mounts), way="read", keep=True)
+
+    found = interleaved(restore, read, pairs)
+    for mount in mounts:
+        (mount / "fio.tmp").unlink()
+        shutil.rmtree(mount / "everstep")
+    return row(f"{name}: restore / fio read", ratios(found), goal=goal)
+
+
+def _save_once(model: Holder, stores: Sequence[Path]) -> None:
+    """One checkpoint: drives of memory have no room for two; what leaving the run would add is not taken."""
+    with contextlib.suppress(KeyboardInterrupt), scratch() as folder, _daemon(folder):  # noqa: SIM117
+        with everstep.attach("bench", model=model, storage=stores) as run:
+            run.step()
+            run.wait()
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _daemon(folder: Path) -> Generator[None]:
+    """A daemon that knows nothing from before, for the hook in this process."""
+    socket = folder / "socket" / "data.sock"
+    os.environ["EVERSTEP_SOCKET"] = str(socket)
+    with daemon_process(socket):
+        yield
+
+
+def _drop_caches() -> None:
+    os.sync()
+    with contextlib.suppress(PermissionError):  # direct reads do not need it
+        Path("/proc/sys/vm/drop_caches").write_text("3")

@@ -1,0 +1,59 @@
+"""Several engines for one device behind the seam of one: so many transfers at once, so that between the end of one and
+the beginning of the next the device has something to do."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from queue import SimpleQueue
+
+from .engine import Engine, Transfer, TransferDone
+
+LANE_COUNT = 2
+
+
+class LanedEngine:
+    """An `Engine` for any number of threads; those that find no free lane wait."""
+
+    def __init__(self, make: Callable[[], Engine], lane_count: int = LANE_COUNT) -> None:
+        self._lanes = [make() for _ in range(lane_count)]
+        self._free: SimpleQueue[Engine] = SimpleQueue()
+        for lane in self._lanes:
+            self._free.put(lane)
+        self._taking_all = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """Name of the engines."""
+        return self._lanes[0].name
+
+    def run(self, transfer: Transfer) -> TransferDone:
+        """Block until a lane was free and has moved every byte, see `Engine.run`."""
+        lane = self._free.get()
+        try:
+            return lane.run(transfer)
+        finally:
+            self._free.put(lane)
+
+    def forget(self, arena_fd: int) -> None:
+        """Let go of an arena, after the transfers under way."""
+        with self._all():
+            for lane in self._lanes:
+                lane.forget(arena_fd)
+
+    def close(self) -> None:
+        """Finish what is under way and release everything. Again is nothing."""
+        with self._all():
+            for lane in self._lanes:
+                lane.close()
+
+    @contextlib.contextmanager
+    def _all(self) -> Generator[None]:
+        """Hold every lane; one at a time may ask for that, or two would wait for each other's."""
+        with self._taking_all:
+            for _ in self._lanes:
+                self._free.get()
+            try:
+                yield
+            finally:
+                for lane in self._lanes:
+                    self._free.put(lane)
