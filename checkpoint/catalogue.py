@@ -1,7 +1,7 @@
 """What is known of a run's checkpoints: a record per shard, and what follows from them for a checkpoint."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -92,10 +92,16 @@ class CheckpointInfo:
     """Of the lowest rank here."""
     problems: tuple[str, ...]
     """Why it is damaged."""
+    tags: tuple[str, ...]
+    """Names that a person gave it, sorted: while it has one it is not collected."""
 
 
 def describe(
-    shards: Mapping[int, ShardRecord], *, known_complete: Collection[CheckpointId], fresh_floor: int
+    shards: Mapping[int, ShardRecord],
+    *,
+    known_complete: Collection[CheckpointId],
+    fresh_floor: int,
+    tags: Iterable[str],
 ) -> CheckpointInfo:
     """Return what the shards (by rank, at least one) of one checkpoint say of it."""
     ranks = tuple(sorted(shards))
@@ -120,4 +126,5 @@ def describe(
         created_unix_s=max(shard.created_unix_s for shard in shards.values()),
         notes=first.notes,
         problems=tuple(problems),
+        tags=tuple(sorted(tags)),
     )

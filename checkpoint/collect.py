@@ -14,6 +14,7 @@ from ..core.errors import RunBusyError, StorageError
 from ..core.ids import CheckpointId
 from .catalogue import SegmentRef, ShardRecord
 from .collect_plan import plan_collection
+from .keep import Keep
 from .manifest_format import manifest_name
 from .run_store import SEGMENT_SUFFIX, RunStore
 
@@ -30,8 +31,8 @@ class Collected:
     """Why nothing may be removed now; empty when that is not so."""
 
 
-def collect_garbage(run: RunStore, *, keep_last: int) -> Collected:
-    """Remove what the keep rule (collect_plan.py) lets go; nothing while a device is missing or suspect.
+def collect_garbage(run: RunStore, *, keep: Keep) -> Collected:
+    """Remove what the keep rules (collect_plan.py) let go; nothing while a device is missing or suspect.
 
     Raises:
         StorageError: a device failed; what was removed by then is gone, nothing is half there.
@@ -39,9 +40,7 @@ def collect_garbage(run: RunStore, *, keep_last: int) -> Collected:
     reason = refusal(run)
     if reason:
         return Collected(removed=(), freed_bytes=0, reason=reason)
-    plan = plan_collection(
-        run.checkpoints(), floor=run.complete_floor(), keep_last=keep_last, pinned=run.pinned()
-    )
+    plan = plan_collection(run.checkpoints(), floor=run.complete_floor(), keep=keep, pinned=run.pinned())
     freed_bytes = sum(_remove(run, checkpoint) for checkpoint in plan)
     return Collected(removed=plan, freed_bytes=freed_bytes)
 

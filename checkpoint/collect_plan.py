@@ -1,38 +1,85 @@
-"""Which checkpoints may go: the keep rule, as a pure function."""
+"""Which checkpoints may go: the keep rules, as pure functions.
 
-from collections.abc import Collection, Sequence
+Each rule names what it keeps, and what none names may go; so another rule never lets more go, and planning again
+after a collection lets nothing more go.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..core.ids import CheckpointId
 from .catalogue import CheckpointInfo, CheckpointState
+from .keep import Keep
 
 
 def plan_collection(
     checkpoints: Sequence[CheckpointInfo],
     *,
     floor: CheckpointId | None,
-    keep_last: int,
+    keep: Keep,
     pinned: Collection[CheckpointId] = (),
 ) -> tuple[CheckpointId, ...]:
     """Return the checkpoints to remove, the oldest first.
 
-    Kept are: the `keep_last` newest complete ones; the floor (the newest known complete on all ranks, as the trainer
-    told or as this store sees by itself) with everything newer than it; the complete one before the floor, or the
-    newest intact one before it where none is known complete; and what is being read or written. Without any complete
-    checkpoint nothing goes. Damaged and incomplete ones older than all that go too.
+    Kept are, besides what `keep` says: the floor (the newest known complete on all ranks, as the trainer told or
+    as this store sees by itself) with everything newer than it; the complete one before the floor, or the newest
+    intact one before it where none is known complete; what has a tag; and what is being read or written. Without any
+    complete checkpoint nothing goes. Damaged and incomplete ones older than all that go too.
     """
-    if keep_last < 1:
-        raise ValueError(f"keep_last must be at least 1, got {keep_last}")
     newest_first = sorted(checkpoints, key=lambda info: info.checkpoint, reverse=True)
     complete = [info.checkpoint for info in newest_first if info.state is CheckpointState.COMPLETE]
     if floor is None and not complete:
         return ()
     base = floor if floor is not None else complete[0]
-    intact = [info.checkpoint for info in newest_first if info.state is not CheckpointState.DAMAGED]
-    kept = {base, *complete[:keep_last], *pinned}
-    before = [checkpoint for checkpoint in complete if checkpoint < base]
-    kept.update((before or [checkpoint for checkpoint in intact if checkpoint < base])[:1])
+    kept = {
+        base,
+        *complete[: keep.last],
+        *pinned,
+        *(info.checkpoint for info in newest_first if info.tags),
+        *_one_before(newest_first, base),
+        *_spaced(newest_first, keep),
+    }
     return tuple(
         info.checkpoint
         for info in reversed(newest_first)
         if info.checkpoint < base and info.checkpoint not in kept
     )
+
+
+def _one_before(newest_first: Sequence[CheckpointInfo], base: CheckpointId) -> list[CheckpointId]:
+    before = [info for info in newest_first if info.checkpoint < base]
+    complete = [info.checkpoint for info in before if info.state is CheckpointState.COMPLETE]
+    intact = [info.checkpoint for info in before if info.state is not CheckpointState.DAMAGED]
+    return (complete or intact)[:1]
+
+
+def _spaced(checkpoints: Iterable[CheckpointInfo], keep: Keep) -> set[CheckpointId]:
+    """Return what the rules of steps and of time keep."""
+    offered = [info for info in checkpoints if info.is_offered]
+    kept: set[CheckpointId] = set()
+    if keep.every_steps is not None:
+        steps = keep.every_steps
+        kept |= _first_of_each(offered, lambda info: info.checkpoint.step // steps)
+    if keep.every_s is not None:
+        seconds = keep.every_s
+        kept |= _first_of_each(offered, lambda info: int(info.created_unix_s // seconds))
+    return kept
+
+
+def _first_of_each(
+    checkpoints: Iterable[CheckpointInfo], stretch: Callable[[CheckpointInfo], int]
+) -> set[CheckpointId]:
+    """Return one checkpoint of each stretch: of those known complete, if any is; of the newest attempt; the first.
+
+    The first and not the last, so that what was kept once stays: nothing older ever comes. A newer attempt that passes
+    a stretch again replaces the abandoned branch there.
+    """
+    best: dict[int, CheckpointInfo] = {}
+    for info in checkpoints:
+        number = stretch(info)
+        if number not in best or _rank(info) < _rank(best[number]):
+            best[number] = info
+    return {info.checkpoint for info in best.values()}
+
+
+def _rank(info: CheckpointInfo) -> tuple[bool, int, int]:
+    return info.state is not CheckpointState.COMPLETE, -info.checkpoint.attempt, info.checkpoint.step

@@ -69,6 +69,7 @@ class RunStore:
         self._shards: dict[CheckpointId, dict[int, ShardRecord]] = {}
         self._writing: set[tuple[CheckpointId, int]] = set()
         self._pins: Counter[CheckpointId] = Counter()
+        self._tags: dict[str, CheckpointId] = {}
 
     # --- places -------------------------------------------------------------------------------------------------
 
@@ -202,11 +203,15 @@ class RunStore:
     def checkpoints(self) -> list[CheckpointInfo]:
         """Return what is known of each checkpoint, the newest first."""
         with self._lock:
-            known, fresh_floor = self._complete_ids(), self._fresh_floor()
-            return [
-                describe(self._shards[checkpoint], known_complete=known, fresh_floor=fresh_floor)
-                for checkpoint in sorted(self._shards, reverse=True)
-            ]
+            return [self._describe(checkpoint) for checkpoint in sorted(self._shards, reverse=True)]
+
+    def _describe(self, checkpoint: CheckpointId) -> CheckpointInfo:
+        return describe(
+            self._shards[checkpoint],
+            known_complete=self._complete_ids(),
+            fresh_floor=self._fresh_floor(),
+            tags=[name for name, tagged in self._tags.items() if tagged == checkpoint],
+        )
 
     def _complete_ids(self) -> set[CheckpointId]:
         floor = self._floor
@@ -217,10 +222,9 @@ class RunStore:
     def info(self, checkpoint: CheckpointId) -> CheckpointInfo:
         """Return what is known of one checkpoint; NotFoundError when it is not here."""
         with self._lock:
-            shards = self._shards.get(checkpoint)
-            if shards is None:
+            if checkpoint not in self._shards:
                 raise NotFoundError(f"run {self.name!r} has no checkpoint {checkpoint} in this store")
-            return describe(shards, known_complete=self._complete_ids(), fresh_floor=self._fresh_floor())
+            return self._describe(checkpoint)
 
     def offered(self, rank: int | None = None) -> list[CheckpointId]:
         """Return the checkpoints that may be restored (by this rank's own shard, if given), the newest first."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from ..checkpoint.engine import EngineKind
+from ..checkpoint.keep import KEEP_LAST, Keep
 from ..core.errors import ConfigError
 from ..core.paths import data_socket_path
 
@@ -52,9 +53,17 @@ class IoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class RetentionSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[retention]`: what GC keeps of each run."""
+    """`[retention]`: what GC keeps of each run whose trainer does not say so itself."""
 
-    keep_last: int = 3
+    keep_last: int = KEEP_LAST
+    every_steps: int | None = None
+    """Also the first one in each stretch of so many steps."""
+    every: str | None = None
+    """Also the first one in each stretch of so much time: `6h`."""
+
+    def keep(self) -> Keep:
+        """Return the rules; ConfigError for values that make no sense."""
+        return Keep(last=self.keep_last, every_steps=self.every_steps, every=self.every)
 
 
 class VerifySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,6 +91,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(
                 f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept"
             )
+        self.retention.keep()
         bounds = (
             self.daemon.linger_s,
             self.daemon.drain_s,

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.keep import Keep
 from ..core.errors import ConfigError, FencedError, InternalError, RunBusyError, UsageError
 from ..core.ids import CheckpointId, run_id_of
 from ..proto import frames
@@ -123,11 +124,13 @@ class Node:
             )
         if not 0 <= frame.rank < frame.world_size:
             raise UsageError(f"rank {frame.rank} is not below world_size {frame.world_size}")
+        keep = _keep(frame)
         try:
             async with self._opening:
                 run = await self._find_run(session.peer.uid, frame)
             rank = run.rank(frame.rank)
             self._give_lease(rank, session, frame)
+            run.keep = keep
         finally:
             self.lifetime.changed()
         return frames.RunOpened(
@@ -312,3 +315,9 @@ class Node:
         if rank.current == number:
             rank.current = None
         return self.arenas.close(arena, rank.run.opened.forget_arena)
+
+
+def _keep(frame: frames.OpenRun) -> Keep | None:
+    """Return what a trainer wants kept; ConfigError for values that make no sense."""
+    rules = frame.keep
+    return None if rules is None else Keep(last=rules.last, every_steps=rules.every_steps, every=rules.every)

@@ -195,9 +195,8 @@ class Persister:
         try:
             async with lock:
                 await in_thread(run.store.set_complete_floor, checkpoint)
-                report = await in_thread(
-                    collect_garbage, run.store, keep_last=self._node.config.retention.keep_last
-                )
+                keep = run.keep or self._node.config.retention.keep()
+                report = await in_thread(collect_garbage, run.store, keep=keep)
             self._node.metrics.deleted_total.inc(len(report.removed))
         except EverstepError as error:
             logger.error(

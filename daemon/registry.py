@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..checkpoint.keep import Keep
 from ..checkpoint.manifest_types import Manifest
 from ..checkpoint.run_store import RunStore
 from ..core.errors import FencedError, NotFoundError, UsageError
@@ -181,6 +182,8 @@ class RunRecord:
     store: RunStore
     attempt: int = 0
     """Newest attempt begun, durable on all devices."""
+    keep: Keep | None = None
+    """What its newest trainer wants kept; None: what the daemon's configuration says."""
     beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while an attempt is being made durable: ranks that come meanwhile must wait for that."""
     ranks: dict[int, RankRecord] = field(default_factory=dict[int, RankRecord])

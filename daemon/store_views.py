@@ -10,6 +10,7 @@ from ..checkpoint.catalogue import CheckpointInfo, CheckpointState
 from ..checkpoint.collect import remove_checkpoint
 from ..checkpoint.collect_plan import plan_collection
 from ..checkpoint.engine import Engine
+from ..checkpoint.keep import Keep
 from ..checkpoint.manifest_format import manifest_name
 from ..checkpoint.manifest_types import Manifest, SegmentRecord
 from ..checkpoint.run_store import RunStore
@@ -154,7 +155,7 @@ def remove_all(run: RunStore) -> Removed:
 
 def is_protected(run: RunStore, checkpoint: CheckpointId) -> bool:
     """Tell whether retention would never let the checkpoint go, however little it was told to keep."""
-    return checkpoint not in plan_collection(run.checkpoints(), floor=run.complete_floor(), keep_last=1)
+    return checkpoint not in plan_collection(run.checkpoints(), floor=run.complete_floor(), keep=Keep(last=1))
 
 
 def _view(run: RunStore, info: CheckpointInfo, in_memory: InMemory) -> CheckpointView:

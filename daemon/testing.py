@@ -144,6 +144,7 @@ class FakeTrainer:
         rank: int = 0,
         world_size: int = 1,
         takeover: bool = False,
+        keep: frames.KeepRules | None = None,
     ) -> Reply:
         """Take the lease."""
         reply = self.ask(
@@ -154,6 +155,7 @@ class FakeTrainer:
                 world_size=world_size,
                 storage=[str(path) for path in storage],
                 takeover=takeover,
+                keep=keep,
             )
         )
         if isinstance(reply, frames.RunOpened):

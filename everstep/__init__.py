@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # Absolute, alone in the library: type checkers find the mapped folders through build/types (tools/link_types.py).
+    from everstep.checkpoint.keep import Keep
     from everstep.core import errors
     from everstep.core.errors import EverstepError
     from everstep.dataloader import DataLoader
@@ -34,12 +35,23 @@ if sys.platform != "linux":
 if sys.version_info < (3, 11):  # noqa: UP036  # a checkout on PYTHONPATH is not stopped by requires-python
     raise ImportError(f"everstep needs Python 3.11 or newer; this is {sys.version.split()[0]}")
 
-__all__ = ["DataLoader", "EverstepError", "Report", "Restored", "Run", "__version__", "attach", "errors"]
+__all__ = [
+    "DataLoader",
+    "EverstepError",
+    "Keep",
+    "Report",
+    "Restored",
+    "Run",
+    "__version__",
+    "attach",
+    "errors",
+]
 
 # public name -> the module it lives in and its name there; an empty name stands for the module itself
 _LAZY = {
     "DataLoader": (".dataloader", "DataLoader"),
     "EverstepError": (".core.errors", "EverstepError"),
+    "Keep": (".checkpoint.keep", "Keep"),
     "Report": (".hook.report", "Report"),
     "Restored": (".hook.restore", "Restored"),
     "Run": (".hook.run", "Run"),

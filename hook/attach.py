@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..checkpoint.keep import Keep
 from ..core.errors import EverstepError, UsageError
 from ..core.ids import run_id_of
 from ..proto.frames import Reply
@@ -31,6 +32,7 @@ def attach(
     takeover: bool = False,
     slots: int = 2,
     replicated: bool = False,
+    keep: Keep | None = None,
     **objects: object,
 ) -> Run:
     """Return the run of this name, with everything in `objects` as its state.
@@ -45,6 +47,8 @@ def attach(
         takeover: take the run from a trainer that still lives; that one gets a FencedError.
         slots: snapshots that fit in memory at once; each takes as much as the state.
         replicated: every rank holds the same tensors, though no DistributedDataParallel says so.
+        keep: which complete checkpoints stay, `Keep(last=3, every_steps=1000, every="6h")`; None: as the daemon is
+            configured, the last 3 where it is not. Give every rank the same.
         objects: modules, optimizers, loaders, generators, anything with state_dict and load_state_dict, by name.
 
     Raises:
@@ -55,12 +59,12 @@ def attach(
         DaemonUnavailableError: no daemon could be reached or started.
     """
     directories = _storage(storage)
-    _check_arguments(name, every=every, slots=slots, objects=objects)
+    _check_arguments(name, every=every, slots=slots, keep=keep, objects=objects)
     ranks = make_ranks(run_id_of(name), every)
     components = make_components(objects, world_size=ranks.world_size)
     events = _Events()
     link, attempt = _join(ranks, RunAddress(
-        name=name, rank=ranks.rank, world_size=ranks.world_size, storage=directories, takeover=takeover
+        name=name, rank=ranks.rank, world_size=ranks.world_size, storage=directories, takeover=takeover, keep=keep
     ), events, fresh=fresh)  # fmt: skip
     for note in link.opened.notes:
         logger.warning("storage run=%s: %s", name, note)
@@ -136,7 +140,9 @@ def _node_daemon_expected() -> bool:
     return "EVERSTEP_SOCKET" in os.environ or Path(f"/run/everstep/{os.getuid()}").is_dir()
 
 
-def _check_arguments(name: str, *, every: int, slots: int, objects: dict[str, object]) -> None:
+def _check_arguments(
+    name: str, *, every: int, slots: int, keep: Keep | None, objects: dict[str, object]
+) -> None:
     try:
         run_id_of(name)
     except ValueError as error:
@@ -147,6 +153,8 @@ def _check_arguments(name: str, *, every: int, slots: int, objects: dict[str, ob
         raise UsageError(
             f"slots={slots}", hint="2 to 64: the newest is kept in memory while the next is copied"
         )
+    if keep is not None and not isinstance(keep, Keep):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"keep={keep!r}", hint="keep=everstep.Keep(last=3, every_steps=1000)")
     if not objects:
         raise UsageError(
             "nothing to save", hint="attach(name, model=model, optimizer=optimizer, ..., storage=[...])"

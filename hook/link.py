@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..checkpoint.keep import Keep
 from ..core.errors import DaemonUnavailableError, EverstepError, FencedError
 from ..core.version import VERSION
 from ..proto import frames
@@ -31,6 +32,8 @@ class RunAddress:
     world_size: int
     storage: tuple[str, ...]
     takeover: bool
+    keep: Keep | None = None
+    """None: what the daemon's configuration says."""
 
 
 class Link:
@@ -127,6 +130,7 @@ class Link:
                 world_size=address.world_size,
                 storage=list(address.storage),
                 takeover=takeover,
+                keep=_rules(address.keep),
             ),
             OPEN_DEADLINE_S,
         )
@@ -137,3 +141,9 @@ class Link:
     @staticmethod
     def _begin(client: DaemonClient, attempt: int, *, fresh: bool) -> None:
         client.request(lambda number: frames.BeginAttempt(request_id=number, attempt=attempt, fresh=fresh))
+
+
+def _rules(keep: Keep | None) -> frames.KeepRules | None:
+    if keep is None:
+        return None
+    return frames.KeepRules(last=keep.last, every_steps=keep.every_steps, every=keep.every)

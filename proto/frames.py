@@ -35,6 +35,14 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     role: Role
 
 
+class KeepRules(msgspec.Struct, frozen=True):
+    """What shall stay of a run's checkpoints; see checkpoint/keep.py."""
+
+    last: int
+    every_steps: int | None = None
+    every: str | None = None
+
+
 class OpenRun(msgspec.Struct, frozen=True, tag="open_run"):
     """Take the lease of (run, rank) and open its storage: directories, or device names with a node's daemon."""
 
@@ -44,6 +52,8 @@ class OpenRun(msgspec.Struct, frozen=True, tag="open_run"):
     world_size: int
     storage: list[str]
     takeover: bool
+    keep: KeepRules | None = None
+    """None: what the daemon's configuration says."""
 
 
 class BeginAttempt(msgspec.Struct, frozen=True, tag="begin_attempt"):

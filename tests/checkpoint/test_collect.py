@@ -4,12 +4,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from everstep.checkpoint.catalogue import CheckpointInfo, CheckpointState
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
-from everstep.checkpoint.collect_plan import plan_collection
+from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.testing import CrashedError, FaultyStorage, Mode, load, make_state, opened, save
@@ -21,83 +18,6 @@ UID = os.geteuid()
 
 def at(step: int) -> CheckpointId:
     return CheckpointId(1, step)
-
-
-def info(checkpoint: CheckpointId, state: CheckpointState) -> CheckpointInfo:
-    return CheckpointInfo(
-        checkpoint=checkpoint,
-        parent=None,
-        world_size=1,
-        ranks=(0,),
-        state=state,
-        is_offered=True,
-        is_finished=False,
-        size_bytes=1,
-        created_unix_s=0.0,
-        notes={},
-        problems=(),
-    )
-
-
-C, L, D = CheckpointState.COMPLETE, CheckpointState.LOCAL, CheckpointState.DAMAGED
-
-
-@pytest.mark.parametrize(
-    ("states", "floor", "keep_last", "removed"),
-    [
-        ([C, C, C, C], 4, 1, [1, 2]),  # the one before the floor stays
-        ([C, C, C, C], 4, 3, [1]),
-        ([C, C, C, C], 2, 1, []),  # newer than the floor stays, whatever it is
-        ([C, C, C, C], 3, 1, [1]),
-        ([C, C, C, C], None, 1, [1, 2]),
-        ([L, L, L, L], None, 1, []),  # nothing known complete: nothing goes
-        ([L, L, L, C], 4, 1, [1, 2]),  # the newest intact one before the floor, where none is known complete
-        ([C, L, L, C], 4, 1, [2, 3]),
-        ([C, D, D, C], 4, 1, [2, 3]),
-        ([D, D, C, L], 3, 1, [1, 2]),
-        ([C, C, D, D], 3, 1, [1]),  # a damaged floor stays, and so does a complete one before it
-        ([D, D, D, D], None, 1, []),
-        ([], None, 1, []),
-        ([C, C, C], 9, 1, [1, 2]),  # a floor that is on other nodes only
-    ],
-)
-def test_the_keep_rule(
-    states: list[CheckpointState], floor: int | None, keep_last: int, removed: list[int]
-) -> None:
-    infos = [info(at(step), state) for step, state in enumerate(states, 1)]
-    found = plan_collection(infos, floor=at(floor) if floor else None, keep_last=keep_last)
-    assert [checkpoint.step for checkpoint in found] == removed
-
-
-@given(
-    st.lists(st.sampled_from([C, L, D]), max_size=12),
-    st.none() | st.integers(1, 12),
-    st.integers(1, 4),
-    st.sets(st.integers(1, 12)),
-)
-def test_the_keep_rule_never_takes_what_may_be_needed(
-    states: list[CheckpointState], floor: int | None, keep_last: int, pinned: set[int]
-) -> None:
-    infos = [info(at(step), state) for step, state in enumerate(states, 1)]
-    plan = plan_collection(
-        infos, floor=at(floor) if floor else None, keep_last=keep_last, pinned={at(step) for step in pinned}
-    )
-    left = [each for each in infos if each.checkpoint not in plan]
-    complete = [each.checkpoint.step for each in infos if each.state is C]
-    complete_left = [each.checkpoint.step for each in left if each.state is C]
-    assert complete_left[-keep_last:] == complete[-keep_last:]
-    base = floor or (complete[-1] if complete else 0)
-    assert all(each.step < base and each.step not in pinned for each in plan)
-    assert [step for step in complete if step < base][-1:] == [step for step in complete_left if step < base][
-        -1:
-    ]
-    again = plan_collection(left, floor=at(floor) if floor else None, keep_last=keep_last)
-    assert set(again) <= {at(step) for step in pinned}
-
-
-def test_keeping_nothing_is_not_a_rule() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        plan_collection([], floor=None, keep_last=0)
 
 
 @pytest.fixture
@@ -128,12 +48,12 @@ def files(dirs: list[Path]) -> tuple[int, int, int]:
 def test_old_checkpoints_go_with_all_their_files(run: RunStore, dirs: list[Path]) -> None:
     run.set_complete_floor(at(5))
     size = run.info(at(1)).size_bytes
-    collected = collect_garbage(run, keep_last=2)
+    collected = collect_garbage(run, keep=Keep(last=2))
     assert collected.removed == (at(1), at(2), at(3))
     assert collected.freed_bytes == 3 * size
     assert files(dirs) == (4, 4, 4)
     assert run.offered() == [at(5), at(4)]
-    assert collect_garbage(run, keep_last=2).removed == ()
+    assert collect_garbage(run, keep=Keep(last=2)).removed == ()
     run.store.close()
     with opened(dirs) as (store, report):
         assert store.run(UID, "demo").offered() == [at(5), at(4)]
@@ -143,11 +63,11 @@ def test_old_checkpoints_go_with_all_their_files(run: RunStore, dirs: list[Path]
 def test_what_is_being_read_or_written_stays(run: RunStore, dirs: list[Path]) -> None:
     run.set_complete_floor(at(5))
     with run.reading(at(2)):
-        assert collect_garbage(run, keep_last=1).removed == (at(1), at(3))
+        assert collect_garbage(run, keep=Keep(last=1)).removed == (at(1), at(3))
         with pytest.raises(RunBusyError, match="in use"):
             remove_checkpoint(run, at(2))
         assert load(run, run.manifest(at(2), 0))
-    assert collect_garbage(run, keep_last=1).removed == (at(2),)
+    assert collect_garbage(run, keep=Keep(last=1)).removed == (at(2),)
     assert files(dirs) == (4, 4, 4)
 
 
@@ -165,7 +85,7 @@ def test_nothing_is_removed_while_a_device_is_missing_or_suspect(run: RunStore, 
     shutil.move(dirs[1], dirs[1].with_name("away"))
     with opened(dirs[:1]) as (store, _):
         found = store.run(UID, "demo")
-        collected = collect_garbage(found, keep_last=1)
+        collected = collect_garbage(found, keep=Keep(last=1))
         assert (collected.removed, collected.reason) == ((), f"missing devices: {dirs[1]}")
         with pytest.raises(StorageError, match="cannot be removed: missing devices"):
             remove_checkpoint(found, at(1))
@@ -173,9 +93,9 @@ def test_nothing_is_removed_while_a_device_is_missing_or_suspect(run: RunStore, 
     with opened(dirs) as (store, _):
         found = store.run(UID, "demo")
         store.mark_suspect(store.devices[0].device_id, StorageError("it hurts"))
-        assert "suspect" in collect_garbage(found, keep_last=1).reason
+        assert "suspect" in collect_garbage(found, keep=Keep(last=1)).reason
     with opened(dirs, read_only=True) as (store, _):
-        assert "reading only" in collect_garbage(store.run(UID, "demo"), keep_last=1).reason
+        assert "reading only" in collect_garbage(store.run(UID, "demo"), keep=Keep(last=1)).reason
     assert files(dirs) == (10, 10, 10)
 
 
@@ -208,7 +128,7 @@ def test_removing_may_fail_or_crash_at_every_call(run: RunStore, dirs: list[Path
         with opened(dirs, ops=ops.as_ops()) as (store, _):
             ops.arm(count, mode)
             try:
-                removed = collect_garbage(store.run(UID, "demo"), keep_last=3).removed
+                removed = collect_garbage(store.run(UID, "demo"), keep=Keep(last=3)).removed
             except (StorageError, CrashedError):
                 removed = ()
             reached = len(ops.calls) >= count

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep.checkpoint.keep import Keep
 from everstep.core.errors import ConfigError
 from everstep.daemon.config import GIB, DaemonConfig, load_config, private_config
 
@@ -33,7 +34,7 @@ def test_every_key_is_taken(path: Path) -> None:
         "[memory]\narena_max_bytes = 4096\nreserve_bytes = 0\n"
         "[metrics]\nenabled = false\nport = 9400\n"
         '[io]\nengine = "uring"\nprocess = true\nregister_arenas = true\n'
-        "[retention]\nkeep_last = 2\n" + DEVICES
+        '[retention]\nkeep_last = 2\nevery_steps = 1000\nevery = "6h"\n' + DEVICES
     )
     config = load_config(path)
     assert config.socket_path() == Path("/run/x/data.sock")
@@ -41,7 +42,7 @@ def test_every_key_is_taken(path: Path) -> None:
     assert (config.memory.arena_max_bytes, config.memory.reserve_bytes) == (4096, 0)
     assert (config.metrics.enabled, config.metrics.port) == (False, 9400)
     assert (config.io.engine, config.io.process, config.io.register_arenas) == ("uring", True, True)
-    assert config.retention.keep_last == 2
+    assert config.retention.keep() == Keep(last=2, every_steps=1000, every="6h")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,8 @@ def test_every_key_is_taken(path: Path) -> None:
         ("[metrics]\nport = 70000\n", r"metrics\.port is 70000.*0 to 65535"),
         ("[io]\nengine = 'mmap'\n", r"io\.engine is 'mmap'.*auto, aio, uring, plain"),
         ("[retention]\nkeep_last = 1\n", r"retention\.keep_last is 1.*at least 2"),
+        ("[retention]\nevery_steps = 0\n", "every_steps is 0"),
+        ('[retention]\nevery = "daily"\n', "every is 'daily'.*such as '6h'"),
         ("[memory]\nreserve_bytes = -1\n", "must not be negative"),
         ("[daemon]\ndrain_s = -0.1\n", "must not be negative"),
         ("[daemon]\nlinger_s = nan\n", "linger_s.*must not be negative"),

@@ -25,6 +25,7 @@ from everstep.checkpoint.aio_engine import AioEngine
 from everstep.checkpoint.collect import collect_garbage
 from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.engine import Engine
+from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import ArenaRange
 from everstep.checkpoint.store import Store
@@ -112,7 +113,7 @@ def complete(run: RunStore, checkpoint: CheckpointId) -> None:
     say("telling", checkpoint)
     run.set_complete_floor(checkpoint)
     say("floor", checkpoint)
-    for removed in collect_garbage(run, keep_last=KEEP_LAST).removed:
+    for removed in collect_garbage(run, keep=Keep(last=KEEP_LAST)).removed:
         say("gone", removed)
 
 

@@ -10,6 +10,7 @@ import pytest
 from places import memory_folder
 
 from everstep.checkpoint.collect import collect_garbage
+from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.testing import State, load, make_state, opened, save
 from everstep.core.errors import EverstepError, IncompleteError
 from everstep.core.ids import CheckpointId, random_id
@@ -75,7 +76,7 @@ def test_a_part_of_a_store_is_read_and_nothing_is_removed(dirs: list[Path], subs
             run = store.run(UID, "demo")
             assert len(store.missing) == len(hidden)
             assert (report.orphan_count, run.offered()) == (0, [])
-            assert collect_garbage(run, keep_last=1).reason
+            assert collect_garbage(run, keep=Keep(last=1)).reason
             for checkpoint in STATES:
                 with pytest.raises(IncompleteError):
                     load(run, run.manifest(checkpoint, 0))

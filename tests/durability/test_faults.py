@@ -15,6 +15,7 @@ import pytest
 from places import memory_folder
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.testing import FaultyStorage, State, load, make_state, opened, save
@@ -87,7 +88,7 @@ def persist(run: RunStore, template: Template) -> None:
 
 
 def collect(run: RunStore, _: Template) -> None:
-    assert collect_garbage(run, keep_last=1).removed == (OLD[0],)
+    assert collect_garbage(run, keep=Keep(last=1)).removed == (OLD[0],)
 
 
 def restore(run: RunStore, template: Template) -> None:

@@ -9,6 +9,7 @@ from lanes import in_lanes
 from model_storage import MOUNT, Fault, ModelStorage, Recorder
 
 from everstep.checkpoint.collect import collect_garbage
+from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.storage_ops import RealStorage, StorageOps
 from everstep.checkpoint.testing import SMALL_LEAVES, make_state, opened, save
 from everstep.core.errors import StorageError
@@ -32,7 +33,7 @@ def train(directories: Sequence[Path], ops: StorageOps, recorder: Recorder) -> N
                 save(run, make_state(store, seed=step, leaves=SMALL_LEAVES), CheckpointId(1, step))
                 run.set_complete_floor(CheckpointId(1, step))
         with opened(directories, ops=ops) as (store, _):
-            collected = collect_garbage(store.run(os.geteuid(), "same"), keep_last=1)
+            collected = collect_garbage(store.run(os.geteuid(), "same"), keep=Keep(last=1))
             assert collected.removed == (CheckpointId(1, 1),)
 
 

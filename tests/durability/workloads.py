@@ -8,6 +8,7 @@ from model_storage import Fault, ModelStorage
 from promises import RUN_NAME, Promise, Witness
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
@@ -57,6 +58,7 @@ class Collect:
     keep_last: int
     removes: tuple[tuple[int, int], ...] = ()
     fails: bool = False
+    every_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +172,11 @@ class Player:
                 self._promised(self._promise.completing(checkpoint))
                 if self._goes(lambda: run.set_complete_floor(checkpoint), fails=fails):
                     self._promised(self._promise.completed(checkpoint))
-            case Collect(keep_last, removes, fails):
+            case Collect(keep_last, removes, fails, every_steps):
+                keep = Keep(last=keep_last, every_steps=every_steps)
                 gone = [CheckpointId(*each) for each in removes]
                 self._promised(self._promise.removing(gone))
-                if self._goes(lambda: self._collect(run, keep_last, gone), fails=fails):
+                if self._goes(lambda: self._collect(run, keep, gone), fails=fails):
                     self._promised(self._promise.removed(gone))
             case Remove(named):
                 gone = [CheckpointId(*named)]
@@ -193,8 +196,8 @@ class Player:
             raise UnexpectedError("a call reported success although a device failed")
         return True
 
-    def _collect(self, run: RunStore, keep_last: int, gone: Sequence[CheckpointId]) -> None:
-        removed = collect_garbage(run, keep_last=keep_last).removed
+    def _collect(self, run: RunStore, keep: Keep, gone: Sequence[CheckpointId]) -> None:
+        removed = collect_garbage(run, keep=keep).removed
         if list(removed) != list(gone):
             raise UnexpectedError(f"collection removed {removed}, expected {gone}")
 

@@ -189,6 +189,15 @@ _FILE_SIZES_BYTES = tuple(plan.file_size_bytes for plan in _draft().segments)
 _REQUESTS = (
     frames.Hello(protocol=frames.PROTOCOL, version=VERSION, role=frames.Role.TRAINER),
     frames.OpenRun(request_id=1, name="demo", rank=0, world_size=2, storage=["/a", "/b"], takeover=False),
+    frames.OpenRun(
+        request_id=2,
+        name="demo",
+        rank=0,
+        world_size=1,
+        storage=["/a"],
+        takeover=True,
+        keep=frames.KeepRules(last=2, every_steps=1000, every="6h"),
+    ),
     frames.Seal(
         arena=1,
         slot=0,

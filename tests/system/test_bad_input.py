@@ -61,6 +61,7 @@ def storage(tmp_path: Path) -> list[Path]:
     [
         ("every", 0, "every=0", "at least 1"),
         ("slots", 1, "slots=1", "2 to 64"),
+        ("keep", 3, "keep=3", "everstep.Keep"),
         ("storage", [], "storage is empty", "name at least one directory"),
         ("name", "", "''", "choose another name"),
         ("everstep", nn.Linear(1, 1), "'everstep'", "use another keyword"),
