@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..core.errors import RunBusyError, StorageError
+from ..core.errors import ProtectedError, RunBusyError, StorageError
 from ..core.ids import CheckpointId
 from .catalogue import SegmentRef, ShardRecord
 from .collect_plan import plan_collection
+from .device_set import DeviceSet
 from .keep import Keep
 from .manifest_format import manifest_name
 from .run_store import SEGMENT_SUFFIX, RunStore
@@ -41,8 +42,9 @@ def collect_garbage(run: RunStore, *, keep: Keep) -> Collected:
     if reason:
         return Collected(removed=(), freed_bytes=0, reason=reason)
     plan = plan_collection(run.checkpoints(), floor=run.complete_floor(), keep=keep, pinned=run.pinned())
-    freed_bytes = sum(_remove(run, checkpoint) for checkpoint in plan)
-    return Collected(removed=plan, freed_bytes=freed_bytes)
+    freed = {checkpoint: _remove(run, checkpoint) for checkpoint in plan}
+    removed = tuple(checkpoint for checkpoint, size_bytes in freed.items() if size_bytes is not None)
+    return Collected(removed=removed, freed_bytes=sum(filter(None, freed.values())))
 
 
 def remove_checkpoint(run: RunStore, checkpoint: CheckpointId) -> Collected:
@@ -50,6 +52,7 @@ def remove_checkpoint(run: RunStore, checkpoint: CheckpointId) -> Collected:
 
     Raises:
         NotFoundError: there is none here.
+        ProtectedError: it has a tag.
         RunBusyError: it is being read or written.
         StorageError: a device is missing or failed.
     """
@@ -61,24 +64,39 @@ def remove_checkpoint(run: RunStore, checkpoint: CheckpointId) -> Collected:
         raise RunBusyError(
             f"checkpoint {checkpoint} of run {run.name!r} is in use", hint="try again when it was read"
         )
-    return Collected(removed=(checkpoint,), freed_bytes=_remove(run, checkpoint))
+    freed_bytes = _remove(run, checkpoint)
+    if freed_bytes is None:
+        raise ProtectedError(f"checkpoint {checkpoint} of run {run.name!r} has a tag", hint="untag it first")
+    return Collected(removed=(checkpoint,), freed_bytes=freed_bytes)
 
 
 def refusal(run: RunStore) -> str:
     """Return why nothing of this run may be deleted now, or an empty string."""
-    if run.store.is_read_only:
+    reason = store_refusal(run.store)
+    return reason or (f"references are unknown: {run.unreadable}" if run.unreadable else "")
+
+
+def store_refusal(store: DeviceSet) -> str:
+    """Return why nothing of this store may be deleted now, or an empty string."""
+    if store.is_read_only:
         return "the store is open for reading only"
-    if run.store.may_delete:
-        return f"references are unknown: {run.unreadable}" if run.unreadable else ""
-    if run.store.missing:
-        names = ", ".join(missing.path for missing in run.store.missing)
+    if store.may_delete:
+        return ""
+    if store.missing:
+        names = ", ".join(missing.path for missing in store.missing)
         return f"missing devices: {names}"
     return "a device is suspect; open the store again when it is well"
 
 
-def _remove(run: RunStore, checkpoint: CheckpointId) -> int:
-    """Remove one checkpoint and return the bytes of its shards; StorageError names the device."""
+def _remove(run: RunStore, checkpoint: CheckpointId) -> int | None:
+    """Remove one checkpoint and return the bytes of its shards; None where it has got a tag meanwhile.
+
+    Raises:
+        StorageError: a device failed; the message names it.
+    """
     shards = run.forget(checkpoint)
+    if not shards:
+        return None
     ops, devices = run.store.ops, run.store.devices
     names = [manifest_name(shard.checkpoint, shard.rank) for shard in shards]
     for device in devices:

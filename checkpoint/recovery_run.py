@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
-from ..core.errors import CorruptDataError, DataError, EverstepError, FormatVersionError
+from ..core.errors import CorruptDataError, DataError, EverstepError, FormatVersionError, NotFoundError
 from .catalogue import shard_record
 from .device import Device
-from .durable import publish_over
+from .durable import make_directories, publish_over
 from .manifest_format import (
     ManifestName,
     decode_manifest_head,
@@ -15,9 +15,26 @@ from .manifest_format import (
 )
 from .manifest_types import ManifestHead
 from .recovery_devices import COPY_SUFFIX, LOST_SUFFIX, Found, RecoveryDevices
-from .run_store import ATTEMPTS_NAME, COMMITS_NAME, FLOOR_NAME, RunStore, create_run_directories
+from .run_store import (
+    ATTEMPTS_NAME,
+    COMMITS_NAME,
+    FLOOR_NAME,
+    TAGS_NAME,
+    RunStore,
+    create_run_directories,
+)
 from .segment_check import check_segment_file
-from .store_format import Attempt, Floor, RunId, decode_attempt, decode_floor, encode_attempt, encode_floor
+from .store_format import (
+    Attempt,
+    Floor,
+    RunId,
+    decode_attempt,
+    decode_floor,
+    decode_tag,
+    encode_attempt,
+    encode_floor,
+    is_tag_file,
+)
 
 
 def recover_run(devices: RecoveryDevices, identity: RunId) -> RunStore:
@@ -27,6 +44,7 @@ def recover_run(devices: RecoveryDevices, identity: RunId) -> RunStore:
     recovery.prepare(identity)
     run.load(attempts=recovery.attempts(), floor=recovery.floor())
     recovery.shards()
+    recovery.tags()
     return run
 
 
@@ -58,6 +76,8 @@ class _RunRecovery:
         path = self._run.path_on(device)
         for directory in (path, path / ATTEMPTS_NAME, path / COMMITS_NAME):
             self._devices.drop_temporaries(directory)
+        if self._ops.stat(path / TAGS_NAME) is not None:
+            self._devices.drop_temporaries(path / TAGS_NAME)
 
     # --- attempts and floor -------------------------------------------------------------------------------------
 
@@ -210,6 +230,61 @@ class _RunRecovery:
                 f"run {self._run.name!r}: rank {head.rank} of {head.checkpoint} is not offered: {problem}"
             )
         return problem
+
+    # --- tags -----------------------------------------------------------------------------------------------------
+
+    def tags(self) -> None:
+        """Take every tag that any device knows into the catalogue, durable and with a copy on each device."""
+        listed = self._devices.each(self._present, self._tag_files)
+        for file_name in sorted({name for names in listed.values() for name in names}):
+            self._tag(file_name)
+
+    def _tag_files(self, device: Device) -> list[str]:
+        directory = self._run.path_on(device) / TAGS_NAME
+        if self._ops.stat(directory) is None:
+            return []
+        found = [name for name in self._ops.list_directory(directory) if is_tag_file(name)]
+        self._devices.sync(device, directory)
+        return found
+
+    def _tag(self, file_name: str) -> None:
+        run, devices = self._run, self._devices
+        paths = {device: run.path_on(device) / TAGS_NAME / file_name for device in self._present}
+        try:
+            found = devices.read_copies(paths, lambda content, where: decode_tag(content, where, file_name))
+        except FormatVersionError as exc:
+            self._unknown_tag(str(exc))
+            return
+        tags = [decode_tag(content, "", file_name) for content in found.whole]
+        for tag in sorted(tags, key=lambda tag: tag.checkpoint):
+            run.load_tag(tag)
+        if not tags and not found.bad:
+            return
+        if len(tags) != 1:
+            reasons = "; ".join(str(error) for error in found.bad.values())
+            self._unknown_tag(reasons or f"tag {file_name} has different contents on different devices")
+            return
+        for device, error in found.bad.items():
+            devices.quarantine(device, paths[device], run.run_id, COPY_SUFFIX, error)
+        ((content, good),) = found.whole.items()
+        for device in self._present:
+            if device not in good:
+                parent = run.path_on(device)
+                devices.mend(device, lambda p=parent: make_directories(self._ops, p, TAGS_NAME))
+                devices.make_copy(device, paths[device], content)
+        try:
+            run.info(tags[0].checkpoint)
+        except NotFoundError:
+            devices.problem(
+                f"run {run.name!r}: tag {tags[0].name!r} is on {tags[0].checkpoint}, which is not here"
+            )
+
+    def _unknown_tag(self, reason: str) -> None:
+        """Nobody knows what a tag keeps, so nothing of the run is removed; its files stay where they are."""
+        self._run.unreadable = self._run.unreadable or f"what a tag keeps is unknown: {reason}"
+        self._devices.problem(
+            f"run {self._run.name!r}: nothing is removed, what a tag keeps is unknown: {reason}"
+        )
 
 
 def _head_for(run: RunStore, name: ManifestName, content: bytes) -> ManifestHead:

@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.errors import CorruptDataError, FencedError, IncompleteError, NotFoundError, StorageError
+from ..core.errors import (
+    CorruptDataError,
+    FencedError,
+    IncompleteError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
 from ..core.ids import CheckpointId
 from .catalogue import CheckpointInfo, SegmentRef, ShardRecord, describe
 from .device import RUNS_NAME, Device
@@ -21,13 +28,14 @@ from .durable import make_directories, publish_new, publish_over
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, decode_manifest, manifest_name
 from .manifest_types import Manifest, SegmentRecord
 from .storage_ops import StorageOps
-from .store_format import Attempt, Floor, RunId, encode_attempt, encode_floor, encode_run
+from .store_format import Attempt, Floor, RunId, Tag, encode_attempt, encode_floor, encode_run
 
 ATTEMPTS_NAME = "attempts"
 COMMITS_NAME = "commits"
 DATA_NAME = "data"
 FLOOR_NAME = "floor.json"
 RUN_NAME = "run.json"
+TAGS_NAME = "tags"
 SEGMENT_SUFFIX = ".safetensors"
 
 
@@ -61,8 +69,9 @@ class RunStore:
         that the catalogue does not list is removed."""
         self.lost: dict[CheckpointId, str] = {}
         """Checkpoints of which recovery could not use a manifest, with the reason; so that a restore can say it."""
+        self.changing = threading.Lock()
+        """Held by who changes small files of the run on the devices: they take turns."""
         self._lock = threading.Lock()
-        self._changing = threading.Lock()
         self._attempts: dict[int, bool] = {}
         self._floor: Floor | None = None
         self._known_complete: set[CheckpointId] = set()
@@ -128,7 +137,7 @@ class RunStore:
             FencedError: this attempt or a newer one has begun.
             StorageError: a device failed.
         """
-        with self._changing:
+        with self.changing:
             with self._lock:
                 highest = max(self._attempts, default=0)
                 if attempt > highest:
@@ -142,7 +151,7 @@ class RunStore:
             for device in self.store.devices:
                 target = self.path_on(device) / ATTEMPTS_NAME / str(attempt)
                 with self.store.watching(device.device_id):
-                    self._complete_directories(device)
+                    self.complete_directories(device)
                     published = publish_new(self.store.ops, target, content)
                 if not published:
                     raise FencedError(
@@ -150,7 +159,7 @@ class RunStore:
                         hint="stop this process, a newer one is running",
                     )
 
-    def _complete_directories(self, device: Device) -> None:
+    def complete_directories(self, device: Device) -> None:
         """Make the run's directories where the device was too full for them when the store was opened."""
         if self.store.ops.stat(self.path_on(device) / RUN_NAME) is None:
             create_run_directories(self.store.ops, device, self._identity)
@@ -180,7 +189,7 @@ class RunStore:
         Raises:
             StorageError: a device failed; the others know.
         """
-        with self._changing:
+        with self.changing:
             with self._lock:
                 self._known_complete.add(checkpoint)
                 before = self._floor
@@ -295,9 +304,45 @@ class RunStore:
                 self._shards[checkpoint][rank] = replace(found, problem=problem)
 
     def forget(self, checkpoint: CheckpointId) -> list[ShardRecord]:
-        """Take a checkpoint out of the catalogue and return its shards."""
+        """Take a checkpoint out of the catalogue and return its shards; none, and it stays, while it has a tag."""
         with self._lock:
+            if checkpoint in self._tags.values():
+                return []
             return list(self._shards.pop(checkpoint, {}).values())
+
+    # --- tags (tags.py makes them durable) ------------------------------------------------------------------------
+
+    def tags(self) -> dict[str, CheckpointId]:
+        """Return the checkpoint of each tag, by name."""
+        with self._lock:
+            return dict(sorted(self._tags.items()))
+
+    def take_tag(self, tag: Tag) -> None:
+        """Keep a checkpoint from being collected from now on; again is nothing.
+
+        Raises:
+            NotFoundError: it is not here.
+            UsageError: the name is another checkpoint's.
+        """
+        with self._lock:
+            if tag.checkpoint not in self._shards:
+                raise NotFoundError(f"run {self.name!r} has no checkpoint {tag.checkpoint} in this store")
+            taken = self._tags.setdefault(tag.name, tag.checkpoint)
+        if taken != tag.checkpoint:
+            raise UsageError(
+                f"tag {tag.name!r} of run {self.name!r} is on checkpoint {taken}",
+                hint="untag it first, or choose another name",
+            )
+
+    def load_tag(self, tag: Tag) -> None:
+        """Take a tag that recovery found."""
+        with self._lock:
+            self._tags[tag.name] = tag.checkpoint
+
+    def drop_tag(self, name: str) -> None:
+        """Forget a tag that is gone from all devices."""
+        with self._lock:
+            self._tags.pop(name, None)
 
     def load(self, *, attempts: Iterable[Attempt], floor: Floor | None) -> None:
         """Set what recovery found on the devices."""

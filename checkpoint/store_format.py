@@ -1,4 +1,4 @@
-"""Small JSON files of a store: disk.id, lock, run.json, attempts/<attempt>, floor.json; and their only reader.
+"""Small JSON files of a store: disk.id, lock, run.json, attempts/<n>, floor.json, tags/<id>.json; their only reader.
 
 All are written whole under a temporary name and renamed, so a reader sees one version or the other. Each holds
 `"format": 1`; a larger number is a FormatVersionError, anything else unexpected a CorruptDataError.
@@ -11,10 +11,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..core.errors import CorruptDataError, FormatVersionError
-from ..core.ids import CheckpointId, run_id_of
+from ..core.ids import CheckpointId, is_id, run_id_of, tag_id_of
 
 STORE_FORMAT_VERSION = 1
 SMALL_FILE_BYTES_MAX = 1024 * 1024
+TAG_SUFFIX = ".json"
 
 _Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -82,6 +83,19 @@ class Floor:
     previous: CheckpointId | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """Content of tags/<id>.json: a name that a person gave a checkpoint, which stays while it has one."""
+
+    name: str
+    checkpoint: CheckpointId
+
+    @property
+    def file_name(self) -> str:
+        """Name of its file; ValueError when the tag's name is not allowed."""
+        return f"{tag_id_of(self.name)}{TAG_SUFFIX}"
+
+
 class _VersionDoc(Struct):
     format: _Positive
 
@@ -121,7 +135,14 @@ class _FloorDoc(Struct, forbid_unknown_fields=True):
     previous: _Point | None
 
 
-_Doc = TypeVar("_Doc", _DiskIdDoc, _LockDoc, _RunDoc, _AttemptDoc, _FloorDoc)
+class _TagDoc(Struct, forbid_unknown_fields=True):
+    format: _Positive
+    name: str
+    attempt: _Positive
+    step: _Count
+
+
+_Doc = TypeVar("_Doc", _DiskIdDoc, _LockDoc, _RunDoc, _AttemptDoc, _FloorDoc, _TagDoc)
 
 
 def encode_disk_id(disk_id: DiskId) -> bytes:
@@ -214,6 +235,32 @@ def decode_floor(content: bytes, where: str) -> Floor:
         newest=CheckpointId(document.attempt, document.step),
         previous=CheckpointId(*document.previous) if document.previous else None,
     )
+
+
+def encode_tag(tag: Tag) -> bytes:
+    """Return the bytes of a tag's file."""
+    checkpoint = tag.checkpoint
+    return _encode(
+        _TagDoc(format=STORE_FORMAT_VERSION, name=tag.name, attempt=checkpoint.attempt, step=checkpoint.step)
+    )
+
+
+def decode_tag(content: bytes, where: str, file_name: str) -> Tag:
+    """Return what a tag's file says; `file_name` must be that of its name."""
+    document = _decode(content, _TagDoc, where)
+    tag = Tag(name=document.name, checkpoint=CheckpointId(document.attempt, document.step))
+    try:
+        expected = tag.file_name
+    except ValueError as exc:
+        raise CorruptDataError(f"{where}: {exc}") from exc
+    if expected != file_name:
+        raise CorruptDataError(f"{where} holds the tag {tag.name!r}, whose file is {expected}")
+    return tag
+
+
+def is_tag_file(name: str) -> bool:
+    """Tell whether a name is that of a tag's file."""
+    return name.endswith(TAG_SUFFIX) and is_id(name.removesuffix(TAG_SUFFIX))
 
 
 def _encode(document: Struct) -> bytes:

@@ -73,7 +73,7 @@ class FencedError(UsageError):
 
 
 class ProtectedError(UsageError):
-    """A restart may need the checkpoint: the newest complete one, the one before it, or anything newer."""
+    """It stays: it has a tag, or a restart may need it (the newest complete one, the one before it, anything newer)."""
 
 
 class ConfigError(UsageError):

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 RUN_NAME_BYTES_MAX = 200
+TAG_NAME_BYTES_MAX = 100
 _HEX32 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -43,6 +44,17 @@ def run_id_of(name: str) -> str:
     if not name or len(name.encode()) > RUN_NAME_BYTES_MAX or not name.isprintable():
         raise ValueError(f"a run name is 1 to {RUN_NAME_BYTES_MAX} bytes of printable text, got {name!r}")
     return hashlib.sha256(b"everstep-run\0" + name.encode()).hexdigest()[:32]
+
+
+def tag_id_of(name: str) -> str:
+    """Return the 32-hex-digit directory-safe id of a tag's name.
+
+    Raises:
+        ValueError: the name is empty, longer than 100 bytes of UTF-8, or holds control characters.
+    """
+    if not name or len(name.encode()) > TAG_NAME_BYTES_MAX or not name.isprintable():
+        raise ValueError(f"a tag is 1 to {TAG_NAME_BYTES_MAX} bytes of printable text, got {name!r}")
+    return hashlib.sha256(b"everstep-tag\0" + name.encode()).hexdigest()[:32]
 
 
 def random_id() -> str:

@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
@@ -98,11 +98,11 @@ def _carry_out(parsed: argparse.Namespace) -> int:
         return EXIT_DONE
     import logging  # noqa: PLC0415
 
-    from . import cli_commands  # noqa: PLC0415
+    from . import cli_commands, cli_retention  # noqa: PLC0415
 
     # What recovery and others log is part of the answer; without a handler it would be printed a second time.
     logging.getLogger("everstep").addHandler(logging.NullHandler())
-    return cli_commands.COMMANDS[parsed.command](parsed)
+    return (cli_commands.COMMANDS | cli_retention.COMMANDS)[parsed.command](parsed)
 
 
 def _report(error: errors.EverstepError, *, as_json: bool) -> int:
@@ -147,10 +147,20 @@ def _parser() -> argparse.ArgumentParser:
     _add_target(remove, "RUN@ATTEMPT.STEP | RUN")
     remove.add_argument("--all", action="store_true", help="remove all checkpoints of the run")
     remove.add_argument("--force", action="store_true", help="remove even what a restart may need")
+    _add_retention(commands.add_parser, as_json)
     daemon = commands.add_parser("daemon", help="run the daemon of a node in the foreground")
     daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="its configuration (TOML)")
     commands.add_parser("stop", parents=[as_json], help="let the daemon write what is sealed, then end it")
     return parser
+
+
+def _add_retention(add: Callable[..., argparse.ArgumentParser], as_json: _Parser) -> None:
+    tag = add("tag", parents=[as_json], help="name a checkpoint, so that it is never collected")
+    tag.add_argument("name", metavar="NAME", help="the tag")
+    _add_target(tag, "RUN[@ATTEMPT.STEP]")
+    untag = add("untag", parents=[as_json], help="take a tag away")
+    untag.add_argument("name", metavar="NAME", help="the tag")
+    _add_target(untag, "RUN")
 
 
 def _add_target(parser: argparse.ArgumentParser, what: str, *, optional: bool = False) -> None:

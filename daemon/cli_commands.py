@@ -71,10 +71,10 @@ def status(arguments: argparse.Namespace) -> int:
 
 def list_checkpoints(arguments: argparse.Namespace) -> int:
     """`everstep ls`."""
-    target = _target(arguments)
+    target = target_of(arguments)
     if target.checkpoint is not None:
         raise UsageError(f"ls takes a run, got {target.title!r}", hint=f"everstep show {target.title}")
-    with _source(target) as (source, notes):
+    with source_of(target) as (source, notes):
         found = source.checkpoints(target.run)
         problems, label = source.problems(target.run), source.label
     document = {"source": label, "notes": notes, "problems": problems, "checkpoints": found}
@@ -86,9 +86,9 @@ def list_checkpoints(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """`everstep show`."""
-    target = _named_run(_target(arguments), "show")
+    target = named_run(target_of(arguments), "show")
     leaf_count_max = LEAVES_SHOWN_MAX if arguments.leaves else 0
-    with _source(target) as (source, _):
+    with source_of(target) as (source, _):
         detail = source.detail(target.run, target.checkpoint, leaf_count_max=leaf_count_max)
     document = {
         "checkpoint": detail.summary,
@@ -102,9 +102,9 @@ def show(arguments: argparse.Namespace) -> int:
 
 def verify(arguments: argparse.Namespace) -> int:
     """`everstep verify`: all checkpoints, those of a run, or one."""
-    target, output = _target(arguments), Output(as_json=arguments.json)
+    target, output = target_of(arguments), Output(as_json=arguments.json)
     verified: list[Mapping[str, object]] = []
-    with _source(target) as (source, notes):
+    with source_of(target) as (source, notes):
         # What has no whole manifest is no checkpoint, so it would not be missed below.
         problems = () if target.checkpoint else source.problems(target.run)
         is_intact = not problems
@@ -134,13 +134,13 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def remove(arguments: argparse.Namespace) -> int:
     """`everstep rm`."""
-    target = _named_run(_target(arguments), "rm")
+    target = named_run(target_of(arguments), "rm")
     if arguments.all == (target.checkpoint is not None):
         raise UsageError(
             f"{target.title!r} does not say what to remove",
             hint="everstep rm RUN@ATTEMPT.STEP, or everstep rm RUN --all",
         )
-    with _source(target, for_change=True) as (source, _):
+    with source_of(target, for_change=True) as (source, _):
         if target.checkpoint is None:
             removed = source.remove_run(target.run)
         else:
@@ -184,7 +184,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 @contextmanager
-def _source(target: Target, *, for_change: bool = False) -> Generator[tuple[Source, tuple[str, ...]]]:
+def source_of(target: Target, *, for_change: bool = False) -> Generator[tuple[Source, tuple[str, ...]]]:
     """Give who answers, and what a user should know about it."""
     if target.directories:
         from . import offline  # noqa: PLC0415  the daemon's side is slow to import, too
@@ -199,11 +199,13 @@ def _source(target: Target, *, for_change: bool = False) -> Generator[tuple[Sour
         yield daemon, ()
 
 
-def _target(arguments: argparse.Namespace) -> Target:
+def target_of(arguments: argparse.Namespace) -> Target:
+    """Return what the arguments are about."""
     return parse_target(arguments.target, arguments.storage)
 
 
-def _named_run(target: Target, command: str) -> Target:
+def named_run(target: Target, command: str) -> Target:
+    """Return a target that names a run; UsageError without one."""
     if not target.run:
         raise UsageError(f"{command} needs a run", hint="`everstep ls` lists them")
     return target

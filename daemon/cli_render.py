@@ -211,6 +211,7 @@ def _marks(view: CheckpointView) -> str:
         marks.append("finished")
     if not view.is_offered and view.state is not CheckpointStatus.DAMAGED:
         marks.append("set aside")
+    marks += [f"tag:{name}" for name in view.tags]
     return " ".join(marks)
 
 
@@ -336,6 +337,11 @@ def removed(console: Console, title: str, found: Removed) -> None:
     """Draw what was removed."""
     what = title if found.checkpoint_count == 1 else f"{found.checkpoint_count} checkpoints of {title}"
     _line(console, f"removed {what}, {size_text(found.freed_bytes)} freed", GOOD)
+
+
+def done(console: Console, text: str) -> None:
+    """Draw what was done."""
+    _line(console, text, GOOD)
 
 
 def stopped(console: Console, socket: str, found: Stopped) -> None:

@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from ..checkpoint.run_store import RunStore
+from ..checkpoint.tags import remove_tag
 from ..core.errors import ConfigError, EverstepError, RunBusyError, UsageError
 from ..core.ids import CheckpointId
 from ..proto import node_pb2 as pb
@@ -266,6 +267,25 @@ class NodeService(node_pb2_grpc.NodeServicer):
         self._node.metrics.deleted_total.inc(removed.checkpoint_count)
         logger.info("run_removed_by_hand run=%s checkpoints=%d", run.run_id, removed.checkpoint_count)
         return pb.RemoveRunResponse(removed_count=removed.checkpoint_count, freed_bytes=removed.freed_bytes)
+
+    async def TagCheckpoint(
+        self, request: pb.TagCheckpointRequest, context: _Context
+    ) -> pb.TagCheckpointResponse:
+        """See node.proto."""
+        run, checkpoint = self._selected(request.selector)
+        memory = node_views.in_memory(self._node, run)
+        view = await in_thread(store_views.tag, run, checkpoint, request.name, in_memory=memory)
+        logger.info("tagged run=%s checkpoint=%s", run.run_id, checkpoint)
+        return pb.TagCheckpointResponse(summary=summary_to_message(view))
+
+    async def UntagCheckpoint(
+        self, request: pb.UntagCheckpointRequest, context: _Context
+    ) -> pb.UntagCheckpointResponse:
+        """See node.proto."""
+        run = self._run(request.run)
+        checkpoint = await in_thread(remove_tag, run, request.name)
+        logger.info("untagged run=%s checkpoint=%s", run.run_id, checkpoint)
+        return pb.UntagCheckpointResponse(checkpoint=str(checkpoint))
 
     async def Shutdown(self, request: pb.ShutdownRequest, context: _Context) -> pb.ShutdownResponse:
         """See node.proto."""

@@ -92,6 +92,16 @@ class ControlClient:
         answer = self._call(self._stub.RemoveRun, pb.RemoveRunRequest(run=run), LONG_DEADLINE_S)
         return Removed(checkpoint_count=answer.removed_count, freed_bytes=answer.freed_bytes)
 
+    def tag(self, run: str, checkpoint: CheckpointId | None, name: str) -> CheckpointView:
+        """See Source."""
+        request = pb.TagCheckpointRequest(selector=_selector(run, checkpoint), name=name)
+        return summary_from_message(self._call(self._stub.TagCheckpoint, request).summary)
+
+    def untag(self, run: str, name: str) -> CheckpointId:
+        """See Source."""
+        answer = self._call(self._stub.UntagCheckpoint, pb.UntagCheckpointRequest(run=run, name=name))
+        return CheckpointId.parse(answer.checkpoint)
+
     def stop(self) -> Stopped:
         """Return when everything sealed is settled and the daemon's process has ended.
 

@@ -231,6 +231,7 @@ def summary_to_message(view: CheckpointView) -> pb.CheckpointSummary:
         parent=id_to_text(view.parent),
         problems=view.problems,
         offered=view.is_offered,
+        tags=view.tags,
     )
 
 
@@ -251,6 +252,7 @@ def summary_from_message(message: pb.CheckpointSummary) -> CheckpointView:
         parent=id_from_text(message.parent),
         problems=tuple(message.problems),
         is_offered=message.offered,
+        tags=tuple(message.tags),
     )
 
 

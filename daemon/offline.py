@@ -1,7 +1,7 @@
 """Reading stores without a daemon: their directories are opened for one command and let go.
 
 Reading takes no lock, so a daemon may hold the store and write meanwhile; what retention removes under the reader is
-told apart from damage by looking again. Removing takes the locks.
+told apart from damage by looking again. Removing and tagging take the locks.
 """
 
 import os
@@ -13,6 +13,7 @@ from ..checkpoint.recovery import recover
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
 from ..checkpoint.store_format import LockHolder
+from ..checkpoint.tags import remove_tag
 from ..core.errors import NotFoundError
 from ..core.ids import CheckpointId
 from . import store_views
@@ -68,6 +69,15 @@ class OfflineStore:
         """See Source."""
         return store_views.remove_all(store_views.find_run([self._store], run, None))
 
+    def tag(self, run: str, checkpoint: CheckpointId | None, name: str) -> CheckpointView:
+        """See Source."""
+        found = store_views.find_run([self._store], run, None)
+        return store_views.tag(found, store_views.select_checkpoint(found, checkpoint), name)
+
+    def untag(self, run: str, name: str) -> CheckpointId:
+        """See Source."""
+        return remove_tag(store_views.find_run([self._store], run, None), name)
+
 
 @contextmanager
 def reading(directories: Sequence[Path]) -> Generator[OfflineStore]:
@@ -87,7 +97,7 @@ def reading(directories: Sequence[Path]) -> Generator[OfflineStore]:
 
 @contextmanager
 def changing(directories: Sequence[Path]) -> Generator[OfflineStore]:
-    """Give the store of these directories, locked, to remove from.
+    """Give the store of these directories, locked, to be changed.
 
     Raises:
         NotFoundError: there is no store; none is made.
@@ -96,7 +106,7 @@ def changing(directories: Sequence[Path]) -> Generator[OfflineStore]:
     """
     with reading(directories):  # an absent store must not be made by opening it
         pass
-    holder = _holder("everstep rm")
+    holder = _holder("an everstep command")
     with open_store(directories, ops=RealStorage(), holder=holder, uid=os.getuid()) as store:
         yield OfflineStore(store, recover(store).problems)
 

@@ -15,6 +15,7 @@ from ..checkpoint.manifest_format import manifest_name
 from ..checkpoint.manifest_types import Manifest, SegmentRecord
 from ..checkpoint.run_store import RunStore
 from ..checkpoint.store import Store
+from ..checkpoint.tags import add_tag, remove_tag
 from ..checkpoint.verify import CheckpointVerdict, verify_checkpoint
 from ..core.errors import DataError, NotFoundError, ProtectedError, StorageError, UsageError
 from ..core.ids import CheckpointId
@@ -125,7 +126,7 @@ def verify(
 
 
 def remove(run: RunStore, checkpoint: CheckpointId, *, force: bool) -> Removed:
-    """Remove a checkpoint durably.
+    """Remove a checkpoint durably; `force`: its tags, too, and even if a restart may need it.
 
     Raises:
         NotFoundError: there is none.
@@ -133,24 +134,45 @@ def remove(run: RunStore, checkpoint: CheckpointId, *, force: bool) -> Removed:
         RunBusyError: it is being read or written.
         StorageError: a device is missing or failed.
     """
-    run.info(checkpoint)
+    tags = run.info(checkpoint).tags
+    if tags and not force:
+        raise ProtectedError(
+            f"checkpoint {checkpoint} of run {run.name!r} has the tag {', '.join(map(repr, tags))}",
+            hint="untag it, or --force removes it all the same",
+        )
     if not force and is_protected(run, checkpoint):
         raise ProtectedError(
             f"checkpoint {checkpoint} of run {run.name!r} is kept for a restart: it is the newest complete one, the"
             f" one before it, or newer",
             hint="--force removes it all the same",
         )
+    for name in tags:
+        remove_tag(run, name)
     done = remove_checkpoint(run, checkpoint)
     return Removed(checkpoint_count=len(done.removed), freed_bytes=done.freed_bytes)
 
 
 def remove_all(run: RunStore) -> Removed:
-    """Remove every checkpoint of a run, the oldest first, so that what a crash leaves is the newest."""
+    """Remove every checkpoint of a run, the oldest first, so that what a crash leaves is the newest; tags go first."""
     count = freed_bytes = 0
+    for name in run.tags():
+        remove_tag(run, name)
     for info in reversed(run.checkpoints()):
         freed_bytes += remove_checkpoint(run, info.checkpoint).freed_bytes
         count += 1
     return Removed(checkpoint_count=count, freed_bytes=freed_bytes)
+
+
+def tag(run: RunStore, checkpoint: CheckpointId, name: str, *, in_memory: InMemory = ()) -> CheckpointView:
+    """Return the checkpoint with its new tag, durable.
+
+    Raises:
+        UsageError: the name is not allowed, or is another checkpoint's.
+        NotFoundError: there is no such checkpoint.
+        StorageError: a device failed.
+    """
+    add_tag(run, name, checkpoint)
+    return _view(run, run.info(checkpoint), in_memory)
 
 
 def is_protected(run: RunStore, checkpoint: CheckpointId) -> bool:
@@ -174,6 +196,7 @@ def _view(run: RunStore, info: CheckpointInfo, in_memory: InMemory) -> Checkpoin
         is_offered=info.is_offered,
         notes=dict(info.notes),
         problems=info.problems,
+        tags=info.tags,
     )
 
 

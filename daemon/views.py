@@ -147,6 +147,8 @@ class CheckpointView:
     """A restore would take it."""
     notes: Mapping[str, str]
     problems: tuple[str, ...]
+    tags: tuple[str, ...]
+    """Names that a person gave it: while it has one it is not collected."""
 
     @property
     def title(self) -> str:
@@ -276,5 +278,13 @@ class Source(Protocol):
         ...
 
     def remove_run(self, run: str) -> Removed:
-        """Remove all checkpoints of a run; RunBusyError while its trainer lives."""
+        """Remove all checkpoints of a run, tagged ones too; RunBusyError while its trainer lives."""
+        ...
+
+    def tag(self, run: str, checkpoint: CheckpointId | None, name: str) -> CheckpointView:
+        """Give a checkpoint a tag and return it; None: the one that `detail` shows."""
+        ...
+
+    def untag(self, run: str, name: str) -> CheckpointId:
+        """Take a tag away and return the checkpoint that had it."""
         ...

@@ -191,7 +191,7 @@ class StoreStatus(_message.Message):
     def __init__(self, store_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CheckpointSummary(_message.Message):
-    __slots__ = ("run_name", "run_id", "owner_uid", "attempt", "step", "world_size", "ranks", "size_bytes", "created_unix_s", "state", "in_memory", "notes", "parent", "problems", "offered")
+    __slots__ = ("run_name", "run_id", "owner_uid", "attempt", "step", "world_size", "ranks", "size_bytes", "created_unix_s", "state", "in_memory", "notes", "parent", "problems", "offered", "tags")
     class NotesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +214,7 @@ class CheckpointSummary(_message.Message):
     PARENT_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     OFFERED_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     run_name: str
     run_id: str
     owner_uid: int
@@ -229,7 +230,8 @@ class CheckpointSummary(_message.Message):
     parent: str
     problems: _containers.RepeatedScalarFieldContainer[str]
     offered: bool
-    def __init__(self, run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., created_unix_s: _Optional[float] = ..., state: _Optional[_Union[CheckpointState, str]] = ..., in_memory: _Optional[bool] = ..., notes: _Optional[_Mapping[str, str]] = ..., parent: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., offered: _Optional[bool] = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., created_unix_s: _Optional[float] = ..., state: _Optional[_Union[CheckpointState, str]] = ..., in_memory: _Optional[bool] = ..., notes: _Optional[_Mapping[str, str]] = ..., parent: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., offered: _Optional[bool] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListCheckpointsRequest(_message.Message):
     __slots__ = ("run", "count_max")
@@ -374,6 +376,34 @@ class RemoveRunResponse(_message.Message):
     removed_count: int
     freed_bytes: int
     def __init__(self, removed_count: _Optional[int] = ..., freed_bytes: _Optional[int] = ...) -> None: ...
+
+class TagCheckpointRequest(_message.Message):
+    __slots__ = ("selector", "name")
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    selector: Selector
+    name: str
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class TagCheckpointResponse(_message.Message):
+    __slots__ = ("summary",)
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    summary: CheckpointSummary
+    def __init__(self, summary: _Optional[_Union[CheckpointSummary, _Mapping]] = ...) -> None: ...
+
+class UntagCheckpointRequest(_message.Message):
+    __slots__ = ("run", "name")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    name: str
+    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class UntagCheckpointResponse(_message.Message):
+    __slots__ = ("checkpoint",)
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    def __init__(self, checkpoint: _Optional[str] = ...) -> None: ...
 
 class ShutdownRequest(_message.Message):
     __slots__ = ("drain_s",)

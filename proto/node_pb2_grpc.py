@@ -64,6 +64,16 @@ class NodeStub:
                 request_serializer=everstep_dot_proto_dot_node__pb2.RemoveRunRequest.SerializeToString,
                 response_deserializer=everstep_dot_proto_dot_node__pb2.RemoveRunResponse.FromString,
                 _registered_method=True)
+        self.TagCheckpoint = channel.unary_unary(
+                '/everstep.node.v1.Node/TagCheckpoint',
+                request_serializer=everstep_dot_proto_dot_node__pb2.TagCheckpointRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.TagCheckpointResponse.FromString,
+                _registered_method=True)
+        self.UntagCheckpoint = channel.unary_unary(
+                '/everstep.node.v1.Node/UntagCheckpoint',
+                request_serializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointResponse.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/everstep.node.v1.Node/Shutdown',
                 request_serializer=everstep_dot_proto_dot_node__pb2.ShutdownRequest.SerializeToString,
@@ -105,15 +115,30 @@ class NodeServicer:
 
     def RemoveCheckpoint(self, request, context):
         """Remove one checkpoint, durably. FAILED_PRECONDITION for one that must stay (the newest complete one, the one
-        before it, anything newer) unless forced.
+        before it, anything newer, one with a tag) unless forced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveRun(self, request, context):
-        """Remove all checkpoints of a run, in memory too; its attempts stay known. FAILED_PRECONDITION while a trainer of the
+        """Remove all checkpoints of a run, in memory and tagged ones too; its attempts stay known. FAILED_PRECONDITION while a trainer of the
         run lives or one of its snapshots is being written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TagCheckpoint(self, request, context):
+        """Give a checkpoint a name, durable on all devices; while it has one it is not collected. Again is nothing.
+        NOT_FOUND without the checkpoint, INVALID_ARGUMENT where the name is not allowed or is another checkpoint's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UntagCheckpoint(self, request, context):
+        """Take a tag away, durably. NOT_FOUND without it, UNAVAILABLE while a device of the store is missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,6 +184,16 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.RemoveRun,
                     request_deserializer=everstep_dot_proto_dot_node__pb2.RemoveRunRequest.FromString,
                     response_serializer=everstep_dot_proto_dot_node__pb2.RemoveRunResponse.SerializeToString,
+            ),
+            'TagCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.TagCheckpoint,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.TagCheckpointRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.TagCheckpointResponse.SerializeToString,
+            ),
+            'UntagCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.UntagCheckpoint,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -328,6 +363,60 @@ class Node:
             '/everstep.node.v1.Node/RemoveRun',
             everstep_dot_proto_dot_node__pb2.RemoveRunRequest.SerializeToString,
             everstep_dot_proto_dot_node__pb2.RemoveRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TagCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/TagCheckpoint',
+            everstep_dot_proto_dot_node__pb2.TagCheckpointRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.TagCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UntagCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/UntagCheckpoint',
+            everstep_dot_proto_dot_node__pb2.UntagCheckpointRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.UntagCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

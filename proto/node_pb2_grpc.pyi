@@ -14,6 +14,8 @@ class NodeStub:
     VerifyCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.VerifyCheckpointRequest, node_pb2.VerifyCheckpointResponse]
     RemoveCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.RemoveCheckpointRequest, node_pb2.RemoveCheckpointResponse]
     RemoveRun: grpc.UnaryUnaryMultiCallable[node_pb2.RemoveRunRequest, node_pb2.RemoveRunResponse]
+    TagCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.TagCheckpointRequest, node_pb2.TagCheckpointResponse]
+    UntagCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.UntagCheckpointRequest, node_pb2.UntagCheckpointResponse]
     Shutdown: grpc.UnaryUnaryMultiCallable[node_pb2.ShutdownRequest, node_pb2.ShutdownResponse]
     def __init__(self, channel: grpc.Channel) -> None: ...
 
@@ -48,6 +50,16 @@ class NodeServicer:
         request: node_pb2.RemoveRunRequest,
         context: grpc.aio.ServicerContext[node_pb2.RemoveRunRequest, node_pb2.RemoveRunResponse],
     ) -> Awaitable[node_pb2.RemoveRunResponse]: ...
+    def TagCheckpoint(
+        self,
+        request: node_pb2.TagCheckpointRequest,
+        context: grpc.aio.ServicerContext[node_pb2.TagCheckpointRequest, node_pb2.TagCheckpointResponse],
+    ) -> Awaitable[node_pb2.TagCheckpointResponse]: ...
+    def UntagCheckpoint(
+        self,
+        request: node_pb2.UntagCheckpointRequest,
+        context: grpc.aio.ServicerContext[node_pb2.UntagCheckpointRequest, node_pb2.UntagCheckpointResponse],
+    ) -> Awaitable[node_pb2.UntagCheckpointResponse]: ...
     def Shutdown(
         self,
         request: node_pb2.ShutdownRequest,

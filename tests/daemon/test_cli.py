@@ -137,7 +137,7 @@ class TestStarting:
     def test_help_and_version(self) -> None:
         assert "status" in everstep_process("--help").stdout
         assert everstep_process("--version") == Done(0, f"everstep {VERSION}\n", "")
-        for command in ("status", "ls", "show", "verify", "rm", "daemon", "stop"):
+        for command in ("status", "ls", "show", "verify", "rm", "tag", "untag", "daemon", "stop"):
             assert everstep(command, "--help").returncode == 0
 
     @pytest.mark.parametrize("words", [("ls", "DIRECTORIES"), ("status",), ("ls", "--no-such-option")])
@@ -370,6 +370,49 @@ class TestRemove:
         assert list(stored[1].rglob("1.10.0.mf"))
 
 
+class TestTags:
+    def test_a_tag_is_shown_and_keeps_its_checkpoint(self, stored: list[Path]) -> None:
+        done = everstep("tag", "best so far", "pair@1.10", *stored)
+        assert (done.returncode, done.stdout) == (0, "pair@1.10 has the tag 'best so far' and stays\n")
+        assert document("tag", "paper", "pair", *stored)["checkpoint"]["checkpoint"] == "1.30"
+        found = document("ls", "pair", *stored)["checkpoints"]
+        assert [view["tags"] for view in found] == [[], ["paper"], [], ["best so far"]]
+        assert "tag:best so far" in everstep("ls", *stored).stdout
+        assert "tag:paper" in everstep("show", "pair", *stored).stdout
+        error = document("rm", "pair@1.10", *stored, code=1)["error"]
+        assert (error["code"], "'best so far'" in error["message"]) == ("ProtectedError", True)
+        assert document("untag", "best so far", "pair", *stored)["checkpoint"] == "1.10"
+        assert everstep("rm", "pair@1.10", *stored).returncode == 0
+        assert everstep("rm", "pair@1.30", "--force", *stored).returncode == 0
+        assert not list(stored[0].rglob("tags/*"))
+
+    @pytest.mark.parametrize(
+        ("words", "code", "message"),
+        [
+            (("tag", "best", "pair@1.99"), 3, "no checkpoint 1.99"),
+            (("tag", "best", "nobody"), 3, "no run 'nobody'"),
+            (("tag", "", "pair"), 2, "1 to 100 bytes"),
+            (("tag", "x" * 101, "pair"), 2, "1 to 100 bytes"),
+            (("tag", "taken", "pair@1.20"), 2, "is on checkpoint 1.30"),
+            (("untag", "best", "pair"), 3, "no tag 'best'"),
+            (("untag", "taken", "pair@1.30"), 2, "names its checkpoint itself"),
+            (("tag", "best"), 2, "tag needs a run"),
+        ],
+    )
+    def test_what_is_refused(
+        self, stored: list[Path], words: tuple[str, ...], code: int, message: str
+    ) -> None:
+        assert everstep("tag", "taken", "pair", *stored).returncode == 0
+        done = everstep(*words, *stored)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert message in done.stderr
+
+    def test_all_of_a_run_goes_with_its_tags(self, stored: list[Path]) -> None:
+        everstep("tag", "best", "pair@1.10", *stored)
+        assert document("rm", "pair", "--all", *stored)["removed_count"] == 4
+        assert not list(stored[0].rglob("tags/*"))
+
+
 class TestWithDaemon:
     @pytest.fixture
     def trainer(self, stored: list[Path]) -> Iterator[FakeTrainer]:
@@ -397,6 +440,12 @@ class TestWithDaemon:
         assert document("verify", "pair", "--ledger")["ok"]
         assert document("rm", "pair", "--all", code=1)["error"]["code"] == "RunBusyError"
         assert document("rm", "pair@1.20")["removed_count"] == 1
+        assert document("tag", "best", "pair@1.30")["checkpoint"]["tags"] == ["best"]
+        assert document("show", "pair@1.30")["checkpoint"]["tags"] == ["best"]
+        assert "'best'" in document("rm", "pair@1.30", code=1)["error"]["message"]
+        assert "'best'" in document("tag", "best", "pair@2.50", code=2)["error"]["message"]
+        assert document("untag", "best", "pair")["checkpoint"] == "1.30"
+        assert document("untag", "best", "pair", code=3)["error"]["code"] == "NotFoundError"
         arena.close()
 
     def test_stop(self, trainer: FakeTrainer) -> None:

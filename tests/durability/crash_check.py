@@ -9,16 +9,16 @@ from model_storage import Fault, ModelStorage, Recorder
 from promises import RUN_ID, RUN_NAME, Promise, Shard, Witness, digest, manifest_copies
 
 from everstep.checkpoint.recovery import recover
-from everstep.checkpoint.run_store import FLOOR_NAME, RunStore
+from everstep.checkpoint.run_store import FLOOR_NAME, TAGS_NAME, RunStore
 from everstep.checkpoint.store import Store, open_store
-from everstep.checkpoint.store_format import decode_attempt, decode_floor
+from everstep.checkpoint.store_format import Tag, decode_attempt, decode_floor, decode_tag
 from everstep.checkpoint.testing import HOLDER, load
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import DataError, EverstepError, NotFoundError
 from everstep.core.ids import CheckpointId
 
 RUN_PARTS = ("runs", str(HOLDER.uid), RUN_ID)
-_KEPT = re.compile(r"commits/[0-9].*|data/[0-9a-f]{32}(/.*)?")
+_KEPT = re.compile(r"commits/[0-9].*|data/[0-9a-f]{32}(/.*)?|tags/[0-9a-f].*")
 
 
 @dataclass(slots=True)
@@ -30,6 +30,7 @@ class Recovered:
     shards: frozenset[Shard]
     attempt: int
     floor: CheckpointId | None
+    tags: frozenset[tuple[str, CheckpointId]]
     violations: list[str]
 
 
@@ -52,7 +53,7 @@ class Checker:
         storage = ModelStorage(self.device_count, image, recorder)
         violations: list[str] = []
         found: set[Shard] = set()
-        attempt, floor = 0, None
+        attempt, floor, tags = 0, None, dict[str, CheckpointId]()
         begun = len(storage.recorder.trace)
         try:
             known_floor = max(self._floors(storage), default=None)
@@ -65,6 +66,7 @@ class Checker:
                 run = _run(store)
                 if run is not None:
                     found, attempt, floor = _shards(run), run.highest_attempt(), run.complete_floor()
+                    tags = run.tags()
                     if floor != known_floor:
                         violations.append(f"the floor is {floor}, a device knew {known_floor}")
                     violations += self._catalogue(storage, run, promise)
@@ -79,6 +81,7 @@ class Checker:
             shards=frozenset(found),
             attempt=attempt,
             floor=floor,
+            tags=frozenset(tags.items()),
             violations=violations,
         )
         if not violations:
@@ -98,9 +101,24 @@ class Checker:
                 content = storage.content_at(device, *RUN_PARTS, "attempts", str(attempt))
                 if not content or decode_attempt(content, "").attempt != attempt:
                     yield f"attempt {attempt} is not on device {device}"
+        for tag in promise.tags:
+            if self._tag_copies(storage, *tag) != [tag] * self.device_count:
+                yield f"tag {tag} is not on every device"
         floors = self._floors(storage)
         if promise.floor is not None and (len(floors) < self.device_count or min(floors) < promise.floor):
             yield f"the floor {promise.floor} is not on every device: {floors}"
+
+    def _tag_copies(
+        self, storage: ModelStorage, name: str, checkpoint: CheckpointId
+    ) -> list[tuple[str, CheckpointId]]:
+        """Return what each device that has the tag's file says."""
+        file_name = Tag(name=name, checkpoint=checkpoint).file_name
+        found = (
+            storage.content_at(device, *RUN_PARTS, TAGS_NAME, file_name)
+            for device in range(self.device_count)
+        )
+        tags = [decode_tag(content, file_name, file_name) for content in found if content is not None]
+        return [(tag.name, tag.checkpoint) for tag in tags]
 
     def _floors(self, storage: ModelStorage) -> list[CheckpointId]:
         """Return the floor of each device that has one; CorruptDataError when it is not whole."""
@@ -117,6 +135,9 @@ class Checker:
             yield f"attempt {run.highest_attempt()}, promised {promise.attempt} to {promise.attempt_max}"
         if not promise.fresh <= run.fresh_floor() <= promise.fresh_max:
             yield f"fresh from {run.fresh_floor()}, promised {promise.fresh} to {promise.fresh_max}"
+        tags = set(run.tags().items())
+        yield from (f"LOST tag {tag}" for tag in promise.tags - tags)
+        yield from (f"CAME BACK tag {tag}" for tag in tags - promise.tags - promise.tags_may)
         floor = run.complete_floor()
         if floor is not None and (promise.floor_max is None or floor > promise.floor_max):
             yield f"the floor is {floor}, nobody said more than {promise.floor_max}"
@@ -166,6 +187,12 @@ class Checker:
                 # One may stay in a run that was never made: nobody can say whose it is.
                 if name.startswith(".tmp.") and (run is not None or name == path):
                     yield f"unfinished file {path} on device {device}"
+        present = {shard[0] for shard in _shards(run)} if run else set[CheckpointId]()
+        for tag in run.tags().items() if run else ():
+            if self._tag_copies(storage, *tag) != [tag] * self.device_count:
+                yield f"tag {tag} is not on every device after recovery"
+            if tag[1] not in present:
+                yield f"tag {tag} is on a checkpoint that is not there"
         for shard in _shards(run) if run else ():
             copies = manifest_copies(storage, shard)
             if len(copies) != self.device_count or len(set(copies)) != 1:

@@ -165,7 +165,11 @@ class Exploration:
 
     def _told(self, promise: Promise, recovered: Recovered) -> Promise:
         return promise.offered(
-            recovered.shards, self._workload.device_count, recovered.attempt, recovered.floor
+            recovered.shards,
+            self._workload.device_count,
+            recovered.attempt,
+            recovered.floor,
+            recovered.tags,
         )
 
     def _inside(self, start: CutState, trace: Sequence[Step], told: Promise, rng: Random, depth: int) -> None:

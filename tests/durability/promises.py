@@ -34,6 +34,10 @@ class Promise:
     fresh_max: int = 0
     floor: CheckpointId | None = None
     floor_max: CheckpointId | None = None
+    tags: frozenset[tuple[str, CheckpointId]] = frozenset()
+    """There for sure, on every device."""
+    tags_may: frozenset[tuple[str, CheckpointId]] = frozenset()
+    """Being added or removed."""
 
     def shards(self) -> set[Shard]:
         """Return the shards that must be there."""
@@ -78,12 +82,28 @@ class Promise:
         """It was acknowledged."""
         return replace(self, floor=max(checkpoint, self.floor or checkpoint))
 
+    def tag_changing(self, name: str, checkpoint: CheckpointId) -> "Promise":
+        """A tag is being added or removed."""
+        tag = (name, checkpoint)
+        return replace(self, tags=self.tags - {tag}, tags_may=self.tags_may | {tag})
+
+    def tag_settled(self, name: str, checkpoint: CheckpointId, *, is_there: bool) -> "Promise":
+        """That was acknowledged."""
+        tag = (name, checkpoint)
+        tags = self.tags | {tag} if is_there else self.tags
+        return replace(self, tags=tags, tags_may=self.tags_may - {tag})
+
     def mended(self, device_count: int) -> "Promise":
         """A recovery ended: every shard has its copies again."""
         return replace(self, must=frozenset((shard, device_count) for shard in self.shards()))
 
     def offered(
-        self, found: Iterable[Shard], device_count: int, attempt: int, floor: CheckpointId | None
+        self,
+        found: Iterable[Shard],
+        device_count: int,
+        attempt: int,
+        floor: CheckpointId | None,
+        tags: Iterable[tuple[str, CheckpointId]],
     ) -> "Promise":
         """A recovery ended and a trainer was told of these: what it builds on that must not vanish any more."""
         told = frozenset(found)
@@ -94,6 +114,8 @@ class Promise:
             attempt=max(self.attempt, attempt),
             floor=floor,
             fresh_max=self.fresh_max,
+            tags=frozenset(tags),
+            tags_may=frozenset(),
         )
 
 

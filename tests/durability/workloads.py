@@ -13,6 +13,7 @@ from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.store import Store, open_store
+from everstep.checkpoint.tags import add_tag, remove_tag
 from everstep.checkpoint.testing import HOLDER, make_state, save
 from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
@@ -68,6 +69,16 @@ class Remove:
     checkpoint: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Give a checkpoint a tag, or take it away."""
+
+    name: str
+    checkpoint: tuple[int, int]
+    is_removed: bool = False
+    fails: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
     """Let a call of the next step fail."""
@@ -86,7 +97,7 @@ class Reopen:
     """End the daemon, start it again."""
 
 
-Step = Begin | Save | Complete | Collect | Remove | Break | Reopen
+Step = Begin | Save | Complete | Collect | Remove | Label | Break | Reopen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +183,22 @@ class Player:
                 self._promised(self._promise.completing(checkpoint))
                 if self._goes(lambda: run.set_complete_floor(checkpoint), fails=fails):
                     self._promised(self._promise.completed(checkpoint))
+            case Collect() | Remove() | Label():
+                self._retain(run, step)
+
+    def _retain(self, run: RunStore, step: Collect | Remove | Label) -> None:
+        match step:
             case Collect(keep_last, removes, fails, every_steps):
                 keep = Keep(last=keep_last, every_steps=every_steps)
                 gone = [CheckpointId(*each) for each in removes]
                 self._promised(self._promise.removing(gone))
                 if self._goes(lambda: self._collect(run, keep, gone), fails=fails):
                     self._promised(self._promise.removed(gone))
+            case Label(name, tagged, is_removed, fails):
+                checkpoint = CheckpointId(*tagged)
+                self._promised(self._promise.tag_changing(name, checkpoint))
+                if self._goes(lambda: self._label(run, step), fails=fails):
+                    self._promised(self._promise.tag_settled(name, checkpoint, is_there=not is_removed))
             case Remove(named):
                 gone = [CheckpointId(*named)]
                 self._promised(self._promise.removing(gone))
@@ -200,6 +221,12 @@ class Player:
         removed = collect_garbage(run, keep=keep).removed
         if list(removed) != list(gone):
             raise UnexpectedError(f"collection removed {removed}, expected {gone}")
+
+    def _label(self, run: RunStore, step: Label) -> None:
+        if step.is_removed:
+            remove_tag(run, step.name)
+        else:
+            add_tag(run, step.name, CheckpointId(*step.checkpoint))
 
     def _save(self, run: RunStore, step: Save, rank: int) -> None:
         assert self._store is not None
@@ -258,6 +285,41 @@ WORKLOADS = (
     Workload(
         name="removal on request",
         steps=(*_SAVES, Remove((1, 2)), Save(4), Remove((1, 1))),
+    ),
+    Workload(
+        name="tags and retention",
+        steps=(
+            *_SAVES,
+            Label("best", (1, 1)),
+            Collect(1),  # a tag, the floor and the one before it
+            Save(4),
+            Complete(4),
+            Collect(1, every_steps=2),  # 1 in [0, 2), 2 in [2, 4), 4 in [4, 6); 3 before the floor
+            Collect(1, removes=((1, 2),)),
+            Label("best", (1, 1), is_removed=True),
+            Label("kept", (1, 3)),
+            Collect(1, removes=((1, 1),)),
+        ),
+    ),
+    Workload(
+        name="failed tags",
+        steps=(
+            *_SAVES,
+            Break(call="write_small_new", device=0, part="/tags"),
+            Label("best", (1, 1), fails=True),
+            Reopen(),
+            Break(call="sync_directory", device=0, part="/tags"),
+            Label("late", (1, 2), fails=True),
+            Label("late", (1, 2), fails=True),  # a failed sync is not repeated
+            Reopen(),
+            Label("late", (1, 2)),
+            Break(call="unlink", device=0, part="/tags"),
+            Label("late", (1, 2), is_removed=True, fails=True),
+            Collect(1),  # a device is suspect
+            Reopen(),
+            Collect(1),
+        ),
+        partial_views=True,
     ),
     Workload(
         name="failed fdatasync",

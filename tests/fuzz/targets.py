@@ -27,16 +27,19 @@ from everstep.checkpoint.store_format import (
     Floor,
     LockHolder,
     RunId,
+    Tag,
     decode_attempt,
     decode_disk_id,
     decode_floor,
     decode_lock,
     decode_run,
+    decode_tag,
     encode_attempt,
     encode_disk_id,
     encode_floor,
     encode_lock,
     encode_run,
+    encode_tag,
 )
 from everstep.checkpoint.value_format import decode_value, dump_values, encode_value, load_values
 from everstep.core.errors import CorruptDataError, DaemonUnavailableError, DataError, LoaderStateError
@@ -212,6 +215,7 @@ _REPLIES = (
     frames.Persisted(attempt=2, step=40, size_bytes=1, persist_s=0.5, under_replicated=False),
     frames.ManifestBytes(re=3, manifest=b"x" * 40),
 )
+_TAG = Tag(name="best so far", checkpoint=CHECKPOINT)
 _LOADER = LoaderState(
     fingerprint="abc", sample_count=1000, order=OrderSpec(kind=OrderKind.PERMUTED, seed=7), epoch=2, cursor=30
 ).to_dict()
@@ -242,6 +246,7 @@ def _targets() -> dict[str, Target]:
             lambda each: decode_attempt(each, "1"), (encode_attempt(Attempt(attempt=1, fresh=True)),), data
         ),
         "floor": Target(lambda each: decode_floor(each, "floor.json"), (encode_floor(floor),), data),
+        "tag": Target(lambda each: decode_tag(each, "tag", _TAG.file_name), (encode_tag(_TAG),), data),
         "values": Target(lambda each: decode_value(load_values(each)), (values,), data),
         "loaders_in_values": Target(lambda each: find_loaders(0, each), (loaders, values), data),
         "loader_state": Target(lambda each: parse_state(_json(each)), (dump_values(_LOADER),), loader),

@@ -1,0 +1,91 @@
+"""Tags: names that a person gives to checkpoints, and that keep them from being collected.
+
+A tag is one small file on every device, never changed. It is taken in memory before the first device hears of it, so
+that no collection can slip in between.
+"""
+
+import logging
+
+from ..core.errors import NotFoundError, StorageError, UsageError
+from ..core.ids import CheckpointId
+from .collect import store_refusal
+from .device import Device
+from .device_set import DeviceState
+from .durable import make_directories, publish_new
+from .run_store import TAGS_NAME, RunStore
+from .store_format import Tag, encode_tag
+
+_log = logging.getLogger(__name__)
+
+
+def add_tag(run: RunStore, name: str, checkpoint: CheckpointId) -> None:
+    """Return when the tag is durable on all present devices; again is nothing.
+
+    After a StorageError the checkpoint is kept while this process lives; what is on the devices is seen when the store
+    is opened again.
+
+    Raises:
+        UsageError: the name is not allowed, or is another checkpoint's.
+        NotFoundError: the checkpoint is not here.
+        StorageError: a device failed.
+    """
+    tag = _tag(name, checkpoint)
+    if run.store.is_read_only:
+        raise StorageError(f"tag {name!r} cannot be made: the store is open for reading only")
+    with run.changing:
+        run.take_tag(tag)
+        content = encode_tag(tag)
+        for device in run.store.devices:
+            with run.store.watching(device.device_id):
+                run.complete_directories(device)
+                directory = make_directories(run.store.ops, run.path_on(device), TAGS_NAME)
+                if not publish_new(run.store.ops, directory / tag.file_name, content):
+                    _check_durable(run, device)
+    _log.info("tag_added run=%s checkpoint=%s", run.run_id, checkpoint)
+
+
+def remove_tag(run: RunStore, name: str) -> CheckpointId:
+    """Return the checkpoint that had the tag, when the tag is gone durably from all devices.
+
+    Raises:
+        NotFoundError: there is no such tag.
+        StorageError: a device is missing or failed: what is not removed everywhere would come back.
+    """
+    with run.changing:
+        checkpoint = run.tags().get(name)
+        if checkpoint is None:
+            raise NotFoundError(f"run {run.name!r} has no tag {name!r}", hint="`everstep ls` shows the tags")
+        reason = store_refusal(run.store)
+        if reason:
+            raise StorageError(f"tag {name!r} of run {run.name!r} cannot be removed: {reason}")
+        ops, file_name = run.store.ops, _tag(name, checkpoint).file_name
+        places = {device: run.path_on(device) / TAGS_NAME for device in run.store.devices}
+        for device, directory in places.items():
+            with run.store.watching(device.device_id):
+                ops.unlink(directory / file_name)
+        for device, directory in places.items():
+            with run.store.watching(device.device_id):
+                if ops.stat(directory) is not None:
+                    ops.sync_directory(directory)
+        run.drop_tag(name)
+    _log.info("tag_removed run=%s checkpoint=%s", run.run_id, checkpoint)
+    return checkpoint
+
+
+def _check_durable(run: RunStore, device: Device) -> None:
+    """Return if a file that stood already is durable: a sync that failed is never repeated by the same process."""
+    state, reason = run.store.device_state(device.device_id)
+    if state is not DeviceState.OK:
+        raise StorageError(
+            f"whether the tag is durable on {device.path} is not known: {reason}",
+            hint="open the store again when the device is well",
+        )
+
+
+def _tag(name: str, checkpoint: CheckpointId) -> Tag:
+    tag = Tag(name=name, checkpoint=checkpoint)
+    try:
+        _ = tag.file_name
+    except ValueError as exc:
+        raise UsageError(str(exc), hint="choose another name") from exc
+    return tag

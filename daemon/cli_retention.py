@@ -1,0 +1,43 @@
+"""Commands about what stays and whether it is still whole: tag, untag."""
+
+import argparse
+from collections.abc import Callable
+
+from ..core.errors import UsageError
+from . import cli_render as render
+from .cli_commands import named_run, source_of, target_of
+from .cli_output import EXIT_DONE, Output
+
+
+def tag(arguments: argparse.Namespace) -> int:
+    """`everstep tag`."""
+    target = named_run(target_of(arguments), "tag")
+    with source_of(target, for_change=True) as (source, _):
+        view = source.tag(target.run, target.checkpoint, arguments.name)
+    Output(as_json=arguments.json).show(
+        {"tag": arguments.name, "checkpoint": view},
+        lambda console: render.done(console, f"{view.title} has the tag {arguments.name!r} and stays"),
+    )
+    return EXIT_DONE
+
+
+def untag(arguments: argparse.Namespace) -> int:
+    """`everstep untag`."""
+    target = named_run(target_of(arguments), "untag")
+    if target.checkpoint is not None:
+        raise UsageError(
+            f"a tag names its checkpoint itself, got {target.title!r}",
+            hint=f"everstep untag {arguments.name} {target.run}",
+        )
+    with source_of(target, for_change=True) as (source, _):
+        checkpoint = source.untag(target.run, arguments.name)
+    Output(as_json=arguments.json).show(
+        {"tag": arguments.name, "run": target.run, "checkpoint": checkpoint},
+        lambda console: render.done(
+            console, f"{target.run}@{checkpoint} has no longer the tag {arguments.name!r}"
+        ),
+    )
+    return EXIT_DONE
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"tag": tag, "untag": untag}
