@@ -162,6 +162,9 @@ def _add_retention(add: Callable[..., argparse.ArgumentParser], as_json: _Parser
     untag.add_argument("name", metavar="NAME", help="the tag")
     _add_target(untag, "RUN")
 
+    scrub = add("scrub", parents=[as_json], help="let the daemon read all committed bytes in the background")
+    _add_target(scrub, "RUN", optional=True)
+
 
 def _add_target(parser: argparse.ArgumentParser, what: str, *, optional: bool = False) -> None:
     shown = _TARGET_HELP.format(what=f"[{what}]" if optional else what)

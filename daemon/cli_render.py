@@ -20,6 +20,8 @@ from .views import (
     RankView,
     Removed,
     RunView,
+    ScrubStarted,
+    ScrubView,
     StatusView,
     Stopped,
     StoreView,
@@ -162,7 +164,20 @@ def _store(console: Console, store: StoreView) -> None:
     for device in store.devices:
         if device.reason:
             _line(console, f"! {device.path}: {device.reason}", WARN)
+    _line(console, f"  scrub: {_scrub_text(store.scrub)}", DIM)
     _notes(console, [*store.notes, *store.problems])
+
+
+def _scrub_text(scrub: ScrubView) -> str:
+    newest, next_s = scrub.newest, scrub.next_unix_s
+    plan = "only on request" if next_s is None else f"next {time_text(next_s)}"
+    if newest is None:
+        return f"none since the daemon started, {plan}"
+    read = f"{size_text(newest.size_bytes)} in {count_text(newest.checkpoint_count, 'checkpoint')}"
+    found = f"damaged: {', '.join(newest.damaged)}" if newest.damaged else "nothing damaged"
+    if newest.ended_unix_s is None:
+        return f"reading, {read} of {newest.planned_count} so far, {found}"
+    return f"{age_text(newest.ended_unix_s)}, {read}, {found}, {plan}"
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -342,6 +357,15 @@ def removed(console: Console, title: str, found: Removed) -> None:
 def done(console: Console, text: str) -> None:
     """Draw what was done."""
     _line(console, text, GOOD)
+
+
+def scrub_started(console: Console, found: ScrubStarted) -> None:
+    """Draw what a scrub is going to read."""
+    if not found.checkpoint_count:
+        _line(console, "there is nothing to read", DIM)
+        return
+    what = f"{count_text(found.checkpoint_count, 'checkpoint')}, {size_text(found.size_bytes)}"
+    _line(console, f"a scrub of {what} has begun; `everstep status` shows how far it is", GOOD)
 
 
 def stopped(console: Console, socket: str, found: Stopped) -> None:

@@ -1,9 +1,10 @@
-"""Commands about what stays and whether it is still whole: tag, untag."""
+"""Commands about what stays and whether it is still whole: tag, untag, scrub."""
 
 import argparse
 from collections.abc import Callable
 
 from ..core.errors import UsageError
+from ..core.paths import data_socket_path
 from . import cli_render as render
 from .cli_commands import named_run, source_of, target_of
 from .cli_output import EXIT_DONE, Output
@@ -40,4 +41,21 @@ def untag(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"tag": tag, "untag": untag}
+def scrub(arguments: argparse.Namespace) -> int:
+    """`everstep scrub`: begins one in the daemon."""
+    from .control_client import connected  # noqa: PLC0415  grpc is slow to import
+
+    target = target_of(arguments)
+    if target.checkpoint is not None:
+        raise UsageError(
+            f"scrub takes a run or directories, got {target.title!r}", hint=f"everstep verify {target.title}"
+        )
+    hint = "`everstep verify DIR ...` reads storage without a daemon; EVERSTEP_SOCKET names another socket"
+    with connected(data_socket_path(), hint=hint) as daemon:
+        started = daemon.start_scrub(target.run, [path.resolve() for path in target.directories])
+    document = {"checkpoint_count": started.checkpoint_count, "size_bytes": started.size_bytes}
+    Output(as_json=arguments.json).show(document, lambda console: render.scrub_started(console, started))
+    return EXIT_DONE
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"tag": tag, "untag": untag, "scrub": scrub}

@@ -7,6 +7,7 @@ import msgspec
 
 from ..checkpoint.engine import EngineKind
 from ..checkpoint.keep import KEEP_LAST, Keep
+from ..core.durations import parse_duration
 from ..core.errors import ConfigError
 from ..core.paths import data_socket_path
 
@@ -73,6 +74,25 @@ class VerifySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How long after: a restart, which verifies what it restores, comes first."""
 
 
+class ScrubSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[scrub]`: all committed bytes are read from time to time."""
+
+    every: str = "7d"
+    """`never`: only on request."""
+    bandwidth_share: float = 0.1
+    """Of each device's speed, for everything that is read in the background."""
+
+    @property
+    def every_s(self) -> float | None:
+        """Seconds from one scrub to the next; None: there is no schedule. ConfigError for no duration."""
+        if self.every == "never":
+            return None
+        try:
+            return parse_duration(self.every)
+        except ValueError as error:
+            raise ConfigError(f"scrub.every is {self.every!r}", hint=f"{error}; or 'never'") from error
+
+
 class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file. `devices` maps a name to the directory on that device."""
 
@@ -82,6 +102,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     io: IoSection = IoSection()
     retention: RetentionSection = RetentionSection()
     verify: VerifySection = VerifySection()
+    scrub: ScrubSection = ScrubSection()
     devices: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
@@ -92,6 +113,11 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept"
             )
         self.retention.keep()
+        _ = self.scrub.every_s
+        if not 0 < self.scrub.bandwidth_share <= 1:
+            raise ConfigError(
+                f"scrub.bandwidth_share is {self.scrub.bandwidth_share}", hint="above 0, up to 1"
+            )
         bounds = (
             self.daemon.linger_s,
             self.daemon.drain_s,

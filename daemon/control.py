@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -20,7 +20,7 @@ import grpc.aio
 
 from ..checkpoint.run_store import RunStore
 from ..checkpoint.tags import remove_tag
-from ..core.errors import ConfigError, EverstepError, RunBusyError, UsageError
+from ..core.errors import ConfigError, EverstepError, NotFoundError, RunBusyError, UsageError
 from ..core.ids import CheckpointId
 from ..proto import node_pb2 as pb
 from ..proto import node_pb2_grpc
@@ -34,6 +34,7 @@ from .control_messages import (
     verdict_to_message,
 )
 from .status_codes import status_code
+from .stores import OpenStore
 from .views import CheckpointView, StatusView
 
 if TYPE_CHECKING:
@@ -203,7 +204,9 @@ class NodeService(node_pb2_grpc.NodeServicer):
         """See node.proto."""
         node = self._node
         stores = [
-            await in_thread(node_views.store_view, opened, node.verifier.found(opened))
+            await in_thread(
+                node_views.store_view, opened, node.verifier.found(opened), node.scrubber.view(opened)
+            )
             for opened in node.stores.stores
         ]
         daemon = node_views.daemon_view(node, began_s=self._began_s, is_draining=node.lifetime.is_ending)
@@ -287,6 +290,12 @@ class NodeService(node_pb2_grpc.NodeServicer):
         logger.info("untagged run=%s checkpoint=%s", run.run_id, checkpoint)
         return pb.UntagCheckpointResponse(checkpoint=str(checkpoint))
 
+    async def StartScrub(self, request: pb.StartScrubRequest, context: _Context) -> pb.StartScrubResponse:
+        """See node.proto."""
+        runs = [self._run(request.run)] if request.run else self._runs()
+        started = self._node.scrubber.start(self._stores_in(request.directories), runs)
+        return pb.StartScrubResponse(checkpoint_count=started.checkpoint_count, size_bytes=started.size_bytes)
+
     async def Shutdown(self, request: pb.ShutdownRequest, context: _Context) -> pb.ShutdownResponse:
         """See node.proto."""
         node, uid = self._node, _caller_uid.get()
@@ -321,6 +330,21 @@ class NodeService(node_pb2_grpc.NodeServicer):
             raise UsageError("no run is named", hint="name it as given to attach(), or by its id")
         stores = [opened.store for opened in self._node.stores.stores]
         return store_views.find_run(stores, text, _visible_uid())
+
+    def _stores_in(self, directories: Sequence[str]) -> list[OpenStore]:
+        """Return the open stores that these directories belong to; all for none."""
+        stores = self._node.stores.stores
+        if not directories:
+            return stores
+        found: dict[OpenStore, None] = {}
+        for directory in directories:
+            opened = next((each for each in stores if directory in each.paths), None)
+            if opened is None:
+                raise NotFoundError(
+                    f"{directory} is no device of an open store", hint="`everstep status` lists them"
+                )
+            found[opened] = None
+        return list(found)
 
     def _selected(self, selector: pb.Selector) -> tuple[RunStore, CheckpointId]:
         run = self._run(selector.run)

@@ -3,7 +3,7 @@
 import os
 import select
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from .control_messages import (
     verdict_from_message,
 )
 from .peer import identify
-from .views import CheckpointDetail, CheckpointView, Removed, StatusView, Stopped, Verdict
+from .views import CheckpointDetail, CheckpointView, Removed, ScrubStarted, StatusView, Stopped, Verdict
 
 HELLO_DEADLINE_S = 5.0
 CALL_DEADLINE_S = 30.0
@@ -101,6 +101,17 @@ class ControlClient:
         """See Source."""
         answer = self._call(self._stub.UntagCheckpoint, pb.UntagCheckpointRequest(run=run, name=name))
         return CheckpointId.parse(answer.checkpoint)
+
+    def start_scrub(self, run: str, directories: Sequence[Path]) -> ScrubStarted:
+        """Begin to read what a run (empty: any), in the stores of these directories (none: in all), has committed.
+
+        Raises:
+            NotFoundError: there is no such run or directory.
+            RunBusyError: a scrub goes on.
+        """
+        request = pb.StartScrubRequest(run=run, directories=[str(path) for path in directories])
+        answer = self._call(self._stub.StartScrub, request)
+        return ScrubStarted(checkpoint_count=answer.checkpoint_count, size_bytes=answer.size_bytes)
 
     def stop(self) -> Stopped:
         """Return when everything sealed is settled and the daemon's process has ended.

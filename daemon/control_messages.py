@@ -6,6 +6,7 @@ from typing import cast
 from ..core.errors import UsageError
 from ..core.ids import CheckpointId
 from ..proto import node_pb2 as pb
+from .scrub_plan import Scrub
 from .slot_machine import SlotState
 from .views import (
     CheckpointDetail,
@@ -19,6 +20,7 @@ from .views import (
     RankState,
     RankView,
     RunView,
+    ScrubView,
     SegmentVerdictView,
     SegmentView,
     SlotView,
@@ -171,6 +173,7 @@ def _store_to_message(store: StoreView) -> pb.StoreStatus:
         store_id=store.store_id,
         notes=store.notes,
         problems=store.problems,
+        scrub=_scrub_to_message(store.scrub),
         devices=[
             pb.DeviceStatus(
                 device_id=device.device_id,
@@ -193,6 +196,7 @@ def _store_from_message(store: pb.StoreStatus) -> StoreView:
         store_id=store.store_id,
         notes=tuple(store.notes),
         problems=tuple(store.problems),
+        scrub=_scrub_from_message(store.scrub),
         devices=tuple(
             DeviceView(
                 device_id=device.device_id,
@@ -208,6 +212,34 @@ def _store_from_message(store: pb.StoreStatus) -> StoreView:
             for device in store.devices
         ),
     )
+
+
+def _scrub_to_message(scrub: ScrubView) -> pb.ScrubStatus:
+    newest = scrub.newest
+    if newest is None:
+        return pb.ScrubStatus(next_unix_s=scrub.next_unix_s or 0)
+    return pb.ScrubStatus(
+        has_begun=True,
+        started_unix_s=newest.started_unix_s,
+        ended_unix_s=newest.ended_unix_s or 0,
+        planned_count=newest.planned_count,
+        checkpoint_count=newest.checkpoint_count,
+        size_bytes=newest.size_bytes,
+        damaged=newest.damaged,
+        next_unix_s=scrub.next_unix_s or 0,
+    )
+
+
+def _scrub_from_message(message: pb.ScrubStatus) -> ScrubView:
+    newest = Scrub(
+        started_unix_s=message.started_unix_s,
+        ended_unix_s=message.ended_unix_s or None,
+        planned_count=message.planned_count,
+        checkpoint_count=message.checkpoint_count,
+        size_bytes=message.size_bytes,
+        damaged=tuple(message.damaged),
+    )
+    return ScrubView(newest=newest if message.has_begun else None, next_unix_s=message.next_unix_s or None)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------

@@ -67,9 +67,17 @@ class Metrics:
         )
         self.verified_total = Counter(
             "everstep_checkpoints_verified",
-            "Newest checkpoints read in the background after their store was opened",
+            "Checkpoints read in the background: the newest after an opening, and what a scrub found damaged",
             ["result"],
             registry=self.registry,
+        )
+        self.scrubbed_bytes = self._counter("everstep_scrubbed_bytes", "Bytes read by scrubs")
+        self.scrub_damaged_total = self._counter(
+            "everstep_scrub_damaged_segments", "Segments that a scrub found not to be what was committed"
+        )
+        self.scrub_last_s = self._gauge(
+            "everstep_scrub_last_completed_timestamp_seconds",
+            "Unix time at which the newest scrub had read all; 0 before the first",
         )
         self._engine_info = Gauge(
             "everstep_engine_info",

@@ -25,6 +25,7 @@ from .metrics import Metrics
 from .persist import Persister
 from .registry import Lease, Lessee, RankRecord, Registry, RunRecord
 from .restore import Restorer
+from .scrubber import Scrubber
 from .session import Session
 from .stores import OpenStore, StoreBook
 from .tokens import TokenBook
@@ -48,6 +49,7 @@ class Node:
         self.stores = StoreBook(config, socket=config.socket_path(), private=private)
         self.arenas = ArenaBook(config.memory, self.metrics, self.spawn)
         self.verifier = Verifier(self)
+        self.scrubber = Scrubber(self)
         self.persister = Persister(self)
         self.restorer = Restorer(self)
         self._control_socket = control_socket
@@ -67,6 +69,7 @@ class Node:
             for queue in opened.queues.values():
                 self.metrics.add_engine(queue.name, direct=queue.choice.alignment is not None)
             self.verifier.watch(opened)
+            self.scrubber.watch(opened)
 
     def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
         """Run `work` in the background; what it does not expect is reported as a bug in `doing`."""

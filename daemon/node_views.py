@@ -15,6 +15,7 @@ from .views import (
     RankState,
     RankView,
     RunView,
+    ScrubView,
     SlotView,
     StoreView,
     Verdict,
@@ -91,8 +92,8 @@ def in_memory(node: "Node", run: "RunStore") -> frozenset[CheckpointId]:
     )
 
 
-def store_view(opened: OpenStore, verified: Sequence[Verdict]) -> StoreView:
-    """Return an open store and what was found of its newest checkpoints; asks the file systems: for a thread."""
+def store_view(opened: OpenStore, verified: Sequence[Verdict], scrub: ScrubView) -> StoreView:
+    """Return an open store and what was found of its checkpoints; asks the file systems: for a thread."""
     store = opened.store
     present = tuple(_device_view(opened, device.device_id, str(device.path)) for device in store.devices)
     missing = tuple(_missing_view(device.device_id, device.path) for device in store.missing)
@@ -104,6 +105,7 @@ def store_view(opened: OpenStore, verified: Sequence[Verdict]) -> StoreView:
             *opened.report.problems,
             *(_verified_text(each) for each in verified if not each.is_intact),
         ),
+        scrub=scrub,
     )
 
 

@@ -107,7 +107,8 @@ class Persister:
         )
         engines = rank.run.opened.queues
         try:
-            result = await in_thread(persist_shard, rank.run.store, draft, place, engines=engines)
+            with rank.run.opened.needed():
+                result = await in_thread(persist_shard, rank.run.store, draft, place, engines=engines)
         except DeadlineError as error:
             arena.machine.lose(slot)
             self._report_failure(rank, draft.checkpoint, error)

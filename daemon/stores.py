@@ -4,7 +4,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..checkpoint.engine import EngineConfig, EngineKind
@@ -32,15 +33,35 @@ class OpenStore:
     def __init__(self, store: Store, queues: dict[str, DeviceQueue], report: RecoveryReport) -> None:
         self.store, self.queues, self.report = store, queues, report
         self.notes = _notes(store, queues)
+        self._needed_count = 0
+
+    @property
+    def is_needed(self) -> bool:
+        """Tell whether a persist or a restore is under way; asked by any thread."""
+        return self._needed_count > 0
+
+    @contextmanager
+    def needed(self) -> Generator[None]:
+        """Let what reads in the background give way while the block runs; entered on the event loop only."""
+        self._needed_count += 1
+        try:
+            yield
+        finally:
+            self._needed_count -= 1
 
     @property
     def is_new(self) -> bool:
         """Tell whether the store was made by this opening."""
         return self.store.is_new
 
+    @property
+    def paths(self) -> list[str]:
+        """Return the directories of the present devices."""
+        return [str(device.path) for device in self.store.devices]
+
     def describe(self) -> str:
         """Return the device directories as text."""
-        return ", ".join(str(device.path) for device in self.store.devices)
+        return ", ".join(self.paths)
 
     def device_infos(self) -> list[frames.DeviceInfo]:
         """Return the present devices as the hook needs them for a layout."""

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..checkpoint.engine import Engine, Transfer, TransferDone
@@ -12,6 +14,7 @@ from ..core.errors import NotFoundError
 from ..core.ids import CheckpointId
 from . import node_views, store_views
 from .blocking import in_thread
+from .scrub_plan import rest_s
 from .stores import OpenStore
 from .views import Verdict
 
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REST = 9.0
-"""In the background a device rests nine times as long as it was read: a tenth of its time, the rest is for runs."""
+GIVE_WAY_S_MAX = 30.0
+"""How long a background chunk waits for persists and restores: a run that always writes must not stop it for good."""
+_GIVE_WAY_STEP_S = 0.05
 
 
 class Verifier:
@@ -31,6 +35,7 @@ class Verifier:
         self._node = node
         self._tasks: list[asyncio.Task[None]] = []
         self._found: dict[OpenStore, list[Verdict]] = {}
+        self._beside = asyncio.Semaphore(1)  # each takes 64 MiB per device
 
     def found(self, opened: OpenStore) -> tuple[Verdict, ...]:
         """Return what reading the newest checkpoints of a store has shown so far."""
@@ -46,19 +51,35 @@ class Verifier:
         for task in self._tasks:
             task.cancel()
 
-    async def verify(self, run: RunStore, checkpoint: CheckpointId, *, rest: float = 0.0) -> Verdict:
-        """Return what every byte is worth; a cancelled call ends after the chunks that are being read.
+    async def verify_beside(
+        self, run: RunStore, checkpoint: CheckpointId, *, moved: Callable[[int], None] = lambda _: None
+    ) -> Verdict:
+        """Return what `verify` does, read in the background: a share of each device's speed, and one at a time.
 
-        `rest`: how many times as long as a device was read it is left to others.
+        `moved` hears of the bytes of each transfer, in any thread.
+        """
+        opened = self._opened(run)
+        background = Background(
+            share=self._node.config.scrub.bandwidth_share, is_needed=lambda: opened.is_needed, moved=moved
+        )
+        async with self._beside:
+            return await self.verify(run, checkpoint, background=background)
+
+    def record_damage(self, opened: OpenStore, verdict: Verdict) -> None:
+        """Remember and log a damaged checkpoint."""
+        self._record(opened, verdict, "scrubbed")
+
+    async def verify(
+        self, run: RunStore, checkpoint: CheckpointId, *, background: "Background | None" = None
+    ) -> Verdict:
+        """Return what every byte is worth; a cancelled call ends after the chunks that are being read.
 
         Raises:
             NotFoundError: there is no such checkpoint (any more).
         """
-        opened = next((each for each in self._node.stores.stores if each.store is run.store), None)
-        if opened is None:
-            raise NotFoundError(f"the store of run {run.name!r} has been closed")
+        opened = self._opened(run)
         stop = threading.Event()
-        engines = {key: Restrained(queue, stop, rest) for key, queue in opened.queues.items()}
+        engines = {key: Restrained(queue, stop, background) for key, queue in opened.queues.items()}
         memory = node_views.in_memory(self._node, run)
         work = asyncio.ensure_future(
             in_thread(store_views.verify, run, checkpoint, engines=engines, in_memory=memory)
@@ -71,25 +92,32 @@ class Verifier:
             work.exception()  # seen: StoppedError, or whatever came first
             raise
 
+    def _opened(self, run: RunStore) -> OpenStore:
+        opened = next((each for each in self._node.stores.stores if each.store is run.store), None)
+        if opened is None:
+            raise NotFoundError(f"the store of run {run.name!r} has been closed")
+        return opened
+
     async def _check_newest(self, opened: OpenStore) -> None:
         await asyncio.sleep(self._node.config.verify.after_s)
         for run in opened.store.runs():
             for checkpoint in run.offered():
                 try:
-                    verdict = await self.verify(run, checkpoint, rest=REST)
+                    verdict = await self.verify_beside(run, checkpoint)
                 except NotFoundError:
                     continue  # retention has removed it since
-                self._record(opened, verdict)
+                self._record(opened, verdict, "newest_verified")
                 if verdict.is_intact:
                     break
 
-    def _record(self, opened: OpenStore, verdict: Verdict) -> None:
+    def _record(self, opened: OpenStore, verdict: Verdict, event: str) -> None:
         self._found[opened].append(verdict)
         result = "intact" if verdict.is_intact else "damaged"
         self._node.metrics.verified_total.labels(result).inc()
         logger.log(
             logging.INFO if verdict.is_intact else logging.ERROR,
-            "newest_verified run=%s checkpoint=%s result=%s seconds=%.3f problems=%s",
+            "%s run=%s checkpoint=%s result=%s seconds=%.3f problems=%s",
+            event,
             verdict.summary.run_id,
             verdict.summary.checkpoint,
             result,
@@ -102,11 +130,23 @@ class StoppedError(Exception):
     """Nobody waits for this verification any more. No EverstepError: those count as damage of what is read."""
 
 
-class Restrained:
-    """An engine that rests after each transfer, and moves nothing more once `stop` is set."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Background:
+    """How a checkpoint is read beside other work."""
 
-    def __init__(self, engine: Engine, stop: threading.Event, rest: float = 0.0) -> None:
-        self._engine, self._stop, self._rest = engine, stop, rest
+    share: float
+    """Of each device's speed, measured transfer by transfer."""
+    is_needed: Callable[[], bool]
+    """Whether a persist or a restore is under way: then a transfer waits, for at most `GIVE_WAY_S_MAX`."""
+    moved: Callable[[int], None]
+    """Hears of the bytes of each transfer, in any thread."""
+
+
+class Restrained:
+    """An engine that moves nothing more once `stop` is set; in the background it gives way and rests, too."""
+
+    def __init__(self, engine: Engine, stop: threading.Event, background: Background | None = None) -> None:
+        self._engine, self._stop, self._background = engine, stop, background
 
     @property
     def name(self) -> str:
@@ -115,13 +155,23 @@ class Restrained:
 
     def run(self, transfer: Transfer) -> TransferDone:
         """Move, or raise when stopped."""
+        background = self._background
+        if background is not None:
+            self._give_way(background.is_needed)
         if self._stop.is_set():
             raise StoppedError
         began_s = time.monotonic()
         done = self._engine.run(transfer)
-        if self._rest:
-            self._stop.wait(self._rest * (time.monotonic() - began_s))
+        if background is not None:
+            background.moved(done.bytes_moved)
+            self._stop.wait(rest_s(time.monotonic() - began_s, background.share))
         return done
+
+    def _give_way(self, is_needed: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + GIVE_WAY_S_MAX
+        while is_needed() and time.monotonic() < deadline_s:
+            if self._stop.wait(_GIVE_WAY_STEP_S):
+                return
 
     def forget(self, arena_fd: int) -> None:
         """Let go of an arena."""

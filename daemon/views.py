@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from ..core.ids import CheckpointId
+from .scrub_plan import Scrub
 from .slot_machine import SlotState
 
 
@@ -108,6 +109,16 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubView:
+    """The reading of all committed bytes of a store."""
+
+    newest: Scrub | None
+    """The one that goes on, else the last one since the daemon started."""
+    next_unix_s: float | None
+    """When the next one begins by the schedule; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreView:
     """One open store."""
 
@@ -115,6 +126,7 @@ class StoreView:
     devices: tuple[DeviceView, ...]
     notes: tuple[str, ...]
     problems: tuple[str, ...]
+    scrub: ScrubView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +247,15 @@ class Removed:
 
     checkpoint_count: int
     freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubStarted:
+    """What a scrub that was asked for is going to read."""
+
+    checkpoint_count: int
+    """0: nothing has begun."""
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

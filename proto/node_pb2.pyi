@@ -179,16 +179,38 @@ class DeviceStatus(_message.Message):
     def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., engine_reason: _Optional[str] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
-    __slots__ = ("store_id", "devices", "notes", "problems")
+    __slots__ = ("store_id", "devices", "notes", "problems", "scrub")
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_FIELD_NUMBER: _ClassVar[int]
     store_id: str
     devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
     notes: _containers.RepeatedScalarFieldContainer[str]
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, store_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    scrub: ScrubStatus
+    def __init__(self, store_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[str]] = ..., scrub: _Optional[_Union[ScrubStatus, _Mapping]] = ...) -> None: ...
+
+class ScrubStatus(_message.Message):
+    __slots__ = ("has_begun", "started_unix_s", "ended_unix_s", "planned_count", "checkpoint_count", "size_bytes", "damaged", "next_unix_s")
+    HAS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    has_begun: bool
+    started_unix_s: float
+    ended_unix_s: float
+    planned_count: int
+    checkpoint_count: int
+    size_bytes: int
+    damaged: _containers.RepeatedScalarFieldContainer[str]
+    next_unix_s: float
+    def __init__(self, has_begun: _Optional[bool] = ..., started_unix_s: _Optional[float] = ..., ended_unix_s: _Optional[float] = ..., planned_count: _Optional[int] = ..., checkpoint_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[str]] = ..., next_unix_s: _Optional[float] = ...) -> None: ...
 
 class CheckpointSummary(_message.Message):
     __slots__ = ("run_name", "run_id", "owner_uid", "attempt", "step", "world_size", "ranks", "size_bytes", "created_unix_s", "state", "in_memory", "notes", "parent", "problems", "offered", "tags")
@@ -404,6 +426,22 @@ class UntagCheckpointResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     def __init__(self, checkpoint: _Optional[str] = ...) -> None: ...
+
+class StartScrubRequest(_message.Message):
+    __slots__ = ("run", "directories")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORIES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    directories: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., directories: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StartScrubResponse(_message.Message):
+    __slots__ = ("checkpoint_count", "size_bytes")
+    CHECKPOINT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_count: int
+    size_bytes: int
+    def __init__(self, checkpoint_count: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class ShutdownRequest(_message.Message):
     __slots__ = ("drain_s",)

@@ -74,6 +74,11 @@ class NodeStub:
                 request_serializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointRequest.SerializeToString,
                 response_deserializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointResponse.FromString,
                 _registered_method=True)
+        self.StartScrub = channel.unary_unary(
+                '/everstep.node.v1.Node/StartScrub',
+                request_serializer=everstep_dot_proto_dot_node__pb2.StartScrubRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.StartScrubResponse.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/everstep.node.v1.Node/Shutdown',
                 request_serializer=everstep_dot_proto_dot_node__pb2.ShutdownRequest.SerializeToString,
@@ -144,6 +149,14 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartScrub(self, request, context):
+        """Begin to read all committed bytes of open stores, or of some, in the background at a share of the devices' speed;
+        GetStatus shows how far it is. FAILED_PRECONDITION while a scrub of one of them goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """Persist what is sealed, refuse new snapshots, then exit; returns when nothing is left to persist.
         PERMISSION_DENIED unless the caller is the daemon's user or root.
@@ -194,6 +207,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.UntagCheckpoint,
                     request_deserializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointRequest.FromString,
                     response_serializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointResponse.SerializeToString,
+            ),
+            'StartScrub': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartScrub,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.StartScrubRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.StartScrubResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -417,6 +435,33 @@ class Node:
             '/everstep.node.v1.Node/UntagCheckpoint',
             everstep_dot_proto_dot_node__pb2.UntagCheckpointRequest.SerializeToString,
             everstep_dot_proto_dot_node__pb2.UntagCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartScrub(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/StartScrub',
+            everstep_dot_proto_dot_node__pb2.StartScrubRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.StartScrubResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,6 +16,7 @@ class NodeStub:
     RemoveRun: grpc.UnaryUnaryMultiCallable[node_pb2.RemoveRunRequest, node_pb2.RemoveRunResponse]
     TagCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.TagCheckpointRequest, node_pb2.TagCheckpointResponse]
     UntagCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.UntagCheckpointRequest, node_pb2.UntagCheckpointResponse]
+    StartScrub: grpc.UnaryUnaryMultiCallable[node_pb2.StartScrubRequest, node_pb2.StartScrubResponse]
     Shutdown: grpc.UnaryUnaryMultiCallable[node_pb2.ShutdownRequest, node_pb2.ShutdownResponse]
     def __init__(self, channel: grpc.Channel) -> None: ...
 
@@ -60,6 +61,11 @@ class NodeServicer:
         request: node_pb2.UntagCheckpointRequest,
         context: grpc.aio.ServicerContext[node_pb2.UntagCheckpointRequest, node_pb2.UntagCheckpointResponse],
     ) -> Awaitable[node_pb2.UntagCheckpointResponse]: ...
+    def StartScrub(
+        self,
+        request: node_pb2.StartScrubRequest,
+        context: grpc.aio.ServicerContext[node_pb2.StartScrubRequest, node_pb2.StartScrubResponse],
+    ) -> Awaitable[node_pb2.StartScrubResponse]: ...
     def Shutdown(
         self,
         request: node_pb2.ShutdownRequest,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pausing import wait_until
 
 from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.run_store import RunStore
@@ -137,7 +138,7 @@ class TestStarting:
     def test_help_and_version(self) -> None:
         assert "status" in everstep_process("--help").stdout
         assert everstep_process("--version") == Done(0, f"everstep {VERSION}\n", "")
-        for command in ("status", "ls", "show", "verify", "rm", "tag", "untag", "daemon", "stop"):
+        for command in ("status", "ls", "show", "verify", "rm", "tag", "untag", "scrub", "daemon", "stop"):
             assert everstep(command, "--help").returncode == 0
 
     @pytest.mark.parametrize("words", [("ls", "DIRECTORIES"), ("status",), ("ls", "--no-such-option")])
@@ -192,6 +193,7 @@ class TestWithoutDaemon:
             (("ls",), "name storage directories"),
             (("show", "pair"), "name storage directories"),
             (("verify",), "name storage directories"),
+            (("scrub",), "`everstep verify DIR ...` reads storage without a daemon"),
             (("stop",), "is EVERSTEP_SOCKET right?"),
         ],
     )
@@ -447,6 +449,16 @@ class TestWithDaemon:
         assert document("untag", "best", "pair")["checkpoint"] == "1.30"
         assert document("untag", "best", "pair", code=3)["error"]["code"] == "NotFoundError"
         arena.close()
+
+    @pytest.mark.usefixtures("trainer")
+    def test_a_scrub_begins_in_the_daemon(self, stored: list[Path], tmp_path: Path) -> None:
+        assert "scrub: none since the daemon started" in everstep("status").stdout
+        assert document("scrub", "single")["checkpoint_count"] == 1
+        assert document("scrub", tmp_path, code=3)["error"]["code"] == "NotFoundError"
+        assert everstep("scrub", "pair@1.10").returncode == 2
+        wait_until(lambda: document("status")["stores"][0]["scrub"]["newest"]["ended_unix_s"] is not None)
+        assert "in 1 checkpoint, nothing damaged" in everstep("status").stdout
+        assert everstep("scrub", *stored).stdout.startswith("a scrub of 5 checkpoints, ")
 
     def test_stop(self, trainer: FakeTrainer) -> None:
         assert trainer.devices

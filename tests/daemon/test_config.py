@@ -34,6 +34,7 @@ def test_every_key_is_taken(path: Path) -> None:
         "[memory]\narena_max_bytes = 4096\nreserve_bytes = 0\n"
         "[metrics]\nenabled = false\nport = 9400\n"
         '[io]\nengine = "uring"\nprocess = true\nregister_arenas = true\n'
+        '[scrub]\nevery = "30d"\nbandwidth_share = 0.05\n'
         '[retention]\nkeep_last = 2\nevery_steps = 1000\nevery = "6h"\n' + DEVICES
     )
     config = load_config(path)
@@ -42,6 +43,7 @@ def test_every_key_is_taken(path: Path) -> None:
     assert (config.memory.arena_max_bytes, config.memory.reserve_bytes) == (4096, 0)
     assert (config.metrics.enabled, config.metrics.port) == (False, 9400)
     assert (config.io.engine, config.io.process, config.io.register_arenas) == ("uring", True, True)
+    assert (config.scrub.every_s, config.scrub.bandwidth_share) == (30 * 86400, 0.05)
     assert config.retention.keep() == Keep(last=2, every_steps=1000, every="6h")
 
 
@@ -59,6 +61,10 @@ def test_every_key_is_taken(path: Path) -> None:
         ("[retention]\nkeep_last = 1\n", r"retention\.keep_last is 1.*at least 2"),
         ("[retention]\nevery_steps = 0\n", "every_steps is 0"),
         ('[retention]\nevery = "daily"\n', "every is 'daily'.*such as '6h'"),
+        ('[scrub]\nevery = "weekly"\n', r"scrub\.every is 'weekly'.*or 'never'"),
+        ("[scrub]\nbandwidth_share = 0\n", r"scrub\.bandwidth_share is 0.*above 0"),
+        ("[scrub]\nbandwidth_share = 1.5\n", r"scrub\.bandwidth_share is 1\.5"),
+        ("[scrub]\nbandwidth_share = nan\n", r"scrub\.bandwidth_share is nan"),
         ("[memory]\nreserve_bytes = -1\n", "must not be negative"),
         ("[daemon]\ndrain_s = -0.1\n", "must not be negative"),
         ("[daemon]\nlinger_s = nan\n", "linger_s.*must not be negative"),

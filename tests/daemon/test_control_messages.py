@@ -13,6 +13,7 @@ from everstep.daemon.control_messages import (
     verdict_from_message,
     verdict_to_message,
 )
+from everstep.daemon.scrub_plan import Scrub
 from everstep.daemon.slot_machine import SlotState
 
 small = st.integers(0, 2**32 - 1)
@@ -39,6 +40,22 @@ summaries = st.builds(
     created_unix_s=numbers,
     notes=st.dictionaries(words, words, max_size=3),
     problems=some(words),
+    tags=some(words),
+)
+moments = st.floats(1, 1e12)
+scrubs = st.builds(
+    views.ScrubView,
+    newest=st.none()
+    | st.builds(
+        Scrub,
+        started_unix_s=moments,
+        ended_unix_s=st.none() | moments,
+        planned_count=small,
+        checkpoint_count=small,
+        size_bytes=large,
+        damaged=some(words),
+    ),
+    next_unix_s=st.none() | moments,
 )
 shapes = some(large)
 details = st.builds(
@@ -131,6 +148,7 @@ statuses = st.builds(
             ),
             notes=some(words),
             problems=some(words),
+            scrub=scrubs,
         )
     ),
 )

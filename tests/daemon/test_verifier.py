@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.ids import CheckpointId
 from everstep.daemon.control_client import ControlClient, connected
 from everstep.daemon.testing import FakeTrainer, node_daemon
-from everstep.daemon.verifier import Restrained, StoppedError
+from everstep.daemon.verifier import Background, Restrained, StoppedError
 from everstep.daemon.views import CheckpointStatus, StoreView
 
 RUN = "demo"
@@ -110,15 +110,25 @@ NOTHING = Transfer(
 )
 
 
+def background(
+    *, share: float = 1.0, is_needed: Callable[[], bool] = lambda: False, moved: list[int] | None = None
+) -> Background:
+    return Background(
+        share=share,
+        is_needed=is_needed,
+        moved=([] if moved is None else moved).append,
+    )
+
+
 def test_a_device_rests_much_longer_than_it_is_read() -> None:
     began_s = time.monotonic()
-    Restrained(SlowEngine(), threading.Event(), rest=9.0).run(NOTHING)
+    Restrained(SlowEngine(), threading.Event(), background(share=0.1)).run(NOTHING)
     assert time.monotonic() - began_s >= 0.2
 
 
 def test_a_stop_ends_the_rest_and_lets_nothing_more_through() -> None:
     stop = threading.Event()
-    engine = Restrained(SlowEngine(), stop, rest=10**6)
+    engine = Restrained(SlowEngine(), stop, background(share=1e-6))
     resting = threading.Thread(target=engine.run, args=[NOTHING])
     resting.start()
     stop.set()
@@ -126,3 +136,40 @@ def test_a_stop_ends_the_rest_and_lets_nothing_more_through() -> None:
     assert not resting.is_alive()
     with pytest.raises(StoppedError):
         engine.run(NOTHING)
+
+
+def test_a_transfer_in_the_background_waits_for_what_is_needed() -> None:
+    asked: list[bool] = []
+    moved: list[int] = []
+
+    def is_needed() -> bool:
+        assert moved == []
+        asked.append(len(asked) < 3)
+        return asked[-1]
+
+    engine = Restrained(SlowEngine(), threading.Event(), background(is_needed=is_needed, moved=moved))
+    engine.run(NOTHING)
+    assert (asked, moved) == ([True, True, True, False], [0])
+
+
+def test_a_stop_ends_the_waiting_too() -> None:
+    stop = threading.Event()
+    asked = threading.Event()
+
+    def is_needed() -> bool:
+        asked.set()
+        return True
+
+    failed: list[bool] = []
+
+    def read() -> None:
+        with pytest.raises(StoppedError):
+            Restrained(SlowEngine(), stop, background(is_needed=is_needed)).run(NOTHING)
+        failed.append(True)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert asked.wait(10)
+    stop.set()
+    thread.join(10)
+    assert failed == [True]

@@ -1,0 +1,135 @@
+"""Reads all committed bytes of a store from time to time, beside everything else, and says what is damaged."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING
+
+from ..checkpoint.catalogue import CheckpointInfo, CheckpointState
+from ..checkpoint.run_store import RunStore
+from ..core.errors import NotFoundError, RunBusyError
+from .scrub_plan import Scrub, period_begin_unix_s, scrub_period
+from .stores import OpenStore
+from .views import ScrubStarted, ScrubView
+
+if TYPE_CHECKING:
+    from .node import Node
+
+logger = logging.getLogger(__name__)
+
+LOOK_AT_CLOCK_S = 60.0
+"""How often at least, because it may be set."""
+
+Work = Sequence[tuple[RunStore, CheckpointInfo]]
+
+
+class Scrubber:
+    """One scrub per store at a time, by the schedule or on request. Owned by the event loop."""
+
+    def __init__(self, node: "Node", *, clock: Callable[[], float] = time.time) -> None:
+        self._node, self._clock = node, clock
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._scrubs: dict[OpenStore, Scrub] = {}
+        """Of each store the one that goes on, else the last one of this process."""
+
+    def watch(self, opened: OpenStore) -> None:
+        """Scrub a store by the schedule from now on."""
+        if self._node.config.scrub.every_s is not None:
+            self._spawn(self._keep_schedule(opened, self._node.config.scrub.every_s))
+
+    def stop(self) -> None:
+        """End what goes on, after the chunks that are being read."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def view(self, opened: OpenStore) -> ScrubView:
+        """Return what is known of a store's scrubs."""
+        every_s, store_id = self._node.config.scrub.every_s, opened.store.store_id
+        next_unix_s = None
+        if every_s is not None:
+            period = scrub_period(self._clock(), every_s, store_id)
+            next_unix_s = period_begin_unix_s(period + 1, every_s, store_id)
+        return ScrubView(newest=self._scrubs.get(opened), next_unix_s=next_unix_s)
+
+    def start(self, stores: Sequence[OpenStore], runs: Sequence[RunStore]) -> ScrubStarted:
+        """Begin to read what these runs have committed in these stores.
+
+        Raises:
+            RunBusyError: a scrub of one of the stores goes on; nothing has begun.
+        """
+        for opened in stores:
+            if self._goes_on(opened):
+                raise RunBusyError(
+                    f"a scrub of {opened.describe()} goes on", hint="`everstep status` shows how far it is"
+                )
+        checkpoint_count = size_bytes = 0
+        for opened in stores:
+            work = [(run, info) for run in runs if run.store is opened.store for info in _unspoilt(run)]
+            if work:
+                self._spawn(self._read(opened, work, self._begin(opened, work)))
+            checkpoint_count += len(work)
+            size_bytes += sum(info.size_bytes for _, info in work)
+        return ScrubStarted(checkpoint_count=checkpoint_count, size_bytes=size_bytes)
+
+    async def _keep_schedule(self, opened: OpenStore, every_s: float) -> None:
+        store_id = opened.store.store_id
+        done = scrub_period(self._clock(), every_s, store_id)
+        while True:
+            now_unix_s = self._clock()
+            period = scrub_period(now_unix_s, every_s, store_id)
+            if period > done and not self._goes_on(opened):
+                done = period
+                work = [(run, info) for run in opened.store.runs() for info in _unspoilt(run)]
+                await self._read(opened, work, self._begin(opened, work))
+            else:
+                next_unix_s = period_begin_unix_s(period + 1, every_s, store_id)
+                await asyncio.sleep(min(max(next_unix_s - now_unix_s, 0.01), LOOK_AT_CLOCK_S))
+
+    def _goes_on(self, opened: OpenStore) -> bool:
+        scrub = self._scrubs.get(opened)
+        return scrub is not None and scrub.ended_unix_s is None
+
+    def _begin(self, opened: OpenStore, work: Work) -> Scrub:
+        scrub = Scrub(started_unix_s=self._clock(), planned_count=len(work))
+        self._scrubs[opened] = scrub
+        logger.info("scrub_began store=%s checkpoints=%d", opened.store.store_id, len(work))
+        return scrub
+
+    async def _read(self, opened: OpenStore, work: Work, scrub: Scrub) -> None:
+        """Read one checkpoint after the other; what is damaged is offered no more, and said."""
+        metrics = self._node.metrics
+        try:
+            for run, info in work:
+                try:
+                    verdict = await self._node.verifier.verify_beside(
+                        run, info.checkpoint, moved=metrics.scrubbed_bytes.inc
+                    )
+                except NotFoundError:
+                    continue  # retention has removed it since
+                size_bytes = sum(segment.size_bytes for segment in verdict.segments)
+                scrub = scrub.read(verdict.summary.title, size_bytes, is_intact=verdict.is_intact)
+                self._scrubs[opened] = scrub
+                metrics.scrub_damaged_total.inc(sum(bool(segment.problem) for segment in verdict.segments))
+                if not verdict.is_intact:
+                    self._node.verifier.record_damage(opened, verdict)
+        finally:
+            scrub = self._scrubs[opened] = scrub.ended(self._clock())
+        metrics.scrub_last_s.set(self._clock())
+        logger.info(
+            "scrub_ended store=%s checkpoints=%d size_bytes=%d damaged=%s",
+            opened.store.store_id,
+            scrub.checkpoint_count,
+            scrub.size_bytes,
+            list(scrub.damaged),
+        )
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._node.spawn(work, "scrubbing")
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+
+def _unspoilt(run: RunStore) -> list[CheckpointInfo]:
+    """Return the checkpoints of which nothing is known to be damaged, the newest first."""
+    return [info for info in run.checkpoints() if info.state is not CheckpointState.DAMAGED]

@@ -1,0 +1,134 @@
+"""Scrubs of a real daemon: by the schedule and on request; what is damaged is said and offered no more."""
+
+import os
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pausing import wait_until
+
+from everstep.checkpoint.testing import make_state, opened, save
+from everstep.core.errors import NotFoundError, RunBusyError
+from everstep.core.ids import CheckpointId
+from everstep.daemon.control_client import ControlClient, connected
+from everstep.daemon.scrub_plan import Scrub
+from everstep.daemon.testing import FakeTrainer, node_daemon
+from everstep.daemon.views import CheckpointStatus, ScrubView
+
+RUN = "demo"
+
+
+@pytest.fixture
+def stored(devices: list[Path]) -> list[Path]:
+    """Two runs: `demo` with three checkpoints, `other` with one."""
+    with opened(devices) as (store, _):
+        for name, steps in ((RUN, (1, 2, 3)), ("other", (1,))):
+            run = store.run(os.geteuid(), name, create=True)
+            run.begin_attempt(1, fresh=False)
+            for step in steps:
+                save(run, make_state(store, step), CheckpointId(1, step))
+    return devices
+
+
+@contextmanager
+def scrubbing(config: Path, socket_path: Path, section: str) -> Generator[ControlClient]:
+    with config.open("a") as file:
+        file.write(f"[verify]\nafter_s = 1000.0\n[scrub]\n{section}\n")
+    with node_daemon(config, socket_path), connected(socket_path) as client:
+        yield client
+
+
+def scrub_of(client: ControlClient) -> ScrubView:
+    (store,) = client.status().stores
+    return store.scrub
+
+
+def newest(client: ControlClient) -> Scrub:
+    scrub = scrub_of(client).newest
+    assert scrub is not None
+    return scrub
+
+
+def ended(client: ControlClient) -> bool:
+    scrub = scrub_of(client).newest
+    return scrub is not None and scrub.ended_unix_s is not None
+
+
+def spoil(devices: list[Path], step: int) -> None:
+    with opened(devices, read_only=True) as (store, _):
+        run = store.run(os.geteuid(), RUN)
+        path = run.segment_path(run.manifest(CheckpointId(1, step), 0).segments[0])
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def metric(client: ControlClient, name: str) -> float:
+    port = client.status().daemon.metrics_port
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
+    return float(value)
+
+
+@pytest.mark.usefixtures("stored")
+def test_all_is_read_by_the_schedule(node_config: Path, socket_path: Path) -> None:
+    with scrubbing(node_config, socket_path, 'every = "1s"') as client:
+        wait_until(lambda: ended(client))
+        scrub = newest(client)
+        assert (scrub.planned_count, scrub.checkpoint_count, scrub.damaged) == (4, 4, ())
+        sizes = [view.size_bytes for view in client.checkpoints("")]
+        assert scrub.size_bytes == sum(sizes)
+        assert metric(client, "everstep_scrubbed_bytes_total") >= sum(sizes)
+        assert metric(client, "everstep_scrub_last_completed_timestamp_seconds") > scrub.started_unix_s
+        next_unix_s = scrub_of(client).next_unix_s
+        assert next_unix_s is not None
+        assert next_unix_s > scrub.started_unix_s
+
+
+def test_damage_is_said_and_not_offered(node_config: Path, socket_path: Path, stored: list[Path]) -> None:
+    spoil(stored, 2)
+    with (
+        scrubbing(node_config, socket_path, 'every = "never"') as client,
+        FakeTrainer(socket_path) as trainer,
+    ):
+        assert scrub_of(client) == ScrubView(newest=None, next_unix_s=None)
+        started = client.start_scrub(RUN, [])
+        assert started.checkpoint_count == 3
+        wait_until(lambda: ended(client))
+        assert newest(client).damaged == (f"{RUN}@1.2",)
+        (problem,) = client.status().stores[0].problems
+        assert problem.startswith(f"{RUN}@1.2 is damaged")
+        assert metric(client, "everstep_scrub_damaged_segments_total") == 1
+        assert [view.state for view in client.checkpoints(RUN)] == [
+            CheckpointStatus.COMPLETE,
+            CheckpointStatus.DAMAGED,
+            CheckpointStatus.COMPLETE,
+        ]
+        trainer.open_run([Path("nvme0"), Path("nvme1")], name=RUN)
+        assert [(offer.step, bool(offer.problem)) for offer in trainer.offers()] == [
+            (3, False),
+            (2, True),
+            (1, False),
+        ]
+        assert (
+            client.start_scrub("", []).checkpoint_count == 3
+        )  # what is known to be damaged is not read again
+    assert "scrubbed run=" in socket_path.with_name("daemon.log").read_text()
+
+
+def test_one_at_a_time_of_stores_that_are_open(
+    node_config: Path, socket_path: Path, stored: list[Path], tmp_path: Path
+) -> None:
+    slow = 'every = "never"\nbandwidth_share = 1e-9'
+    with scrubbing(node_config, socket_path, slow) as client:
+        for run, directories in (("nobody", []), ("", [tmp_path])):
+            with pytest.raises(NotFoundError):
+                client.start_scrub(run, directories)
+        assert client.start_scrub("other", stored).checkpoint_count == 1
+        with pytest.raises(RunBusyError, match=r"a scrub of .* goes on"):
+            client.start_scrub(RUN, [])
+        assert newest(client).ended_unix_s is None
+        # The daemon ends at once although a device rests for years.
