@@ -66,10 +66,15 @@ class DeviceSet:
         return bool(self.missing)
 
     @property
-    def may_delete(self) -> bool:
+    def is_whole(self) -> bool:
         """Tell whether every member is present and none has failed: only then is the view complete."""
         with self._lock:
-            return not (self.missing or self._suspects or self.is_read_only)
+            return not (self.missing or self._suspects)
+
+    @property
+    def may_delete(self) -> bool:
+        """Tell whether the view is complete, and the store not open for reading only."""
+        return self.is_whole and not self.is_read_only
 
     def device(self, device_id: str) -> Device | None:
         """Return the present device of this id."""

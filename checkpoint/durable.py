@@ -76,10 +76,6 @@ def make_directories(ops: StorageOps, root: Path, *names: str) -> Path:
     return path
 
 
-def drop_temporaries(ops: StorageOps, directory: Path) -> int:
-    """Remove what unfinished writes left in a directory, and return how many files that were."""
-    count = 0
-    for name in ops.list_directory(directory):
-        if name.startswith(TEMPORARY_PREFIX) and ops.unlink(directory / name):
-            count += 1
-    return count
+def temporaries(ops: StorageOps, directory: Path) -> list[Path]:
+    """Return what unfinished writes left in a directory."""
+    return [directory / name for name in ops.list_directory(directory) if name.startswith(TEMPORARY_PREFIX)]

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from ..core.ids import is_id
 from .device import Device
+from .findings import Severity
 from .recovery_devices import LOST_SUFFIX, RecoveryDevices
 from .run_store import RunStore
 
@@ -19,6 +20,15 @@ def remove_orphans(devices: RecoveryDevices, runs: Iterable[RunStore]) -> None:
     """
     removable = {run: found for run in runs if (found := _removable(devices, run))}
     # Everything is listed before the first goes: what fails in one run forbids deleting in all.
+    is_certain = devices.store.is_whole
+    for run, orphans in removable.items():
+        for device, generation in orphans:
+            devices.find(
+                Severity.REPAIRABLE if is_certain else Severity.NOTE,
+                run.generation_path(device, generation),
+                "a generation that no manifest refers to",
+                "removes it" if is_certain else "",
+            )
     if not devices.store.may_delete:
         return
     for run, orphans in removable.items():
@@ -37,7 +47,11 @@ def _removable(devices: RecoveryDevices, run: RunStore) -> list[_Orphan]:
         return []
     run.unreadable = run.unreadable or _quarantined(devices, run)
     if run.unreadable:
-        devices.problem(f"run {run.name!r}: {len(orphans)} unreferenced generations stay: {run.unreadable}")
+        devices.problem(
+            f"run {run.name!r}: {len(orphans)} unreferenced generations stay: {run.unreadable}",
+            run.data_path(orphans[0][0]),
+            severity=Severity.NOTE,
+        )
         return []
     return orphans
 

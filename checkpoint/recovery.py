@@ -30,24 +30,25 @@ __all__ = ["RecoveryReport", "recover"]
 _log = logging.getLogger(__name__)
 
 
-def recover(store: Store) -> RecoveryReport:
+def recover(store: Store, *, looks_for_rests: bool = False) -> RecoveryReport:
     """Fill the store's catalogue from its devices, mend what is half done, and say what was found.
 
     Called once after `open_store`, before anything else uses the store. A device that fails meanwhile is marked as
-    suspect and left out; then nothing is deleted.
+    suspect and left out; then nothing is deleted. `looks_for_rests`: a store open for reading only is also searched for
+    what would be removed; a daemon at work always has some of that.
 
     Raises:
         StorageError: no device can be read.
     """
     started_s = time.perf_counter()
     report = RecoveryReport()
-    devices = RecoveryDevices(store, report)
+    devices = RecoveryDevices(store, report, looks_for_rests=looks_for_rests)
     for owner_uid, run_id in _find_runs(devices):
         identity = _identity(devices, owner_uid, run_id)
         if identity is not None:
             store.add_run(recover_run(devices, identity))
             report.run_count += 1
-    if devices.writes:
+    if devices.writes or looks_for_rests:
         remove_orphans(devices, store.runs())
     report.duration_s = time.perf_counter() - started_s
     _log.info(
@@ -98,7 +99,10 @@ def _identity(devices: RecoveryDevices, owner_uid: int, run_id: str) -> RunId | 
     if identity is None:
         used = devices.each(devices.present, lambda each: _is_used(devices, paths[each]))
         if any(used.values()):
-            devices.problem(f"run {run_id} of uid {owner_uid} is not offered: its run.json is lost")
+            devices.problem(
+                f"run {run_id} of uid {owner_uid} is not offered: its run.json is lost",
+                next(iter(paths.values())),
+            )
     return identity
 
 

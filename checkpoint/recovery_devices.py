@@ -11,7 +11,8 @@ from ..core.errors import CorruptDataError, DataError, StorageError
 from ..core.ids import random_id
 from .device import Device
 from .device_set import DeviceSet
-from .durable import drop_temporaries, publish_new
+from .durable import publish_new, temporaries
+from .findings import Finding, Severity
 from .manifest_format import MANIFEST_FILE_BYTES_MAX
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class RecoveryReport:
     """Shards that are not offered."""
     problems: list[str] = field(default_factory=list[str])
     """One sentence for each thing that a user should know."""
+    findings: list[Finding] = field(default_factory=list[Finding])
+    """Everything that was not as it should be, problems included."""
     duration_s: float = 0.0
 
 
@@ -59,18 +62,31 @@ class RecoveryDevices:
     recovery. In a store that is open for reading only they do nothing.
     """
 
-    def __init__(self, store: DeviceSet, report: RecoveryReport) -> None:
+    def __init__(self, store: DeviceSet, report: RecoveryReport, *, looks_for_rests: bool) -> None:
         self.store = store
         self.ops = store.ops
         self.report = report
         self.writes = not store.is_read_only
+        self.looks_for_rests = looks_for_rests
+        """Look for unfinished files and orphans, although nothing can be removed."""
         self.present = list(store.devices)
         """Those that nothing was wrong with so far."""
 
-    def problem(self, text: str) -> None:
+    def problem(self, text: str, path: Path, *, severity: Severity = Severity.LOST, repair: str = "") -> None:
         """Report a sentence that a user should know."""
+        self.tell(text)
+        self.find(severity, path, text, repair)
+
+    def tell(self, text: str) -> None:
+        """Report a sentence about what is found elsewhere, too."""
         _log.warning("recovery_problem %s", text)
         self.report.problems.append(text)
+
+    def find(self, severity: Severity, path: Path, problem: str, repair: str = "") -> None:
+        """Take note of what is not as it should be."""
+        self.report.findings.append(
+            Finding(severity=severity, path=str(path), problem=problem, repair=repair)
+        )
 
     # --- calls that read ----------------------------------------------------------------------------------------
 
@@ -86,7 +102,7 @@ class RecoveryDevices:
                 with self.store.reading(device.device_id):
                     found[device] = call(device)
             except StorageError as exc:
-                self.problem(f"device {device.path} is left out: {exc}")
+                self.problem(f"device {device.path} is left out: {exc}", device.path)
                 self.present.remove(device)
                 if not self.present:
                     raise
@@ -106,7 +122,7 @@ class RecoveryDevices:
             except CorruptDataError as exc:
                 bad[device] = exc
             except StorageError as exc:
-                self.problem(str(exc))
+                self.problem(str(exc), path)
         return Found(whole=whole, bad=bad)
 
     def sync(self, device: Device, path: Path, *, is_file: bool = False) -> bool:
@@ -120,7 +136,7 @@ class RecoveryDevices:
                 else:
                     self.ops.sync_directory(path)
         except StorageError as exc:
-            self.problem(str(exc))
+            self.problem(str(exc), path)
             return False
         return True
 
@@ -128,8 +144,12 @@ class RecoveryDevices:
 
     def drop_temporaries(self, directory: Path) -> None:
         """Remove what unfinished writes left in a directory; StorageError when that fails."""
-        if self.writes:
-            self.report.temporary_count += drop_temporaries(self.ops, directory)
+        if not (self.writes or self.looks_for_rests) or self.ops.stat(directory) is None:
+            return
+        for path in temporaries(self.ops, directory):
+            self.find(Severity.REPAIRABLE, path, "a file whose writing never ended", "removes it")
+            if self.writes and self.ops.unlink(path):
+                self.report.temporary_count += 1
 
     def mend(self, device: Device, call: Callable[[], object]) -> None:
         """Do what makes the store whole again; a device that fails is marked, a full one is not, and both go on."""
@@ -139,10 +159,11 @@ class RecoveryDevices:
             with self.store.watching(device.device_id):
                 call()
         except StorageError as exc:
-            self.problem(str(exc))
+            self.problem(str(exc), device.path, severity=Severity.NOTE)
 
     def make_copy(self, device: Device, path: Path, content: bytes) -> None:
         """Put a whole copy of a small file where it is missing."""
+        self.find(Severity.REPAIRABLE, path, "a copy is missing here", "makes it again from another device's")
 
         def copy() -> None:
             if publish_new(self.ops, path, content):
@@ -156,7 +177,12 @@ class RecoveryDevices:
         Where it cannot be moved the device is marked, whatever the reason: what stands in quarantine is what keeps
         the data that the file may refer to.
         """
-        self.problem(f"{path} is put aside: {error}")
+        self.problem(
+            f"{path} is put aside: {error}",
+            path,
+            severity=Severity.LOST if suffix == LOST_SUFFIX else Severity.REPAIRABLE,
+            repair=f"moves it to {device.quarantine_path}",
+        )
         self.report.quarantined_count += 1
         target = device.quarantine_path / f"{run_id}.{path.name}.{random_id()}{suffix}"
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from ..core.errors import CorruptDataError, DataError, EverstepError, FormatVersionError, NotFoundError
 from .catalogue import shard_record
 from .device import Device
-from .durable import make_directories, publish_over
+from .durable import TEMPORARY_PREFIX, make_directories, publish_over
+from .findings import Severity
 from .manifest_format import (
     ManifestName,
     decode_manifest_head,
@@ -19,6 +20,7 @@ from .run_store import (
     ATTEMPTS_NAME,
     COMMITS_NAME,
     FLOOR_NAME,
+    RUN_NAME,
     TAGS_NAME,
     RunStore,
     create_run_directories,
@@ -64,6 +66,16 @@ class _RunRecovery:
 
     def prepare(self, identity: RunId) -> None:
         """Make the run's directories whole, where a crash or a new device left them out, and drop unfinished files."""
+        named = self._devices.each(
+            self._devices.present, lambda each: self._ops.stat(self._run.path_on(each) / RUN_NAME) is not None
+        )
+        for device in [device for device, is_named in named.items() if not is_named]:
+            self._devices.find(
+                Severity.REPAIRABLE,
+                self._run.path_on(device),
+                "the run's directories and run.json are not whole here",
+                "makes them",
+            )
         for device in self._devices.present:
             self._devices.mend(device, lambda d=device: create_run_directories(self._ops, d, identity))
         has_run = self._devices.each(
@@ -74,10 +86,8 @@ class _RunRecovery:
 
     def _drop_temporaries(self, device: Device) -> None:
         path = self._run.path_on(device)
-        for directory in (path, path / ATTEMPTS_NAME, path / COMMITS_NAME):
+        for directory in (path, path / ATTEMPTS_NAME, path / COMMITS_NAME, path / TAGS_NAME):
             self._devices.drop_temporaries(directory)
-        if self._ops.stat(path / TAGS_NAME) is not None:
-            self._devices.drop_temporaries(path / TAGS_NAME)
 
     # --- attempts and floor -------------------------------------------------------------------------------------
 
@@ -106,7 +116,10 @@ class _RunRecovery:
         # The number counts as used even when nobody can say any more whether it started anew.
         attempt = Attempt(attempt=int(name), fresh=any(each.fresh for each in attempts))
         if not attempts:
-            self._devices.problem(f"run {self._run.name!r}: whether attempt {name} started anew is lost")
+            self._devices.problem(
+                f"run {self._run.name!r}: whether attempt {name} started anew is lost",
+                next(iter(paths.values())),
+            )
         for device, error in found.bad.items():
             self._devices.quarantine(device, paths[device], self._run.run_id, COPY_SUFFIX, error)
         good = {device for holders in found.whole.values() for device in holders}
@@ -128,6 +141,12 @@ class _RunRecovery:
         for device, path in paths.items():
             self._devices.sync(device, path.parent)
             if not any(each == floor and device in found.whole[content] for each, content in floors):
+                self._devices.find(
+                    Severity.REPAIRABLE,
+                    path,
+                    f"it does not say that {floor.newest} is complete on all ranks",
+                    "writes it again",
+                )
                 self._devices.mend(device, lambda p=path: publish_over(self._ops, p, encode_floor(floor)))
         return floor
 
@@ -146,9 +165,13 @@ class _RunRecovery:
                 holders[name][device] = durable[device]
         for name in sorted(holders):
             parsed = parse_manifest_name(name)
+            if name.startswith(TEMPORARY_PREFIX):  # of a daemon at work: this store is open for reading only
+                continue
             if parsed is None:
                 self._devices.problem(
-                    f"run {self._run.name!r}: {name!r} in {COMMITS_NAME} is no manifest's name; left alone"
+                    f"run {self._run.name!r}: {name!r} in {COMMITS_NAME} is no manifest's name; left alone",
+                    self._run.commits_path(next(iter(holders[name]))) / name,
+                    severity=Severity.NOTE,
                 )
             else:
                 self._shard(parsed, holders[name])
@@ -167,7 +190,11 @@ class _RunRecovery:
         except FormatVersionError as exc:
             run.unreadable = str(exc)
             run.lost[name.checkpoint] = f"rank {name.rank}: {file_name}: {exc}"
-            devices.problem(f"run {run.name!r}: {file_name} is not offered: {exc}")
+            devices.problem(
+                f"run {run.name!r}: {file_name} is not offered: {exc}",
+                run.commits_path(next(iter(holders))) / file_name,
+                severity=Severity.NOTE,
+            )
             return
         if len(found.whole) == 1:
             (content,) = found.whole
@@ -186,7 +213,8 @@ class _RunRecovery:
         if self._devices.writes and not self._devices.store.may_delete:
             self._devices.problem(
                 f"run {run.name!r}: {manifest_name(*name)} is not offered, nor put aside while a device"
-                f" that may have a whole copy is not there: {reason}"
+                f" that may have a whole copy is not there: {reason}",
+                run.commits_path(next(iter(found.bad))) / manifest_name(*name),
             )
             return
         run.lost[name.checkpoint] = f"rank {name.rank}: {manifest_name(*name)}: {reason}"
@@ -206,7 +234,10 @@ class _RunRecovery:
             for device in good
         ]
         if not any(durable):
-            self._devices.problem(f"run {run.name!r}: {file_name} cannot be made durable; not offered")
+            self._devices.problem(
+                f"run {run.name!r}: {file_name} cannot be made durable; not offered",
+                run.commits_path(good[0]) / file_name,
+            )
             return
         for device in self._present:
             if device not in good:
@@ -226,7 +257,7 @@ class _RunRecovery:
                 problem = problem or str(exc)
         if problem:
             self._devices.report.damaged_count += 1
-            self._devices.problem(
+            self._devices.tell(
                 f"run {self._run.name!r}: rank {head.rank} of {head.checkpoint} is not offered: {problem}"
             )
         return problem
@@ -253,7 +284,7 @@ class _RunRecovery:
         try:
             found = devices.read_copies(paths, lambda content, where: decode_tag(content, where, file_name))
         except FormatVersionError as exc:
-            self._unknown_tag(str(exc))
+            self._unknown_tag(str(exc), file_name)
             return
         tags = [decode_tag(content, "", file_name) for content in found.whole]
         for tag in sorted(tags, key=lambda tag: tag.checkpoint):
@@ -262,7 +293,9 @@ class _RunRecovery:
             return
         if len(tags) != 1:
             reasons = "; ".join(str(error) for error in found.bad.values())
-            self._unknown_tag(reasons or f"tag {file_name} has different contents on different devices")
+            self._unknown_tag(
+                reasons or f"tag {file_name} has different contents on different devices", file_name
+            )
             return
         for device, error in found.bad.items():
             devices.quarantine(device, paths[device], run.run_id, COPY_SUFFIX, error)
@@ -276,14 +309,17 @@ class _RunRecovery:
             run.info(tags[0].checkpoint)
         except NotFoundError:
             devices.problem(
-                f"run {run.name!r}: tag {tags[0].name!r} is on {tags[0].checkpoint}, which is not here"
+                f"run {run.name!r}: tag {tags[0].name!r} is on {tags[0].checkpoint}, which is not here",
+                paths[good[0]],
+                severity=Severity.REPAIRABLE,
             )
 
-    def _unknown_tag(self, reason: str) -> None:
+    def _unknown_tag(self, reason: str, file_name: str) -> None:
         """Nobody knows what a tag keeps, so nothing of the run is removed; its files stay where they are."""
         self._run.unreadable = self._run.unreadable or f"what a tag keeps is unknown: {reason}"
         self._devices.problem(
-            f"run {self._run.name!r}: nothing is removed, what a tag keeps is unknown: {reason}"
+            f"run {self._run.name!r}: nothing is removed, what a tag keeps is unknown: {reason}",
+            self._run.path_on(self._present[0]) / TAGS_NAME / file_name,
         )
 
 

@@ -284,6 +284,8 @@ class RealStorage:
             except OSError as exc:
                 if exc.errno == errno.ELOOP:
                     raise CorruptDataError(f"{path} is a symbolic link") from exc
+                if exc.errno == errno.ENXIO and stat.S_ISSOCK(path.lstat().st_mode):
+                    raise CorruptDataError(f"{path} is a socket") from exc
                 raise
         try:
             with _named(path, "reading"):

@@ -23,8 +23,11 @@ from corruptions import (
 )
 from places import memory_folder
 
+from everstep.checkpoint.findings import Severity
+from everstep.checkpoint.fsck import FsckReport, fsck
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.testing import State, load, make_state, opened, save
+from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.testing import HOLDER, State, load, make_state, opened, save
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import DataError, EverstepError, StorageError
 from everstep.core.ids import CheckpointId, random_id
@@ -283,6 +286,49 @@ def test_a_structure_that_no_write_makes_is_refused(template: Template, name: st
         assert found is not None
         assert SECOND not in found
         assert FIRST in found or name == "segments of two checkpoints swapped"
+
+
+# --- fsck finds and repairs them -------------------------------------------------------------------------------------
+
+
+def fsck_of(places: Places, *, repair: bool = False) -> FsckReport:
+    return fsck(places.dirs, ops=RealStorage(), holder=HOLDER, uid=UID, repair=repair, data=True)
+
+
+def check_fsck(template: Template, places: Places, stay: frozenset[CheckpointId] | None, name: str) -> None:
+    """Found, repaired as far as that goes, and what could be restored before still can."""
+    found = fsck_of(places)
+    assert found.worst is not Severity.NOTE, name
+    assert not found.is_repaired
+    repaired = fsck_of(places, repair=True)
+    assert repaired.worst is found.worst, name
+    again = fsck_of(places)
+    repairable = [finding for finding in again.findings if finding.severity is Severity.REPAIRABLE]
+    assert not repairable or not repaired.is_repaired, (name, repairable)
+    left = survivors(template, places)
+    if stay is not None:
+        assert left is not None, name
+        assert stay <= left, name
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_fsck_finds_a_spoilt_file(template: Template, change: Change) -> None:
+    if change in NEEDS_ROOT and os.geteuid() != 0:
+        pytest.skip("needs root: device nodes")
+    source = random.Random(change.__name__)
+    for name, spot in SPOTS.items():
+        with template.copy() as places:
+            for path in spot.files(places):
+                change(path, source)
+            check_fsck(template, places, spot.stay, name)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_fsck_finds_a_structure_that_no_write_makes(template: Template, name: str) -> None:
+    stay = frozenset[CheckpointId]() if name == "segments of two checkpoints swapped" else frozenset((FIRST,))
+    with template.copy() as places:
+        STRUCTURES[name](places)
+        check_fsck(template, places, stay, name)
 
 
 def test_these_are_two_hundred() -> None:
