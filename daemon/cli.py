@@ -1,7 +1,7 @@
 """The command line `everstep`: arguments in, an exit code out. What is heavy is imported by the command that needs it.
 
 Exit codes: 0 done; 1 damage was found, or the request was refused or failed; 2 wrong usage; 3 no daemon answers, or
-what was named does not exist.
+what was named does not exist. `fsck`: 1 for what is repairable or was repaired, 2 where something committed is lost.
 """
 
 import argparse
@@ -98,11 +98,12 @@ def _carry_out(parsed: argparse.Namespace) -> int:
         return EXIT_DONE
     import logging  # noqa: PLC0415
 
-    from . import cli_commands, cli_retention  # noqa: PLC0415
+    from . import cli_commands, cli_fsck, cli_retention  # noqa: PLC0415
 
     # What recovery and others log is part of the answer; without a handler it would be printed a second time.
     logging.getLogger("everstep").addHandler(logging.NullHandler())
-    return (cli_commands.COMMANDS | cli_retention.COMMANDS)[parsed.command](parsed)
+    commands = cli_commands.COMMANDS | cli_retention.COMMANDS | cli_fsck.COMMANDS
+    return commands[parsed.command](parsed)
 
 
 def _report(error: errors.EverstepError, *, as_json: bool) -> int:
@@ -162,6 +163,12 @@ def _add_retention(add: Callable[..., argparse.ArgumentParser], as_json: _Parser
     untag.add_argument("name", metavar="NAME", help="the tag")
     _add_target(untag, "RUN")
 
+    fsck = add(
+        "fsck", parents=[as_json], help="find what is not as it should be in storage, and make it whole"
+    )
+    fsck.add_argument("--repair", action="store_true", help="make whole what can be made whole")
+    fsck.add_argument("--data", action="store_true", help="read every block, too")
+    _add_target(fsck, "DIR ...", optional=True)
     scrub = add("scrub", parents=[as_json], help="let the daemon read all committed bytes in the background")
     _add_target(scrub, "RUN", optional=True)
 

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..checkpoint.findings import Severity
+from ..checkpoint.fsck import FsckReport
 from .slot_machine import SlotState
 from .views import (
     CheckpointDetail,
@@ -366,6 +368,26 @@ def scrub_started(console: Console, found: ScrubStarted) -> None:
         return
     what = f"{count_text(found.checkpoint_count, 'checkpoint')}, {size_text(found.size_bytes)}"
     _line(console, f"a scrub of {what} has begun; `everstep status` shows how far it is", GOOD)
+
+
+_SEVERITY_STYLES = {Severity.NOTE: DIM, Severity.REPAIRABLE: WARN, Severity.LOST: BAD}
+
+
+def fsck(console: Console, found: FsckReport, source: str, *, is_asked: bool) -> None:
+    """Draw what an inspection found, the worst first, and what was done about it."""
+    order = list(reversed(Severity))
+    for finding in sorted(found.findings, key=lambda finding: order.index(finding.severity)):
+        _line(console, f"{finding.severity.value:<10}  {finding.path}", _SEVERITY_STYLES[finding.severity])
+        _line(console, f"            {finding.problem}", DIM)
+        if finding.repair:
+            done = "done" if found.is_repaired else "--repair"
+            _line(console, f"            {done}: {finding.repair}", DIM)
+    if is_asked and not found.is_repaired:
+        text = "nothing was repaired: it is not certain which directories belong together"
+        _line(console, f"! {text}", WARN)
+    counts = f"{count_text(found.run_count, 'run')}, {count_text(found.shard_count, 'shard')}"
+    what = count_text(len(found.findings), "finding") if found.findings else "nothing is wrong"
+    _line(console, f"{what} in {source}: {counts}", GOOD if found.worst is Severity.NOTE else WARN)
 
 
 def stopped(console: Console, socket: str, found: Stopped) -> None:

@@ -28,6 +28,7 @@ from . import health, node_views, store_views
 from .blocking import in_thread
 from .control_messages import (
     detail_to_message,
+    finding_to_message,
     id_from_text,
     status_to_message,
     summary_to_message,
@@ -296,13 +297,21 @@ class NodeService(node_pb2_grpc.NodeServicer):
         started = self._node.scrubber.start(self._stores_in(request.directories), runs)
         return pb.StartScrubResponse(checkpoint_count=started.checkpoint_count, size_bytes=started.size_bytes)
 
+    async def InspectStores(
+        self, request: pb.InspectStoresRequest, context: _Context
+    ) -> pb.InspectStoresResponse:
+        """See node.proto."""
+        await self._check_owner(context)
+        reports = [await in_thread(store_views.inspect, opened.store) for opened in self._node.stores.stores]
+        return pb.InspectStoresResponse(
+            findings=[finding_to_message(each) for report in reports for each in report.findings],
+            run_count=sum(report.run_count for report in reports),
+            shard_count=sum(report.shard_count for report in reports),
+        )
+
     async def Shutdown(self, request: pb.ShutdownRequest, context: _Context) -> pb.ShutdownResponse:
         """See node.proto."""
-        node, uid = self._node, _caller_uid.get()
-        if uid not in (0, os.getuid()):
-            await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED, f"this daemon belongs to uid {os.getuid()}"
-            )
+        node, uid = self._node, await self._check_owner(context)
         persisted, failed = (
             node_views.total(node, name) for name in (node_views.PERSISTED, node_views.FAILED)
         )
@@ -321,6 +330,16 @@ class NodeService(node_pb2_grpc.NodeServicer):
         )
 
     # -- parts
+
+    @staticmethod
+    async def _check_owner(context: _Context) -> int:
+        """Return the caller's uid, which must be the daemon's or root's."""
+        uid = _caller_uid.get()
+        if uid not in (0, os.getuid()):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, f"this daemon belongs to uid {os.getuid()}"
+            )
+        return uid
 
     def _runs(self) -> list[RunStore]:
         return store_views.visible_runs([opened.store for opened in self._node.stores.stores], _visible_uid())

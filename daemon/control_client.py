@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
+from ..checkpoint.fsck import FsckReport
 from ..core.errors import DaemonUnavailableError, DeadlineError, EverstepError, UsageError, error_from_code
 from ..core.ids import CheckpointId
 from ..core.version import VERSION
@@ -20,6 +21,7 @@ from ..proto.frames import FRAME_SIZE_BYTES_MAX, PROTOCOL, Role
 from ..proto.wire import FrameError, FrameReader, decode_reply, pack
 from .control_messages import (
     detail_from_message,
+    finding_from_message,
     id_to_text,
     status_from_message,
     summary_from_message,
@@ -112,6 +114,16 @@ class ControlClient:
         request = pb.StartScrubRequest(run=run, directories=[str(path) for path in directories])
         answer = self._call(self._stub.StartScrub, request)
         return ScrubStarted(checkpoint_count=answer.checkpoint_count, size_bytes=answer.size_bytes)
+
+    def inspect_stores(self) -> FsckReport:
+        """Return what is not as it should be in the daemon's stores."""
+        answer = self._call(self._stub.InspectStores, pb.InspectStoresRequest(), LONG_DEADLINE_S)
+        return FsckReport(
+            findings=tuple(finding_from_message(each) for each in answer.findings),
+            is_repaired=False,
+            run_count=answer.run_count,
+            shard_count=answer.shard_count,
+        )
 
     def stop(self) -> Stopped:
         """Return when everything sealed is settled and the daemon's process has ended.

@@ -3,6 +3,7 @@
 import json
 from typing import cast
 
+from ..checkpoint.findings import Finding, Severity
 from ..core.errors import UsageError
 from ..core.ids import CheckpointId
 from ..proto import node_pb2 as pb
@@ -52,6 +53,12 @@ _CHECKPOINT_STATES = {
     CheckpointStatus.LOCAL: pb.CHECKPOINT_STATE_LOCAL,
     CheckpointStatus.DAMAGED: pb.CHECKPOINT_STATE_DAMAGED,
 }
+_SEVERITIES = {
+    Severity.NOTE: pb.SEVERITY_NOTE,
+    Severity.REPAIRABLE: pb.SEVERITY_REPAIRABLE,
+    Severity.LOST: pb.SEVERITY_LOST,
+}
+_SEVERITY_OF = {number: severity for severity, number in _SEVERITIES.items()}
 _RANK_STATE_OF = {number: state for state, number in _RANK_STATES.items()}
 _SLOT_STATE_OF = {number: state for state, number in _SLOT_STATES.items()}
 _DEVICE_STATE_OF = {number: state for state, number in _DEVICE_STATES.items()}
@@ -345,6 +352,26 @@ def detail_from_message(message: pb.GetCheckpointResponse) -> CheckpointDetail:
             )
             for segment in message.segments
         ),
+    )
+
+
+def finding_to_message(finding: Finding) -> pb.Finding:
+    """Return the message of one finding of an inspection."""
+    return pb.Finding(
+        severity=_SEVERITIES[finding.severity],
+        path=finding.path,
+        problem=finding.problem,
+        repair=finding.repair,
+    )
+
+
+def finding_from_message(message: pb.Finding) -> Finding:
+    """Return one finding of an inspection."""
+    return Finding(
+        severity=_SEVERITY_OF[message.severity],
+        path=message.path,
+        problem=message.problem,
+        repair=message.repair,
     )
 
 

@@ -9,17 +9,16 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..checkpoint.fsck import FsckReport, fsck
 from ..checkpoint.recovery import recover
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
 from ..checkpoint.store_format import LockHolder
 from ..checkpoint.tags import remove_tag
-from ..core.errors import NotFoundError
+from ..core.errors import NotFoundError, UsageError
 from ..core.ids import CheckpointId
 from . import store_views
 from .views import CheckpointDetail, CheckpointView, Removed, Verdict
-
-LOOK_COUNT_MAX = 3
 
 
 class OfflineStore:
@@ -111,13 +110,31 @@ def changing(directories: Sequence[Path]) -> Generator[OfflineStore]:
         yield OfflineStore(store, recover(store).problems)
 
 
+def inspect(directories: Sequence[Path], *, repair: bool, data: bool) -> FsckReport:
+    """Inspect, and with `repair` make whole, the store of these directories, locked meanwhile.
+
+    Raises:
+        NotFoundError: there is no store.
+        DeviceLockedError: a daemon holds it; the message says which.
+        UsageError: it is to be repaired, and belongs to somebody else.
+    """
+    uid = _owner_uid(directories)
+    if repair and uid != os.getuid():
+        raise UsageError(
+            f"{directories[0]} belongs to uid {uid}: files made by root would be lost to them",
+            hint="run everstep fsck --repair as that user",
+        )
+    holder = _holder("everstep fsck")
+    return fsck(directories, ops=RealStorage(), holder=holder, uid=uid, repair=repair, data=data)
+
+
 def _recovered(directories: Sequence[Path], uid: int) -> tuple[Store, Sequence[str]]:
     """Return the store with its catalogue.
 
     Where something seems wrong it is looked at again: what a daemon's retention removed meanwhile is gone then.
     """
     store, problems = _look(directories, uid)
-    for _ in range(LOOK_COUNT_MAX - 1):
+    for _ in range(store_views.LOOK_COUNT_MAX - 1):
         if not problems:
             break
         before = problems

@@ -3,18 +3,22 @@
 Used by the control API on the daemon's open stores and by offline.py on stores opened for one command.
 """
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ..checkpoint.catalogue import CheckpointInfo, CheckpointState
 from ..checkpoint.collect import remove_checkpoint
 from ..checkpoint.collect_plan import plan_collection
 from ..checkpoint.engine import Engine
+from ..checkpoint.fsck import FsckReport, inspect_beside
 from ..checkpoint.keep import Keep
 from ..checkpoint.manifest_format import manifest_name
 from ..checkpoint.manifest_types import Manifest, SegmentRecord
 from ..checkpoint.run_store import RunStore
 from ..checkpoint.store import Store
+from ..checkpoint.store_format import LockHolder
 from ..checkpoint.tags import add_tag, remove_tag
 from ..checkpoint.verify import CheckpointVerdict, verify_checkpoint
 from ..core.errors import DataError, NotFoundError, ProtectedError, StorageError, UsageError
@@ -34,6 +38,10 @@ from .views import (
 
 InMemory = Collection[CheckpointId]
 """Checkpoints of a run that the daemon also keeps in memory."""
+
+
+LOOK_COUNT_MAX = 3
+"""How often something that seems wrong beside a daemon at work is looked at."""
 
 
 def visible_runs(stores: Sequence[Store], uid: int | None) -> list[RunStore]:
@@ -173,6 +181,24 @@ def tag(run: RunStore, checkpoint: CheckpointId, name: str, *, in_memory: InMemo
     """
     add_tag(run, name, checkpoint)
     return _view(run, run.info(checkpoint), in_memory)
+
+
+def inspect(store: Store) -> FsckReport:
+    """Return what is not as it should be in a store that this process holds; nothing is changed.
+
+    What a commit or a collection at work shows for a moment is gone when one looks again.
+    """
+    holder = LockHolder(pid=os.getpid(), socket="", uid=store.uid, kind="everstep fsck")
+    paths = [device.path for device in store.devices]
+    report = inspect_beside(paths, ops=store.ops, holder=holder, uid=store.uid)
+    for _ in range(LOOK_COUNT_MAX - 1):
+        if not report.findings:
+            break
+        before = report
+        report = inspect_beside(paths, ops=store.ops, holder=holder, uid=store.uid)
+        both = set(before.findings)
+        report = replace(report, findings=tuple(each for each in report.findings if each in both))
+    return report
 
 
 def is_protected(run: RunStore, checkpoint: CheckpointId) -> bool:

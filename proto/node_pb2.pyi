@@ -43,6 +43,13 @@ class CheckpointState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHECKPOINT_STATE_COMPLETE: _ClassVar[CheckpointState]
     CHECKPOINT_STATE_LOCAL: _ClassVar[CheckpointState]
     CHECKPOINT_STATE_DAMAGED: _ClassVar[CheckpointState]
+
+class Severity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEVERITY_UNSPECIFIED: _ClassVar[Severity]
+    SEVERITY_NOTE: _ClassVar[Severity]
+    SEVERITY_REPAIRABLE: _ClassVar[Severity]
+    SEVERITY_LOST: _ClassVar[Severity]
 DAEMON_KIND_UNSPECIFIED: DaemonKind
 DAEMON_KIND_PRIVATE: DaemonKind
 DAEMON_KIND_NODE: DaemonKind
@@ -65,6 +72,10 @@ CHECKPOINT_STATE_UNSPECIFIED: CheckpointState
 CHECKPOINT_STATE_COMPLETE: CheckpointState
 CHECKPOINT_STATE_LOCAL: CheckpointState
 CHECKPOINT_STATE_DAMAGED: CheckpointState
+SEVERITY_UNSPECIFIED: Severity
+SEVERITY_NOTE: Severity
+SEVERITY_REPAIRABLE: Severity
+SEVERITY_LOST: Severity
 
 class Selector(_message.Message):
     __slots__ = ("run", "checkpoint")
@@ -442,6 +453,32 @@ class StartScrubResponse(_message.Message):
     checkpoint_count: int
     size_bytes: int
     def __init__(self, checkpoint_count: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class InspectStoresRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("severity", "path", "problem", "repair")
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
+    severity: Severity
+    path: str
+    problem: str
+    repair: str
+    def __init__(self, severity: _Optional[_Union[Severity, str]] = ..., path: _Optional[str] = ..., problem: _Optional[str] = ..., repair: _Optional[str] = ...) -> None: ...
+
+class InspectStoresResponse(_message.Message):
+    __slots__ = ("findings", "run_count", "shard_count")
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    RUN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    run_count: int
+    shard_count: int
+    def __init__(self, findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., run_count: _Optional[int] = ..., shard_count: _Optional[int] = ...) -> None: ...
 
 class ShutdownRequest(_message.Message):
     __slots__ = ("drain_s",)

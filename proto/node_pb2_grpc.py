@@ -79,6 +79,11 @@ class NodeStub:
                 request_serializer=everstep_dot_proto_dot_node__pb2.StartScrubRequest.SerializeToString,
                 response_deserializer=everstep_dot_proto_dot_node__pb2.StartScrubResponse.FromString,
                 _registered_method=True)
+        self.InspectStores = channel.unary_unary(
+                '/everstep.node.v1.Node/InspectStores',
+                request_serializer=everstep_dot_proto_dot_node__pb2.InspectStoresRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.InspectStoresResponse.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/everstep.node.v1.Node/Shutdown',
                 request_serializer=everstep_dot_proto_dot_node__pb2.ShutdownRequest.SerializeToString,
@@ -157,6 +162,15 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InspectStores(self, request, context):
+        """Inspect the open stores by metadata, and change nothing: missing copies, damaged checkpoints and the like. Unfinished
+        files and orphans are not looked for, since some are being written. PERMISSION_DENIED unless the caller is the
+        daemon's user or root.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """Persist what is sealed, refuse new snapshots, then exit; returns when nothing is left to persist.
         PERMISSION_DENIED unless the caller is the daemon's user or root.
@@ -212,6 +226,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.StartScrub,
                     request_deserializer=everstep_dot_proto_dot_node__pb2.StartScrubRequest.FromString,
                     response_serializer=everstep_dot_proto_dot_node__pb2.StartScrubResponse.SerializeToString,
+            ),
+            'InspectStores': grpc.unary_unary_rpc_method_handler(
+                    servicer.InspectStores,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.InspectStoresRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.InspectStoresResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -462,6 +481,33 @@ class Node:
             '/everstep.node.v1.Node/StartScrub',
             everstep_dot_proto_dot_node__pb2.StartScrubRequest.SerializeToString,
             everstep_dot_proto_dot_node__pb2.StartScrubResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InspectStores(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/InspectStores',
+            everstep_dot_proto_dot_node__pb2.InspectStoresRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.InspectStoresResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,6 +17,7 @@ class NodeStub:
     TagCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.TagCheckpointRequest, node_pb2.TagCheckpointResponse]
     UntagCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.UntagCheckpointRequest, node_pb2.UntagCheckpointResponse]
     StartScrub: grpc.UnaryUnaryMultiCallable[node_pb2.StartScrubRequest, node_pb2.StartScrubResponse]
+    InspectStores: grpc.UnaryUnaryMultiCallable[node_pb2.InspectStoresRequest, node_pb2.InspectStoresResponse]
     Shutdown: grpc.UnaryUnaryMultiCallable[node_pb2.ShutdownRequest, node_pb2.ShutdownResponse]
     def __init__(self, channel: grpc.Channel) -> None: ...
 
@@ -66,6 +67,11 @@ class NodeServicer:
         request: node_pb2.StartScrubRequest,
         context: grpc.aio.ServicerContext[node_pb2.StartScrubRequest, node_pb2.StartScrubResponse],
     ) -> Awaitable[node_pb2.StartScrubResponse]: ...
+    def InspectStores(
+        self,
+        request: node_pb2.InspectStoresRequest,
+        context: grpc.aio.ServicerContext[node_pb2.InspectStoresRequest, node_pb2.InspectStoresResponse],
+    ) -> Awaitable[node_pb2.InspectStoresResponse]: ...
     def Shutdown(
         self,
         request: node_pb2.ShutdownRequest,
