@@ -70,7 +70,8 @@ class RestoreStream:
     async def _run(self, ranges: Sequence[tuple[int, int, int]]) -> None:
         end = frames.StreamEnd(arena=self._arena.number, code="", message="", hint="")
         try:
-            await in_thread(self._read, ranges)
+            with self._lease.rank.run.opened.needed():
+                await in_thread(self._read, ranges)
         except RingClosedError:
             return
         except EverstepError as error:

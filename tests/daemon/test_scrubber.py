@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pausing import wait_until
+from pausing import Pause, Phase, pausing_daemon, wait_until
 
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.errors import NotFoundError, RunBusyError
@@ -16,6 +16,7 @@ from everstep.daemon.control_client import ControlClient, connected
 from everstep.daemon.scrub_plan import Scrub
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.daemon.views import CheckpointStatus, ScrubView
+from everstep.proto import frames
 
 RUN = "demo"
 
@@ -132,3 +133,30 @@ def test_one_at_a_time_of_stores_that_are_open(
             client.start_scrub(RUN, [])
         assert newest(client).ended_unix_s is None
         # The daemon ends at once although a device rests for years.
+
+
+@pytest.mark.parametrize("is_restore", [False, True])
+def test_it_waits_for_what_is_needed(
+    socket_path: Path, stored: list[Path], pause: Pause, *, is_restore: bool
+) -> None:
+    place = "restore_stream:RestoreStream._read" if is_restore else "persist:persist_shard"
+    with (
+        pausing_daemon(pause, Phase(f"everstep.daemon.{place}")) as daemon,
+        FakeTrainer(socket_path) as trainer,
+        connected(socket_path) as client,
+    ):
+        trainer.open_run(stored, name=RUN)
+        trainer.begin_attempt(2)
+        if is_restore:
+            shard = trainer.fetch(CheckpointId(1, 3))
+            assert isinstance(shard, frames.Streaming)
+            trainer.send(frames.Stream(arena=shard.arena, ranges=[]))
+        else:
+            trainer.make_arena(trainer.layout()).save(CheckpointId(2, 4), seed=4)
+        pause.reached(daemon)
+        assert client.start_scrub("other", []).checkpoint_count == 1
+        for _ in range(50):
+            assert newest(client).checkpoint_count == 0
+        pause.go()
+        wait_until(lambda: newest(client).ended_unix_s is not None)
+        assert newest(client).checkpoint_count == 1
