@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+_STORAGE_HELP = "the directories of the store, without a daemon"
+
 AddParser = Callable[[str, str], argparse.ArgumentParser]
 """(name, help) -> a new command's parser, which knows --json."""
 
@@ -27,6 +29,29 @@ def add_tools(add: AddParser) -> None:
         help="size of the file, held in memory, too (default: %(default)s)",
     )
     bench.add_argument("--png", type=Path, metavar="FILE", help="draw a picture (needs matplotlib)")
+    export = add(
+        "export", "write a checkpoint as safetensors, for torch.load or torch.distributed.checkpoint"
+    )
+    export.add_argument(
+        "run",
+        nargs=1,
+        metavar="RUN[@ATTEMPT.STEP]",
+        help="a run: its newest complete checkpoint, or one of it",
+    )
+    export.add_argument("destination", metavar="DEST", help="a folder that is absent or empty")
+    export.add_argument("--to", required=True, choices=["safetensors", "torch", "dcp"], help="for whom")
+    export.add_argument(
+        "--storage", nargs="+", action="extend", default=[], metavar="DIR", help=_STORAGE_HELP
+    )
+    export.add_argument(
+        "--rank", type=int, metavar="K", help="whose own tensors and values (default: the lowest)"
+    )
+    export.add_argument(
+        "--shard-bytes",
+        type=int,
+        default=5_000_000_000,
+        help="most bytes of a safetensors file (default: 5e9)",
+    )
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -41,4 +66,14 @@ def _bench(arguments: argparse.Namespace) -> int:
     return cli_bench.bench_io(arguments)
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"doctor": _doctor, "bench": _bench}
+def _export(arguments: argparse.Namespace) -> int:
+    from . import cli_export  # noqa: PLC0415
+
+    return cli_export.export(arguments)
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "doctor": _doctor,
+    "bench": _bench,
+    "export": _export,
+}
