@@ -116,8 +116,8 @@ def _sharded(name: str, parts: Sequence[Part]) -> WholeTensor:
     alike = all(
         (part.spec.dtype, part.spec.global_shape) == (first.dtype, first.global_shape) for part in distinct
     )
-    filled = sum(math.prod(part.spec.shape) for part in distinct)
-    if not alike or filled != math.prod(first.global_shape) or _overlap(distinct):
+    boxes = [(part.spec.global_offset, part.spec.shape) for part in distinct]
+    if not alike or not fill(first.global_shape, boxes):
         raise IncompleteError(
             f"the {len(distinct)} parts of {name!r} that are here do not make a tensor of {first.global_shape}",
             hint="name the storage directories of all nodes",
@@ -125,16 +125,23 @@ def _sharded(name: str, parts: Sequence[Part]) -> WholeTensor:
     return WholeTensor(name=name, dtype=first.dtype, shape=first.global_shape, parts=tuple(distinct))
 
 
-def _overlap(parts: Sequence[Part]) -> bool:
-    """Tell whether two parts share an element, or one reaches out of the tensor."""
-    boxes: list[list[tuple[int, int]]] = []
-    for spec in (part.spec for part in parts if part.spec.size_bytes):
-        box = [(at, at + size) for at, size in zip(spec.global_offset, spec.shape, strict=True)]
-        if any(end > size for (_, end), size in zip(box, spec.global_shape, strict=True)):
-            return True
-        boxes.append(box)
-    return any(
+def fill(shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> bool:
+    """Tell whether boxes (offsets, sizes) fill a shape exactly: none reaches out of it, no two share an element."""
+    spans: list[list[tuple[int, int]]] = []
+    volume = 0
+    for offsets, sizes in boxes:
+        if not len(offsets) == len(sizes) == len(shape) or min((*offsets, *sizes), default=0) < 0:
+            return False
+        box = [(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True)]
+        if any(end > most for (_, end), most in zip(box, shape, strict=True)):
+            return False
+        if math.prod(sizes):
+            volume += math.prod(sizes)
+            spans.append(box)
+    if volume != math.prod(shape):
+        return False
+    return not any(
         all(a[0] < b[1] and b[0] < a[1] for a, b in zip(one, other, strict=True))
-        for index, one in enumerate(boxes)
-        for other in boxes[:index]
+        for index, one in enumerate(spans)
+        for other in spans[:index]
     )

@@ -52,6 +52,27 @@ def add_tools(add: AddParser) -> None:
         default=5_000_000_000,
         help="most bytes of a safetensors file (default: 5e9)",
     )
+    importing = add("import", "make a checkpoint of safetensors, a torch file or a folder of DCP")
+    importing.add_argument("source", metavar="SOURCE", help="a file, or a folder that holds one of these")
+    importing.add_argument("--run", required=True, metavar="NAME", help="a run without checkpoints")
+    importing.add_argument(
+        "--storage",
+        nargs="+",
+        required=True,
+        metavar="DIR",
+        help="as in attach(): directories or device names",
+    )
+    importing.add_argument(
+        "--step", type=int, metavar="N", help="of the checkpoint (default: what SOURCE says, or 0)"
+    )
+    importing.add_argument(
+        "--as",
+        dest="as_name",
+        default="model",
+        metavar="NAME",
+        help="keyword of a lone state dict (default: model)",
+    )
+    importing.add_argument("--without", nargs="+", default=[], metavar="NAME", help="leave these objects out")
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -72,8 +93,15 @@ def _export(arguments: argparse.Namespace) -> int:
     return cli_export.export(arguments)
 
 
+def _import(arguments: argparse.Namespace) -> int:
+    from . import cli_import  # noqa: PLC0415
+
+    return cli_import.import_source(arguments)
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "doctor": _doctor,
     "bench": _bench,
     "export": _export,
+    "import": _import,
 }

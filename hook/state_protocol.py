@@ -58,15 +58,12 @@ class Sink(Protocol):
         ...
 
 
-class Component(Protocol):
-    """One part of the training state, known by the keyword that was given to `attach()`.
-
-    All calls happen on the training thread, between iterations. Leaf names begin with `<name>.`.
-    """
+class Captured(Protocol):
+    """What a snapshot can be taken of. Leaf names begin with `<name>.`."""
 
     @property
     def name(self) -> str:
-        """The keyword."""
+        """The keyword that was given to `attach()`."""
         ...
 
     @property
@@ -77,6 +74,10 @@ class Component(Protocol):
     def capture(self, sink: Sink) -> None:
         """Hand over every leaf and the document, as they are now. Changes nothing."""
         ...
+
+
+class Component(Captured, Protocol):
+    """One part of the training state. All calls happen on the training thread, between iterations."""
 
     def check(self, stored: "StoredState") -> None:
         """Return if `apply` would succeed; changes nothing.
