@@ -13,28 +13,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from ..core.errors import CorruptDataError
 from .checksum import first_bad_block
 from .engine import EngineConfig
-from .manifest_types import BLOCK_SIZE_BYTES, Manifest, Piece, SegmentRecord
+from .leaf_runs_plan import LeafRun, leaf_runs
+from .manifest_types import BLOCK_SIZE_BYTES, Manifest, SegmentRecord
 from .plain_engine import PlainEngine
 from .run_store import RunStore
 from .segment_check import check_segment_file, corrupt_block
-from .segment_format import parse_header
 from .storage_ops import ArenaRange, SegmentHandle
 
 BLOCKS_KEPT = 16
 """64 MiB: leaves of several ranks and segments take turns, and small ones share a block."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a piece of a leaf lies: bytes [begin, begin + size) of a segment file hold [offset, …) of the leaf."""
-
-    offset_in_leaf: int
-    size: int
-    segment: "_Segment"
-    begin: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +47,19 @@ class LeafReader:
         self._run = run
         self._engine = PlainEngine(EngineConfig(block_size_bytes=BLOCK_SIZE_BYTES))
         self._kept: OrderedDict[tuple[str, int, int], int] = OrderedDict()
-        self._places: dict[tuple[int, str], list[_Place]] = {}
+        self._segments: dict[tuple[int, int], _Segment] = {}
+        self._runs: dict[tuple[int, str], tuple[LeafRun, ...]] = {}
         with ExitStack() as stack:
             self._arena = _scratch(stack, BLOCKS_KEPT * BLOCK_SIZE_BYTES)
             stack.callback(self._engine.close)
             for rank, manifest in manifests.items():
-                segments = {
-                    (record.generation, record.segment): self._open(stack, manifest, record)
-                    for record in manifest.segments
-                }
-                self._place(rank, manifest, segments)
+                headers: dict[int, bytes] = {}
+                for record in manifest.segments:
+                    segment = self._open(stack, manifest, record)
+                    self._segments[rank, record.segment] = segment
+                    headers[record.segment] = self._header(segment)
+                for leaf, runs in leaf_runs(manifest, headers).items():
+                    self._runs[rank, leaf] = runs
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -85,12 +77,11 @@ class LeafReader:
             CorruptDataError: a block is not what was committed; the checkpoint is not offered again by this process.
             StorageError: a device failed.
         """
-        for place in self._places.get((rank, leaf), []):
-            first = max(begin, place.offset_in_leaf)
-            last = min(end, place.offset_in_leaf + place.size)
+        for run in self._runs.get((rank, leaf), ()):
+            first, last = max(begin, run.begin), min(end, run.end)
             if first < last:
-                at = place.begin + first - place.offset_in_leaf
-                yield from self._file_bytes(place.segment, at, at + last - first)
+                at = run.file_offset_bytes + first - run.begin
+                yield from self._file_bytes(self._segments[rank, run.segment], at, at + last - first)
 
     def _open(self, stack: ExitStack, manifest: Manifest, record: SegmentRecord) -> _Segment:
         path, ops = self._run.segment_path(record), self._run.store.ops
@@ -99,20 +90,9 @@ class LeafReader:
         stack.callback(ops.close, handle)
         return _Segment(manifest, record, handle)
 
-    def _place(self, rank: int, manifest: Manifest, segments: Mapping[tuple[str, int], _Segment]) -> None:
-        begins: dict[tuple[str, int, str], tuple[int, int]] = {}
-        for (generation, number), segment in segments.items():
-            record = segment.record
-            header = b"".join(map(bytes, self._file_bytes(segment, 0, record.header_size_bytes)))
-            _, entries = parse_header(header, record.file_size_bytes)
-            for entry in entries:
-                begin = record.header_size_bytes + entry.begin
-                begins[generation, number, entry.key] = (begin, entry.end - entry.begin)
-        for piece in sorted(manifest.pieces, key=lambda piece: piece.offset_in_leaf_bytes):
-            begin = _begin_of(piece, begins)
-            segment = segments[piece.generation, piece.segment]
-            place = _Place(piece.offset_in_leaf_bytes, piece.size_bytes, segment, begin)
-            self._places.setdefault((rank, piece.leaf), []).append(place)
+    def _header(self, segment: _Segment) -> bytes:
+        """Return a segment's header, verified like all that it describes."""
+        return b"".join(map(bytes, self._file_bytes(segment, 0, segment.record.header_size_bytes)))
 
     def _file_bytes(self, segment: _Segment, begin: int, end: int) -> Iterator[memoryview]:
         for block in range(begin // BLOCK_SIZE_BYTES, -(-end // BLOCK_SIZE_BYTES)):
@@ -153,16 +133,6 @@ class LeafReader:
         error = corrupt_block(segment.handle.path, block)
         self._run.mark_damaged(segment.manifest.checkpoint, segment.manifest.rank, str(error))
         raise error
-
-
-def _begin_of(piece: Piece, begins: Mapping[tuple[str, int, str], tuple[int, int]]) -> int:
-    found = begins.get((piece.generation, piece.segment, piece.key))
-    if found is None or found[1] != piece.size_bytes:
-        raise CorruptDataError(
-            f"segment {piece.segment} of generation {piece.generation} has no entry {piece.key!r}"
-            f" of {piece.size_bytes} bytes"
-        )
-    return found[0]
 
 
 def _scratch(stack: ExitStack, size_bytes: int) -> ArenaRange:

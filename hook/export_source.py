@@ -7,9 +7,9 @@ from typing import cast
 
 import torch
 
+from ..checkpoint.leaf_reader import LeafReader
 from ..checkpoint.manifest_types import Manifest
 from ..checkpoint.recovery import recover
-from ..checkpoint.leaf_reader import LeafReader
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import open_store
 from ..checkpoint.store_format import LockHolder

@@ -22,6 +22,7 @@ SUFFIXES = ("_state_dict", "_state", "_dict")
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """What torch's own normalisations keep beside their parameters: in state_dict(), and in no optimizer."""
+_LOADER_KEYS = {"loader", "ledger"}
 _SCALER_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 
 Tensors = dict[str, torch.Tensor]
@@ -100,8 +101,16 @@ class ImportedObject:
         if isinstance(value, dict) and cast(dict[object, object], value).keys() == _SCALER_KEYS:
             sink.value({"kind": "scaler", "numbers": encoded, "tensors": []})
             return
-        is_generator = isinstance(value, torch.Tensor) and value.dtype is torch.uint8
-        sink.value({"kind": "torch.Generator on cpu" if is_generator else "object", "state": encoded})
+        sink.value({"kind": _kind_of(value), "state": encoded})
+
+
+def _kind_of(value: object) -> str:
+    """Return the kind of object that has such a state (object_state.py)."""
+    if isinstance(value, torch.Tensor) and value.dtype is torch.uint8:
+        return "torch.Generator on cpu"
+    if isinstance(value, dict) and cast(dict[object, object], value).keys() == _LOADER_KEYS:
+        return "loader"
+    return "object"
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,11 +66,6 @@ class Captured(Protocol):
         """The keyword that was given to `attach()`."""
         ...
 
-    @property
-    def checks_bytes(self) -> bool:
-        """Tell whether `check` reads leaves, and not only what they look like: then they are read first of all."""
-        ...
-
     def capture(self, sink: Sink) -> None:
         """Hand over every leaf and the document, as they are now. Changes nothing."""
         ...
@@ -78,6 +73,11 @@ class Captured(Protocol):
 
 class Component(Captured, Protocol):
     """One part of the training state. All calls happen on the training thread, between iterations."""
+
+    @property
+    def checks_bytes(self) -> bool:
+        """Tell whether `check` reads leaves, and not only what they look like: then they are read first of all."""
+        ...
 
     def check(self, stored: "StoredState") -> None:
         """Return if `apply` would succeed; changes nothing.

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.leaf_reader import BLOCKS_KEPT, LeafReader
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.leaf_reader import BLOCKS_KEPT, LeafReader
 from everstep.checkpoint.testing import SMALL_LEAVES, State, make_state, opened, save
 from everstep.core.errors import CorruptDataError, IncompleteError
 from everstep.core.ids import CheckpointId

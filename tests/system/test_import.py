@@ -11,6 +11,7 @@ from typing import Any
 import kinds_of_state
 import pytest
 import torch
+from in_process import objects, saved_run
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -145,6 +146,20 @@ def test_an_export_comes_back_whole(tmp_path: Path, devices: list[Path]) -> None
     assert_same(states(fresh), states(state))
     assert fresh["model"].head.weight is fresh["model"].embed.weight
     assert torch.equal(fresh["draws"].get_state(), state["draws"].get_state())
+
+
+def test_an_exported_torch_file_brings_the_loader_back(tmp_path: Path, devices: list[Path]) -> None:
+    saved = saved_run([devices[0]])
+    tool("export", "bad", tmp_path / "out", "--to", "torch", "--storage", devices[0])
+    made = tool("import", tmp_path / "out", "--run", "again", "--storage", devices[1])
+    assert made["left_out"].keys() == {"rng", "log"}
+    fresh = objects()
+    restored = restore("again", [devices[1]], fresh)
+    assert restored.left_as_given == ("rng", "log")
+    weights = torch.cat([each.detach().reshape(-1) for each in fresh["model"].parameters()])
+    assert torch.equal(weights, list(saved.values())[-1])
+    assert fresh["loader"].state_dict()["cursor"] > 0
+    assert fresh["loader"].ledger.state()["tallies"]
 
 
 def test_weights_alone_leave_the_rest_as_given(
