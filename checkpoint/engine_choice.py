@@ -80,7 +80,7 @@ def _first_possible(
 ) -> EngineChoice:
     reasons = [found]
     for kind in order if rules.wanted is None else (rules.wanted, *order):
-        refusal = _refusal(kind, rules.config)
+        refusal = refusal_of(kind, rules.config)
         if not refusal:
             asked_for = " as configured" if kind is rules.wanted else ""
             reasons.append(f"{_WORDS[kind]}{asked_for}{_pinned(kind, rules.config)}")
@@ -91,8 +91,9 @@ def _first_possible(
     raise AssertionError("the plain engine is always possible")
 
 
-def _refusal(kind: EngineKind, config: EngineConfig) -> str:
+def refusal_of(kind: EngineKind, config: EngineConfig | None = None) -> str:
     """Return why the kernel does not give this engine; empty when it does."""
+    config = config or EngineConfig()
     match kind:
         case EngineKind.AIO:
             try:
@@ -126,15 +127,15 @@ def _factory(kind: EngineKind, rules: EngineRules) -> Callable[[], Engine]:
 
 
 def _probe_direct(probe_dir: Path) -> DioAlignment | None:
-    file_fd = _open_probe(probe_dir)
+    file_fd = open_unnamed(probe_dir)
     try:
         return dio_alignment(file_fd)
     finally:
         os.close(file_fd)
 
 
-def _open_probe(probe_dir: Path) -> int:
-    """Return the fd of a new file that has no name (any more)."""
+def open_unnamed(probe_dir: Path) -> int:
+    """Return the fd of a new file that has no name (any more): it is gone when the fd is closed, whatever closes it."""
     try:
         return os.open(probe_dir, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as exc:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..checkpoint.engine import EngineKind
+from ..checkpoint.engine import EngineConfig, EngineKind
 from ..checkpoint.keep import KEEP_LAST, Keep
 from ..core.durations import parse_duration
 from ..core.errors import ConfigError
@@ -51,6 +51,21 @@ class IoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Run each device's engine in a process of its own."""
     register_arenas: bool = False
     """io_uring: pin an arena's pages once, not for each block."""
+    block_size_bytes: int = EngineConfig().block_size_bytes
+    """What is asked of a device at once; `everstep bench io` measures what serves it."""
+    queue_depth: int = EngineConfig().queue_depth
+    """So many blocks are in flight on each device."""
+
+    def engine_config(self) -> EngineConfig:
+        """Return what an engine is made with; ConfigError names what it cannot be."""
+        try:
+            return EngineConfig(
+                block_size_bytes=self.block_size_bytes,
+                queue_depth=self.queue_depth,
+                register_arenas=self.register_arenas,
+            )
+        except ValueError as error:
+            raise ConfigError(f"[io]: {error}") from error
 
 
 class RetentionSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,6 +123,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def __post_init__(self) -> None:
         if self.io.engine not in _ENGINES:
             raise ConfigError(f"io.engine is {self.io.engine!r}", hint=f"one of {', '.join(_ENGINES)}")
+        self.io.engine_config()
         if self.retention.keep_last < 2:
             raise ConfigError(
                 f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept"

@@ -88,7 +88,7 @@ def reading(directories: Sequence[Path]) -> Generator[OfflineStore]:
         NotFoundError: there is no store.
         ConfigError, CorruptDataError, FormatVersionError, StorageError: see checkpoint.store.open_store.
     """
-    uid = _owner_uid(directories)
+    uid = owner_uid(directories)
     store, problems = _recovered(directories, uid)
     with store:
         yield OfflineStore(store, problems)
@@ -153,13 +153,13 @@ def _holder(kind: str) -> LockHolder:
     return LockHolder(pid=os.getpid(), socket="", uid=os.getuid(), kind=kind)
 
 
-def _owner_uid(directories: Sequence[Path]) -> int:
+def owner_uid(directories: Sequence[Path]) -> int:
     """Return whose store it is: the caller's; for root, of the owner of the first directory that is there."""
     for directory in directories:
         try:
-            owner_uid = directory.stat().st_uid
+            found = directory.stat().st_uid
         except OSError:
             continue
-        return os.getuid() or owner_uid
+        return os.getuid() or found
     names = ", ".join(map(str, directories))
     raise NotFoundError(f"there is no directory {names}", hint="check the paths, or mount the drive")

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..checkpoint.engine import EngineConfig, EngineKind
+from ..checkpoint.engine import EngineKind
 from ..checkpoint.engine_choice import EngineChoice, EngineRules, choose_engine, fallback_engine
 from ..checkpoint.recovery import RecoveryReport, recover
 from ..checkpoint.storage_ops import RealStorage
@@ -184,7 +184,7 @@ class StoreBook:
         rules = EngineRules(
             wanted=None if io.engine == "auto" else EngineKind(io.engine),
             in_process=io.process,
-            config=EngineConfig(register_arenas=io.register_arenas),
+            config=io.engine_config(),
         )
         try:
             return choose_engine(path, rules)

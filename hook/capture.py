@@ -7,7 +7,7 @@ import torch
 
 from ..checkpoint.leaf import Alias, LeafSpec
 from ..core.errors import UsageError
-from .state_protocol import Component, Laziness, TensorLeaf
+from .state_protocol import Captured, Laziness, TensorLeaf
 from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain
 
 
@@ -83,7 +83,7 @@ class _Sink:
         self.values[self.component] = document
 
 
-def capture_state(components: Iterable[Component], *, previous: StateCapture | None = None) -> StateCapture:
+def capture_state(components: Iterable[Captured], *, previous: StateCapture | None = None) -> StateCapture:
     """Return the state of the components as it is now, in their order.
 
     `previous` is the last capture of the same components, if any: it makes this one faster and nothing else.

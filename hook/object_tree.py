@@ -200,12 +200,12 @@ class TreeDecoder:
                 return state
             case "$torch":
                 kind, found = cast(list[object], content)
-                return _torch_value(kind, found)
+                return decode_torch(kind, found)
             case "$ndarray":
                 return self._array(cast(dict[str, object], content))
             case "$npscalar":
                 dtype, text = cast(list[str], content)
-                return _numpy_scalar(dtype, base64.b64decode(text, validate=True))
+                return decode_numpy_scalar(dtype, base64.b64decode(text, validate=True))
             case "$npdtype":
                 return _numpy().dtype(content)
             case _:
@@ -243,7 +243,7 @@ class TreeDecoder:
             if "leaf" in content
             else base64.b64decode(content["data"], validate=True)
         )
-        return _array(content["dtype"], tuple(content["shape"]), data, content["order"])
+        return decode_array(content["dtype"], tuple(content["shape"]), data, content["order"])
 
     def _raw(self, name: str) -> bytes:
         return self._stored.tensor(name).numpy().tobytes()
@@ -275,7 +275,8 @@ def _leaf_of(key: str, item: object) -> str | None:
     return None
 
 
-def _torch_value(kind: object, found: object) -> object:
+def decode_torch(kind: object, found: object) -> object:
+    """Return the dtype, device or size that `$torch` holds; ValueError for anything else."""
     if kind == "dtype":
         dtype: object = getattr(torch, cast(str, found), None)
         if isinstance(dtype, torch.dtype):
@@ -298,13 +299,15 @@ def _numpy() -> Any:  # the module
     return np
 
 
-def _numpy_scalar(dtype: str, data: bytes) -> object:
+def decode_numpy_scalar(dtype: str, data: bytes) -> object:
+    """Return the scalar that `$npscalar` holds."""
     if dtype == "str_":
         return _numpy().str_(data.decode("utf-8", "surrogatepass"))
-    return _numpy().bytes_(data) if dtype == "bytes_" else _array(dtype, (), data, "C")[()]
+    return _numpy().bytes_(data) if dtype == "bytes_" else decode_array(dtype, (), data, "C")[()]
 
 
-def _array(dtype: str, shape: tuple[int, ...], data: bytes, order: str) -> "Array":
+def decode_array(dtype: str, shape: tuple[int, ...], data: bytes, order: str) -> "Array":
+    """Return the array that `$ndarray` holds; ValueError where its bytes do not fill it."""
     numpy = _numpy()
     found = numpy.dtype(dtype)
     if found.kind not in _PLAIN_ARRAY_KINDS or math.prod(shape) * found.itemsize != len(data):

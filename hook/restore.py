@@ -30,6 +30,9 @@ from .stored_state import StoredState
 
 logger = logging.getLogger(__name__)
 
+IMPORTED_NOTE = "imported"
+"""A checkpoint whose notes have this came from other tools (`everstep import`) and may lack components."""
+
 FETCH_DEADLINE_S = 3600.0
 """Reading a shard takes as long as the devices take; a dead daemon is noticed at once."""
 
@@ -49,6 +52,8 @@ class Restored:
     """Of the ranks that took the checkpoint."""
     skipped: tuple[str, ...]
     """Newer checkpoints that could not be restored, with the reason."""
+    left_as_given: tuple[str, ...] = ()
+    """Components that an imported checkpoint lacks: they are as the script made them."""
 
     @property
     def checkpoint(self) -> CheckpointId:
@@ -71,6 +76,17 @@ class Fetched:
     def source(self) -> str:
         """ "memory" or "disk"."""
         return "memory" if self.stream is None else "disk"
+
+    def lacks(self, component: str) -> bool:
+        """Tell whether the checkpoint was imported without this component, which then stays as it is.
+
+        One that was taken by a run has all of them: a component that it lacks is a mismatch.
+        """
+        return IMPORTED_NOTE in self.manifest.notes and component not in self.stored.components
+
+    def present(self, components: Sequence[Component]) -> list[Component]:
+        """Return the components that the checkpoint has, or must have."""
+        return [component for component in components if not self.lacks(component.name)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -175,8 +191,9 @@ class RestoreSearch:
 
     def _check(self, found: Fetched) -> None:
         """Compare structures first, then what is compared by its bytes, which are small and read for that."""
-        looking = [component for component in self.components if not component.checks_bytes]
-        reading = [component for component in self.components if component.checks_bytes]
+        components = found.present(self.components)
+        looking = [component for component in components if not component.checks_bytes]
+        reading = [component for component in components if component.checks_bytes]
         for component in looking:
             component.check(found.stored)
         if found.stream is not None:
@@ -189,7 +206,7 @@ class RestoreSearch:
         if found.stream is None:
             return None
         leaves = found.stream.leaves
-        for component in self.components:
+        for component in found.present(self.components):
             if isinstance(component, ModuleState):
                 for leaf, tensor in component.destinations(found.stored):
                     leaves.claim(leaf, tensor)

@@ -157,6 +157,7 @@ class Run:
             restore_s=time.perf_counter() - began_s,
             world_size=found.choice.world_size,
             skipped=tuple(search.skipped),
+            left_as_given=tuple(each.name for each in self._components if found.lacks(each.name)),
         )
         self._say_restored(found)
         return self._restored
@@ -397,10 +398,11 @@ class Run:
     def _apply(self, found: Fetched, search: RestoreSearch) -> None:
         same_size = found.choice.world_size == self.world_size
         for component in self._components:
-            if component is not self._rng or same_size:
+            if (component is not self._rng or same_size) and not found.lacks(component.name):
                 component.apply(found.stored)
         if not same_size:
-            adopt_ledgers(self._loaders, found, search, rank=self.rank)
+            loaders = {name: loader for name, loader in self._loaders.items() if not found.lacks(name)}
+            adopt_ledgers(loaders, found, search, rank=self.rank)
         if self._loader is not None:
             put_back_on_first_batch(self._loader, self._rng)
         self._parent = found.choice.checkpoint
@@ -421,6 +423,12 @@ class Run:
             restored.epoch,
             restored.restore_s,
         )
+        if restored.left_as_given:
+            logger.warning(
+                "restored_in_part run=%s left_as_given=%s: the imported checkpoint has nothing of them",
+                self.name,
+                ",".join(restored.left_as_given),
+            )
         then, now = found.manifest.notes.get("torch_threads", ""), str(torch.get_num_threads())
         if then != now:
             warnings.warn(

@@ -23,7 +23,7 @@ from .cuda_copy import CudaCopies
 from .link import Link
 from .mapped_arena import MappedArena
 from .report import CostBook
-from .state_protocol import Component, Laziness, TensorLeaf
+from .state_protocol import Captured, Laziness, TensorLeaf
 from .tensor_bytes import memmove
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Snapshotter:
     def __init__(  # noqa: PLR0913 - made in one place
         self,
         link: Link,
-        components: Sequence[Component],
+        components: Sequence[Captured],
         *,
         rank: int,
         world_size: int,

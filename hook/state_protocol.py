@@ -58,24 +58,25 @@ class Sink(Protocol):
         ...
 
 
-class Component(Protocol):
-    """One part of the training state, known by the keyword that was given to `attach()`.
-
-    All calls happen on the training thread, between iterations. Leaf names begin with `<name>.`.
-    """
+class Captured(Protocol):
+    """What a snapshot can be taken of. Leaf names begin with `<name>.`."""
 
     @property
     def name(self) -> str:
-        """The keyword."""
-        ...
-
-    @property
-    def checks_bytes(self) -> bool:
-        """Tell whether `check` reads leaves, and not only what they look like: then they are read first of all."""
+        """The keyword that was given to `attach()`."""
         ...
 
     def capture(self, sink: Sink) -> None:
         """Hand over every leaf and the document, as they are now. Changes nothing."""
+        ...
+
+
+class Component(Captured, Protocol):
+    """One part of the training state. All calls happen on the training thread, between iterations."""
+
+    @property
+    def checks_bytes(self) -> bool:
+        """Tell whether `check` reads leaves, and not only what they look like: then they are read first of all."""
         ...
 
     def check(self, stored: "StoredState") -> None:

@@ -1,6 +1,8 @@
 """Tensors as bytes: dtype names, addresses, dense memory, copies that release the GIL."""
 
 import functools
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Protocol, cast
 
 import cffi
@@ -193,3 +195,15 @@ def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as integers: every dtype can be copied so, and no NaN is made quiet on the way."""
     integers = _INTEGERS.get(tensor.element_size())
     return tensor.view(integers) if integers is not None else torch.view_as_real(tensor).view(torch.int64)
+
+
+@contextmanager
+def pinned(tensor: torch.Tensor) -> Generator[memoryview]:
+    """Give the bytes of a contiguous CPU tensor, without a copy; they must not be used afterwards."""
+    size_bytes = tensor.numel() * tensor.element_size()
+    if not size_bytes:
+        yield memoryview(b"")
+        return
+    cdata = _ffi.cast("char *", tensor.data_ptr())
+    with memoryview(_ffi.buffer(cdata, size_bytes)) as view:
+        yield view

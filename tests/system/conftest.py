@@ -20,6 +20,15 @@ def job(tmp_path: Path) -> Iterator[Job]:
         end_daemon()
 
 
+@pytest.fixture
+def devices(tmp_path: Path) -> list[Path]:
+    """Two empty directories for a store."""
+    paths = [tmp_path / "d0", tmp_path / "d1"]
+    for path in paths:
+        path.mkdir()
+    return paths
+
+
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Digest of the small run that nobody kills."""

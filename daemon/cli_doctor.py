@@ -1,0 +1,55 @@
+"""`everstep doctor`: what the node and its directories offer, what is wrong with them, and what to do."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import EverstepError
+from ..core.paths import data_socket_path
+from . import doctor
+from .cli_output import EXIT_DONE, EXIT_FAILED, Output
+from .doctor_plan import Finding, Health, judge, worst
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES = {Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "bold red"}
+
+
+def examine(arguments: argparse.Namespace) -> int:
+    """`everstep doctor`: the directories named, else those of the daemon that answers."""
+    daemon, known = _ask_daemon()
+    named = [Path(each) for each in arguments.directory] or known
+    findings = judge(doctor.look_at_node(len(named), daemon), doctor.look_at_directories(named))
+    verdict = worst(findings)
+    document = {"verdict": verdict, "findings": findings}
+    Output(as_json=arguments.json).show(document, lambda console: _draw(console, findings))
+    return EXIT_FAILED if verdict is Health.FAIL else EXIT_DONE
+
+
+def _ask_daemon() -> tuple[str, list[Path]]:
+    """Return who answers on the user's socket (empty: nobody), and the directories of its stores."""
+    from .control_client import connected  # noqa: PLC0415  grpc is slow to import
+
+    try:
+        with connected(data_socket_path()) as client:
+            status = client.status()
+    except EverstepError:
+        return "", []
+    kind = "private" if status.daemon.is_private else "node"
+    label = f"everstep {status.daemon.version}, {kind}, pid {status.daemon.pid}"
+    return label, [Path(device.path) for store in status.stores for device in store.devices]
+
+
+def _draw(console: "Console", findings: list[Finding]) -> None:
+    from rich.text import Text  # noqa: PLC0415  slow to import
+
+    place = None
+    for finding in findings:
+        if finding.place != place:
+            place = finding.place
+            console.print(Text(("\n" if place else "") + (place or "this node"), "bold"), soft_wrap=True)
+        health = Text(f"  {finding.health.value:<4}  ", _STYLES[finding.health])
+        console.print(health + Text(f"{finding.check}: {finding.found}", "default"), soft_wrap=True)
+        if finding.advice:
+            console.print(Text(f"        -> {finding.advice}", "dim"), soft_wrap=True)

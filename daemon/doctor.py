@@ -1,0 +1,114 @@
+"""Looking at the node and at directories for `everstep doctor`; what it means says doctor_plan.py. Changes nothing."""
+
+import asyncio
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..checkpoint.engine_choice import choose_engine
+from ..checkpoint.linux import seal_size
+from ..checkpoint.uring_probe import pin_limit_bytes, uring_refusal
+from ..core.errors import EverstepError
+from ..core.paths import data_socket_path
+from .doctor_plan import QUEUE_DEPTH, DirectoryFacts, NodeFacts, mount_of
+from .node_memory import read_memory_bounds
+
+
+def look_at_node(directory_count: int, daemon: str) -> NodeFacts:
+    """Return what is found on this node; `daemon` says who answered on the user's socket."""
+    socket_path = data_socket_path()
+    return NodeFacts(
+        directory_count=directory_count,
+        aio_used=_number("/proc/sys/fs/aio-nr"),
+        aio_max=_number("/proc/sys/fs/aio-max-nr"),
+        uring_refusal=uring_refusal(QUEUE_DEPTH),
+        pin_limit_bytes=pin_limit_bytes(),
+        memfd_problem=_memfd_problem(),
+        memory=tuple(asyncio.run(read_memory_bounds())),
+        socket_path=str(socket_path),
+        socket_problem=_socket_problem(socket_path.parent),
+        daemon=daemon,
+        temporary_directory=tempfile.gettempdir(),
+    )
+
+
+def look_at_directories(directories: Sequence[Path]) -> list[DirectoryFacts]:
+    """Return what is found in each directory; a file without a name is made there and is gone again."""
+    found: list[DirectoryFacts] = []
+    seen: dict[int, str] = {}
+    for directory in directories:
+        facts, file_system_id = _look(directory)
+        found.append(facts if file_system_id is None else _with_peer(facts, seen, file_system_id))
+    return found
+
+
+def _with_peer(facts: DirectoryFacts, seen: dict[int, str], file_system_id: int) -> DirectoryFacts:
+    peer = seen.setdefault(file_system_id, facts.path)
+    return facts if peer == facts.path else replace(facts, shares_with=peer)
+
+
+def _look(directory: Path) -> tuple[DirectoryFacts, int | None]:
+    path = directory.absolute()
+    try:
+        path = path.resolve(strict=True)
+        status, space = path.stat(), os.statvfs(path)
+        if not stat.S_ISDIR(status.st_mode):
+            return DirectoryFacts(path=str(path), problem=f"{path} is no directory"), None
+        choice = choose_engine(path)
+    except OSError as error:
+        return DirectoryFacts(path=str(path), problem=f"{error.strerror or error}"), None
+    except EverstepError as error:
+        return DirectoryFacts(path=str(path), problem=error.message), None
+    alignment = choice.alignment
+    facts = DirectoryFacts(
+        path=str(path),
+        owner_uid=status.st_uid,
+        mode=stat.S_IMODE(status.st_mode),
+        engine=choice.name,
+        engine_reason=choice.reason,
+        alignment_bytes=max(alignment.memory_bytes, alignment.offset_bytes) if alignment else 0,
+        free_bytes=space.f_bavail * space.f_frsize,
+        total_bytes=space.f_blocks * space.f_frsize,
+        mount=mount_of(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"), str(path)),
+    )
+    return facts, status.st_dev
+
+
+def _number(path: str) -> int:
+    try:
+        return int(Path(path).read_text())
+    except OSError:  # a kernel built without CONFIG_AIO
+        return -1
+
+
+def _memfd_problem() -> str:
+    try:
+        fd = os.memfd_create("everstep-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        return f"memfd_create failed: {error.strerror}"
+    try:
+        os.ftruncate(fd, 4096)
+        seal_size(fd)
+    except OSError as error:
+        return f"a memfd cannot be sized and sealed: {error.strerror}"
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _socket_problem(directory: Path) -> str:
+    """Return why the directory cannot hold our socket; one that is absent can be made."""
+    with contextlib.suppress(FileNotFoundError):
+        status = directory.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            return f"{directory} is no directory"
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            mode = stat.S_IMODE(status.st_mode)
+            return (
+                f"{directory} belongs to uid {status.st_uid} and has mode {mode:04o}, expected 0700 and yours"
+            )
+    return ""

@@ -1,0 +1,77 @@
+"""`everstep doctor` on this machine: real files, the real kernel, a real daemon."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.checkpoint.engine_choice import choose_engine
+from everstep.daemon.doctor import look_at_directories
+from everstep.daemon.testing import FakeTrainer, daemon_process
+
+EVERSTEP = Path(sys.executable).with_name("everstep")
+
+
+def doctor(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [EVERSTEP, "doctor", *arguments], capture_output=True, text=True, check=False, timeout=60, cwd="/"
+    )
+
+
+def findings(*arguments: str | Path, code: int = 0) -> dict[tuple[str, str], Any]:
+    done = doctor("--json", *arguments)
+    assert done.returncode == code, done
+    document = json.loads(done.stdout)
+    assert (document["verdict"] == "fail") == (code == 1)
+    return {(finding["place"], finding["check"]): finding for finding in document["findings"]}
+
+
+def test_the_engine_is_the_one_that_a_daemon_would_choose(devices: list[Path]) -> None:
+    devices[0].chmod(0o700)
+    found = findings(*devices)
+    choice = choose_engine(devices[0])
+    assert found[str(devices[0]), "engine"]["found"] == f"{choice.name}: {choice.reason}"
+    assert found[str(devices[0]), "directory"]["health"] == "ok"
+    assert "file system" in found[str(devices[1]), "drive"]["found"]
+    assert found[str(devices[1]), "drive"]["health"] == "warn"
+    assert list(devices[0].iterdir()) == []
+
+
+def test_a_directory_that_is_none_fails(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    found = findings(tmp_path / "absent", file, code=1)
+    assert found[str(tmp_path / "absent"), "directory"]["health"] == "fail"
+    assert "no directory" in found[str(file), "directory"]["found"]
+    text = doctor(file).stdout
+    assert "fail  directory" in text
+    assert "-> name a directory" in text
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs /dev/shm")
+def test_memory_is_no_drive() -> None:
+    (facts,) = look_at_directories([Path("/dev/shm")])
+    assert facts.mount.kind == "tmpfs"
+
+
+def test_a_socket_directory_that_others_may_enter_fails(
+    socket_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert findings()["", "socket"]["found"] == str(socket_path)
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    monkeypatch.setenv("EVERSTEP_SOCKET", str(shared / "data.sock"))
+    assert "0755" in findings(code=1)["", "socket"]["found"]
+
+
+def test_without_directories_those_of_the_daemon_are_looked_at(
+    socket_path: Path, devices: list[Path]
+) -> None:
+    with daemon_process(socket_path) as daemon, FakeTrainer(socket_path) as trainer:
+        trainer.open_run(devices, name="run", world_size=1)
+        found = findings()
+        assert f"pid {daemon.pid}" in found["", "daemon"]["found"]
+        assert {place for place, _ in found} == {"", *map(str, devices)}

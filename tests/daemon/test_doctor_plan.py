@@ -1,0 +1,181 @@
+"""What the doctor thinks of facts: each check on its own, without a machine."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.daemon.admission_plan import MemoryBound
+from everstep.daemon.doctor_plan import (
+    DIRECTORY_CHECKS,
+    NODE_CHECKS,
+    QUEUE_DEPTH,
+    DirectoryFacts,
+    Finding,
+    Health,
+    Mount,
+    NodeFacts,
+    judge,
+    mount_of,
+    worst,
+)
+
+GIB = 2**30
+NODE = NodeFacts(
+    directory_count=2,
+    aio_used=0,
+    aio_max=65536,
+    uring_refusal="",
+    pin_limit_bytes=None,
+    memfd_problem="",
+    memory=(MemoryBound(source="/proc/meminfo", available_bytes=64 * GIB),),
+    socket_path="/run/everstep/1000/data.sock",
+    socket_problem="",
+    daemon="",
+    temporary_directory="/tmp",
+)
+DIRECTORY = DirectoryFacts(
+    path="/nvme0/everstep",
+    engine="aio",
+    engine_reason="direct I/O in multiples of 512 bytes; kernel AIO",
+    alignment_bytes=512,
+    free_bytes=900 * GIB,
+    total_bytes=1000 * GIB,
+    mount=Mount(kind="xfs", options=("rw", "noatime")),
+)
+
+
+def found(check: str, findings: list[Finding]) -> Finding:
+    (finding,) = [finding for finding in findings if finding.check == check]
+    return finding
+
+
+def test_a_good_node_has_nothing_to_do() -> None:
+    findings = judge(NODE, [DIRECTORY])
+    assert worst(findings) is Health.OK
+    assert not [finding for finding in findings if finding.advice]
+    assert len(findings) == len(NODE_CHECKS) + len(DIRECTORY_CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "health", "advice"),
+    [
+        ("kernel AIO", {"aio_used": 65536 - QUEUE_DEPTH}, Health.WARN, "fs.aio-max-nr="),
+        ("kernel AIO", {"aio_max": -1}, Health.WARN, "io_uring"),
+        ("io_uring", {"uring_refusal": "seccomp"}, Health.WARN, "kernel AIO"),
+        ("shared memory", {"memfd_problem": "memfd_create failed"}, Health.FAIL, "seccomp"),
+        (
+            "memory",
+            {"memory": (*NODE.memory, MemoryBound(source="/sys/fs/cgroup/x", available_bytes=GIB))},
+            Health.WARN,
+            "two slots",
+        ),
+        ("socket", {"socket_path": "/" + 107 * "s"}, Health.FAIL, "EVERSTEP_SOCKET"),
+        ("socket", {"socket_problem": "/tmp/everstep-1 belongs to uid 2"}, Health.FAIL, "EVERSTEP_SOCKET"),
+        ("temporary directory", {"temporary_directory": "/" + 60 * "t"}, Health.WARN, "TMPDIR"),
+    ],
+)
+def test_what_is_wrong_with_a_node(
+    check: str, change: dict[str, object], health: Health, advice: str
+) -> None:
+    finding = found(check, judge(replace(NODE, **change), []))
+    assert finding.health is health
+    assert advice in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "health", "advice"),
+    [
+        ("directory", {"mode": 0o755}, Health.WARN, "chmod 0700"),
+        ("engine", {"engine": "plain"}, Health.WARN, "page cache"),
+        ("direct I/O", {"alignment_bytes": 0}, Health.WARN, "XFS"),
+        ("direct I/O", {"alignment_bytes": 65536}, Health.WARN, "sectors"),
+        ("file system", {"mount": Mount(kind="tmpfs", options=("rw",))}, Health.WARN, "loss of power"),
+        ("file system", {"mount": Mount(kind="nfs4", options=("rw",))}, Health.WARN, "drives of this node"),
+        ("file system", {"mount": Mount(kind="btrfs", options=("rw",))}, Health.WARN, "ext4 and XFS"),
+        (
+            "mount options",
+            {"mount": Mount(kind="ext4", options=("rw", "nobarrier"))},
+            Health.FAIL,
+            "barriers",
+        ),
+        (
+            "mount options",
+            {"mount": Mount(kind="ext4", options=("rw", "barrier=0"))},
+            Health.FAIL,
+            "barriers",
+        ),
+        ("mount options", {"mount": Mount(kind="xfs", options=("ro",))}, Health.FAIL, "dmesg"),
+        (
+            "mount options",
+            {"mount": Mount(kind="xfs", options=("rw", "strictatime"))},
+            Health.WARN,
+            "noatime",
+        ),
+        ("free space", {"free_bytes": 40 * GIB}, Health.WARN, "keep_last"),
+        ("free space", {"free_bytes": GIB - 1}, Health.FAIL, "keep_last"),
+        ("drive", {"shares_with": "/nvme0"}, Health.WARN, "each drive"),
+    ],
+)
+def test_what_is_wrong_with_a_directory(
+    check: str, change: dict[str, object], health: Health, advice: str
+) -> None:
+    finding = found(check, judge(NODE, [replace(DIRECTORY, **change)]))
+    assert (finding.health, finding.place) == (health, DIRECTORY.path)
+    assert advice in finding.advice
+
+
+def test_of_a_directory_that_cannot_be_looked_at_only_that_is_said() -> None:
+    findings = judge(NODE, [DirectoryFacts(path="/gone", problem="No such file or directory"), DIRECTORY])
+    assert [finding.check for finding in findings if finding.place == "/gone"] == ["directory"]
+    assert worst(findings) is Health.FAIL
+    assert len(findings) == len(NODE_CHECKS) + 1 + len(DIRECTORY_CHECKS)
+
+
+@given(
+    st.builds(
+        DirectoryFacts,
+        path=st.text(min_size=1),
+        problem=st.sampled_from(["", "gone"]),
+        mode=st.integers(0, 0o7777),
+        engine=st.sampled_from(["aio", "uring", "plain"]),
+        alignment_bytes=st.sampled_from([0, 512, 4096, 65536]),
+        free_bytes=st.integers(0, 2**50),
+        total_bytes=st.integers(0, 2**50),
+        mount=st.builds(Mount, kind=st.text(), options=st.lists(st.text()).map(tuple)),
+        shares_with=st.text(),
+    )
+)
+def test_whatever_is_wrong_comes_with_advice(facts: DirectoryFacts) -> None:
+    for finding in judge(NODE, [facts]):
+        assert bool(finding.advice) == (finding.health is not Health.OK)
+
+
+MOUNTS = """\
+21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw,discard
+22 21 259:1 / /data rw,noatime shared:2 - xfs /dev/nvme0n1 rw,attr2
+23 22 259:2 / /data/my\\040drive rw - ext4 /dev/nvme1n1 rw,barrier=0
+24 21 0:30 / /data rw - tmpfs tmpfs rw,size=1g
+a line that is none
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "option"),
+    [
+        ("/home/x", "ext4", "discard"),
+        ("/data", "tmpfs", "size=1g"),
+        ("/database", "ext4", "relatime"),
+        ("/data/my drive/everstep", "ext4", "barrier=0"),
+    ],
+)
+def test_the_innermost_and_last_mount_counts(path: str, kind: str, option: str) -> None:
+    mount = mount_of(MOUNTS, path)
+    assert mount.kind == kind
+    assert option in mount.options
+
+
+@given(st.text(), st.text())
+def test_any_text_is_read(text: str, path: str) -> None:
+    assert isinstance(mount_of(text, path), Mount)
