@@ -118,7 +118,7 @@ def inspect(directories: Sequence[Path], *, repair: bool, data: bool) -> FsckRep
         DeviceLockedError: a daemon holds it; the message says which.
         UsageError: it is to be repaired, and belongs to somebody else.
     """
-    uid = _owner_uid(directories)
+    uid = owner_uid(directories)
     if repair and uid != os.getuid():
         raise UsageError(
             f"{directories[0]} belongs to uid {uid}: files made by root would be lost to them",

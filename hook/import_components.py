@@ -97,11 +97,10 @@ class ImportedObject:
     def capture(self, sink: Sink) -> None:
         """Hand over what the component of such an object would."""
         encoded = TreeEncoder(sink).encode(self.value, self.name)
-        value = self.value
-        if isinstance(value, dict) and cast(dict[object, object], value).keys() == _SCALER_KEYS:
+        if isinstance(self.value, dict) and cast(dict[object, object], self.value).keys() == _SCALER_KEYS:
             sink.value({"kind": "scaler", "numbers": encoded, "tensors": []})
             return
-        sink.value({"kind": _kind_of(value), "state": encoded})
+        sink.value({"kind": _kind_of(cast(object, self.value)), "state": encoded})
 
 
 def _kind_of(value: object) -> str:
