@@ -74,11 +74,20 @@ def refusal(run: RunStore) -> str:
     if run.store.missing:
         names = ", ".join(missing.path for missing in run.store.missing)
         return f"missing devices: {names}"
+    if run.store.is_changing:
+        return "a device is leaving the store, and not every other one knows of it yet"
     return "a device is suspect; open the store again when it is well"
 
 
 def _remove(run: RunStore, checkpoint: CheckpointId) -> int:
     """Remove one checkpoint and return the bytes of its shards; StorageError names the device."""
+    with (
+        run.store.deleting()
+    ):  # a device that leaves in the middle would bring its manifests back after a crash
+        return _remove_from_all(run, checkpoint)
+
+
+def _remove_from_all(run: RunStore, checkpoint: CheckpointId) -> int:
     shards = run.forget(checkpoint)
     ops, devices = run.store.ops, run.store.devices
     names = [manifest_name(shard.checkpoint, shard.rank) for shard in shards]
