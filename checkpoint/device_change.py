@@ -11,12 +11,20 @@ inside is finished by the next opening (membership_plan.merge).
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import DataError, NotFoundError, ProtectedError, StorageError, UsageError
+from ..core.errors import (
+    DataError,
+    DeviceMissingError,
+    NotFoundError,
+    ProtectedError,
+    StorageError,
+    UsageError,
+)
 from ..core.ids import random_id
-from .device import DISK_ID_NAME, QUARANTINE_NAME, RUNS_NAME, Device, lock_directory
+from .device import DISK_ID_NAME, QUARANTINE_NAME, RUNS_NAME, Device, lock_directory, survey_directory
 from .device_set import DeviceState
 from .durable import make_directories, publish_new, publish_over
 from .manifest_format import manifest_name
@@ -24,7 +32,8 @@ from .membership_plan import Membership
 from .retire_plan import Holding, holdings_of, refusal, retired_device
 from .storage_ops import StorageOps
 from .store import Store
-from .store_format import SMALL_FILE_BYTES_MAX, LockHolder, decode_disk_id, encode_disk_id
+from .store_format import LockHolder, encode_disk_id
+from .store_plan import plan_store
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +49,18 @@ class Retirement:
     """What had a part on it, newest first within a run."""
     problems: tuple[str, ...]
     """What went wrong although the device is retired, a sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readmission:
+    """A directory that is ready to be opened with its store."""
+
+    adopt: tuple[Path, ...]
+    """For open_store."""
+    is_new: bool
+    """It comes as a new, empty device; else with all it has."""
+    aside: Path | None
+    """Where what it held lies now."""
 
 
 def find_device(store: Store, name: str) -> str:
@@ -189,27 +210,52 @@ def note_missing(store: Store, now_unix_s: float) -> None:
             store.use(wanted)
 
 
-def set_aside(ops: StorageOps, path: Path, *, holder: LockHolder, uid: int) -> None:
-    """Move what a retired device holds into its quarantine, so that its directory is a new one; nothing is deleted.
+def prepare_readmission(
+    directories: Sequence[Path], path: Path, *, ops: StorageOps, holder: LockHolder, uid: int
+) -> Readmission:
+    """Make `path`, one of the directories of a store that nobody holds, ready to be opened with it as a member.
 
-    runs/ before disk.id: at every moment the directory is a retired device, or an empty directory.
+    A member that is there again needs nothing: opening the store takes it back with all it has. What a retired device
+    holds is moved into its quarantine first, so that it comes as a new one; so does an empty directory.
 
     Raises:
+        DeviceMissingError: a member is missing at this path, or anywhere while a new one should come.
+        ConfigError, CorruptDataError, NotFoundError: see store_plan.plan_store; there is no such store.
         DeviceLockedError: somebody holds it.
         StorageError: a call failed; the same call goes on where this one ended.
     """
+    surveys = {each: survey_directory(ops, each, uid=uid) for each in directories}
+    plan = plan_store(list(surveys.values()), adopt=[path])
+    disk_id = surveys[path].disk_id
+    if disk_id is not None and disk_id.device_id in plan.known:
+        return Readmission(adopt=(), is_new=False, aside=None)
+    if plan.missing:
+        names = ", ".join(f"{key} (last seen at {at})" for key, at in plan.missing.items())
+        raise DeviceMissingError(
+            f"{path} cannot become a new device while others are missing: {names}",
+            hint="mount them, or `everstep device retire` them first",
+        )
+    aside = None if disk_id is None else _set_aside(ops, path, disk_id.device_id, holder=holder, uid=uid)
+    return Readmission(adopt=(path,), is_new=True, aside=aside)
+
+
+def _set_aside(ops: StorageOps, path: Path, device_id: str, *, holder: LockHolder, uid: int) -> Path:
+    """Move what a retired device holds into its quarantine and return where it is; nothing is deleted.
+
+    runs/ before disk.id: at every moment the directory is a retired device, or an empty directory.
+    """
     lock = lock_directory(ops, path, holder)
     try:
-        content = ops.read_small(path / DISK_ID_NAME, SMALL_FILE_BYTES_MAX, owner_uid=uid)
-        if content is None:
-            return
-        name = f"{decode_disk_id(content, str(path / DISK_ID_NAME)).device_id}.{random_id()}{RETIRED_SUFFIX}"
-        aside = make_directories(ops, path, QUARANTINE_NAME, name)
-        for each in (RUNS_NAME, DISK_ID_NAME):
-            if ops.stat(path / each) is not None:
-                ops.rename_noreplace(path / each, aside / each)
+        found = survey_directory(ops, path, uid=uid).disk_id
+        if found is None or found.device_id != device_id:
+            raise StorageError(f"another process changed {path} meanwhile", hint="try again")
+        aside = make_directories(ops, path, QUARANTINE_NAME, f"{device_id}.{random_id()}{RETIRED_SUFFIX}")
+        for name in (RUNS_NAME, DISK_ID_NAME):
+            if ops.stat(path / name) is not None:
+                ops.rename_noreplace(path / name, aside / name)
                 ops.sync_directory(aside)
                 ops.sync_directory(path)
+        return aside
     finally:
         lock.release()
 

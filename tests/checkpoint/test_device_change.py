@@ -10,7 +10,9 @@ import pytest
 
 from everstep.checkpoint.catalogue import CheckpointState
 from everstep.checkpoint.collect import collect_garbage
+from everstep.checkpoint.device import lock_directory
 from everstep.checkpoint.device_change import (
+    Readmission,
     Retirement,
     cancel_drain,
     check_retire,
@@ -18,13 +20,13 @@ from everstep.checkpoint.device_change import (
     find_device,
     holdings,
     note_missing,
+    prepare_readmission,
     retire,
-    set_aside,
 )
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.storage_ops import RealStorage, StorageOps
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.store_format import decode_disk_id
 from everstep.checkpoint.testing import (
@@ -314,9 +316,13 @@ def test_wherever_a_retirement_ends_all_parts_agree(dirs: list[Path], tmp_path: 
 # --- coming back --------------------------------------------------------------------------------------------------
 
 
-def adopt(dirs: list[Path], path: Path) -> Store:
-    set_aside(RealStorage(), path, holder=HOLDER, uid=UID)
-    store = open_store(dirs, ops=RealStorage(), holder=HOLDER, uid=UID, adopt=[path])
+def prepare(dirs: list[Path], path: Path, ops: StorageOps | None = None) -> Readmission:
+    return prepare_readmission(dirs, path, ops=ops or RealStorage(), holder=HOLDER, uid=UID)
+
+
+def readmit(dirs: list[Path], path: Path) -> Store:
+    ready = prepare(dirs, path)
+    store = open_store(dirs, ops=RealStorage(), holder=HOLDER, uid=UID, adopt=ready.adopt)
     recover(store)
     return store
 
@@ -333,7 +339,7 @@ def test_an_empty_directory_in_place_of_a_retired_device_is_left_alone_until_it_
             assert len(store.devices) == 2
         dirs[1].mkdir(exist_ok=True)
     assert list(dirs[1].iterdir()) == []
-    with adopt(dirs, dirs[1]) as store:
+    with readmit(dirs, dirs[1]) as store:
         new = find_device(store, str(dirs[1]))
         assert (new != old, store.device_state(new)[0]) == (True, DeviceState.OK)
         commit(store.run(UID, "demo"), FOURTH)
@@ -353,7 +359,7 @@ def test_a_retired_device_is_readmitted_empty_and_what_it_held_is_put_aside(dirs
         old = find_device(store, str(dirs[1]))
         leave(store, dirs[1])
     held = content(dirs[1])
-    with adopt(dirs, dirs[1]) as store:
+    with readmit(dirs, dirs[1]) as store:
         assert find_device(store, str(dirs[1])) != old
         assert store.run(UID, "demo").offered() == [FIRST]
     (aside,) = (dirs[1] / "quarantine").glob(f"{old}.*.retired")
@@ -362,38 +368,52 @@ def test_a_retired_device_is_readmitted_empty_and_what_it_held_is_put_aside(dirs
 
 
 def test_a_readmission_that_crashes_anywhere_can_be_made_again(dirs: list[Path], tmp_path: Path) -> None:
-    with demo(dirs) as (store, _):
-        leave(store, dirs[1])
     for number in range(1, 50):
         work = tmp_path / str(number)
         work.mkdir()
         paths = [Path(shutil.copytree(path, work / path.name)) for path in dirs]
+        with demo(paths) as (store, _):
+            leave(store, paths[1])
         faulty = FaultyStorage(RealStorage())
         faulty.arm(number, Mode.CRASH)
         try:
-            set_aside(faulty.as_ops(), paths[1], holder=HOLDER, uid=UID)
+            prepare(paths, paths[1], faulty.as_ops())
             return
         except CrashedError:
             pass
-        with demo(paths if (paths[1] / "disk.id").exists() else [paths[0], paths[2]]) as (store, run):
+        with demo(paths) as (store, run):
             assert run.offered() == [FIRST]
             assert len(store.devices) == 2
-        set_aside(RealStorage(), paths[1], holder=HOLDER, uid=UID)
-        assert not (paths[1] / "runs").exists()
-        assert not (paths[1] / "disk.id").exists()
+        with readmit(paths, paths[1]) as store:
+            assert len(store.devices) == 3
         assert list((paths[1] / "quarantine").rglob("*.safetensors"))
     pytest.fail("it never ended")
 
 
-def test_nothing_is_readmitted_while_somebody_holds_it_or_a_member_is_missing(dirs: list[Path]) -> None:
+def test_a_device_that_is_back_is_readmitted_with_all_it_has(dirs: list[Path]) -> None:
+    assert prepare(dirs, dirs[1]) == Readmission(adopt=(), is_new=False, aside=None)
+
+
+def test_nothing_new_is_readmitted_while_a_member_is_missing(dirs: list[Path]) -> None:
     with demo(dirs) as (store, _):
-        with pytest.raises(DeviceLockedError):
-            set_aside(RealStorage(), dirs[1], holder=HOLDER, uid=UID)
         leave(store, dirs[1])
-    set_aside(RealStorage(), dirs[1], holder=HOLDER, uid=UID)
-    shutil.rmtree(dirs[0])
-    with pytest.raises(DeviceMissingError, match="is missing"):
-        open_store(dirs, ops=RealStorage(), holder=HOLDER, uid=UID, adopt=[dirs[1]])
+    held = content(dirs[1])
+    dirs[0].rename(dirs[0].with_name("away"))
+    with pytest.raises(DeviceMissingError, match="while others are missing"):
+        prepare(dirs, dirs[1])
+    assert content(dirs[1]) == held
+    dirs[0].mkdir()
+    with pytest.raises(DeviceMissingError, match="while others are missing"):
+        prepare(dirs, dirs[0])
+
+
+def test_what_another_process_holds_is_not_put_aside(dirs: list[Path]) -> None:
+    with demo(dirs) as (store, _):
+        leave(store, dirs[1])
+    lock = lock_directory(RealStorage(), dirs[1], HOLDER)
+    with pytest.raises(DeviceLockedError):
+        prepare(dirs, dirs[1])
+    lock.release()
 
 
 # --- the time that a device is missing ----------------------------------------------------------------------------
