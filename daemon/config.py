@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from ..checkpoint.engine import EngineKind
+from ..core.durations import parse_duration
 from ..core.errors import ConfigError
 from ..core.paths import data_socket_path
 
@@ -64,6 +65,17 @@ class VerifySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How long after: a restart, which verifies what it restores, comes first."""
 
 
+class RetireSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[retire]`: when a missing device is given up without a person."""
+
+    missing_after: str = ""
+    """A duration (`7d`) after it was first seen missing; empty: never."""
+
+    def missing_after_s(self) -> float | None:
+        """Return it in seconds; None: never. ValueError where it is no duration."""
+        return parse_duration(self.missing_after) if self.missing_after else None
+
+
 class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file. `devices` maps a name to the directory on that device."""
 
@@ -73,6 +85,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     io: IoSection = IoSection()
     retention: RetentionSection = RetentionSection()
     verify: VerifySection = VerifySection()
+    retire: RetireSection = RetireSection()
     devices: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
@@ -82,6 +95,10 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(
                 f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept"
             )
+        try:
+            self.retire.missing_after_s()
+        except ValueError as error:
+            raise ConfigError(f"retire.missing_after: {error}", hint="or leave it out") from error
         bounds = (
             self.daemon.linger_s,
             self.daemon.drain_s,

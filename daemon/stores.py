@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..checkpoint.device_change import Readmission, prepare_readmission
 from ..checkpoint.engine import EngineConfig, EngineKind
 from ..checkpoint.engine_choice import EngineChoice, EngineRules, choose_engine, fallback_engine
 from ..checkpoint.recovery import RecoveryReport, recover
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
 from ..checkpoint.store_format import LockHolder
-from ..core.errors import ConfigError, DeviceLockedError, StorageError
+from ..core.errors import ConfigError, DeviceLockedError, EverstepError, StorageError
 from ..proto import frames
 from .blocking import in_thread
 from .config import DaemonConfig
@@ -43,10 +44,10 @@ class OpenStore:
         return ", ".join(str(device.path) for device in self.store.devices)
 
     def device_infos(self) -> list[frames.DeviceInfo]:
-        """Return the present devices as the hook needs them for a layout."""
+        """Return the devices that new segments may go to, as the hook needs them for a layout."""
         return [
             frames.DeviceInfo(device_id=device.device_id, path=str(device.path), weight=1.0)
-            for device in self.store.devices
+            for device in self.store.writable
         ]
 
     async def forget_arena(self, fd: int) -> None:
@@ -98,6 +99,38 @@ class StoreBook:
             )
         return known
 
+    def opened_with(self, directory: Path) -> OpenStore | None:
+        """Return the open store that this directory was named for, whether or not a device is there."""
+        return self._by_directory.get(directory)
+
+    async def reopen(self, opened: OpenStore, readmit: Path) -> tuple[OpenStore, Readmission]:
+        """Close a store that nobody uses, and open it again with one of its directories taken back.
+
+        Raises:
+            StorageError and others: see device_change.prepare_readmission. The store is opened without it then, and
+                where that fails too, by the next who asks for it.
+        """
+        directories = [path for path, store in self._by_directory.items() if store is opened]
+        for path in directories:
+            del self._by_directory[path]
+        await in_thread(opened.close)
+        try:
+            readmission = await in_thread(self._prepare, directories, readmit)
+        except EverstepError:
+            await self._open_again(directories, ())
+            raise
+        return await self._open_again(directories, readmission.adopt), readmission
+
+    def _prepare(self, directories: list[Path], readmit: Path) -> Readmission:
+        return prepare_readmission(
+            directories, readmit, ops=RealStorage(), holder=self._holder, uid=os.getuid()
+        )
+
+    async def _open_again(self, directories: list[Path], adopt: Sequence[Path]) -> OpenStore:
+        opened = await in_thread(self._open_now, directories, adopt)
+        self._by_directory |= dict.fromkeys(directories, opened)
+        return opened
+
     async def close(self) -> None:
         """Close every store."""
         for opened in self.stores:
@@ -145,8 +178,8 @@ class StoreBook:
                     raise error
             await asyncio.sleep(_LOCK_POLL_S)
 
-    def _open_now(self, directories: list[Path]) -> OpenStore:
-        store = open_store(directories, ops=RealStorage(), holder=self._holder, uid=os.getuid())
+    def _open_now(self, directories: list[Path], adopt: Sequence[Path] = ()) -> OpenStore:
+        store = open_store(directories, ops=RealStorage(), holder=self._holder, uid=os.getuid(), adopt=adopt)
         try:
             report = recover(store)
             queues = {device.device_id: DeviceQueue(self._choose(device.path)) for device in store.devices}

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..checkpoint.engine import Engine, Transfer, TransferDone
@@ -29,7 +30,8 @@ class Verifier:
 
     def __init__(self, node: "Node") -> None:
         self._node = node
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[OpenStore, asyncio.Task[None]] = {}
+        self._reading: Counter[OpenStore] = Counter()
         self._found: dict[OpenStore, list[Verdict]] = {}
 
     def found(self, opened: OpenStore) -> tuple[Verdict, ...]:
@@ -39,14 +41,42 @@ class Verifier:
     def watch(self, opened: OpenStore) -> None:
         """Verify the newest checkpoint of each run of a store in a while; a restart may restore first."""
         self._found[opened] = []
-        self._tasks.append(self._node.spawn(self._check_newest(opened), "verifying the newest checkpoints"))
+        self._tasks[opened] = self._node.spawn(self._check_newest(opened), "verifying the newest checkpoints")
+
+    def is_reading(self, opened: OpenStore) -> bool:
+        """Tell whether somebody who asked for it has a checkpoint of this store read."""
+        return self._reading[opened] > 0
+
+    async def forget(self, opened: OpenStore) -> None:
+        """Return when nothing reads a store in the background any more: it is about to be closed."""
+        task = self._tasks.pop(opened)
+        task.cancel()
+        await asyncio.wait([task])
+        del self._found[opened]
 
     def stop(self) -> None:
         """End what goes on in the background, after the chunks that are being read."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
 
-    async def verify(self, run: RunStore, checkpoint: CheckpointId, *, rest: float = 0.0) -> Verdict:
+    async def verify(self, run: RunStore, checkpoint: CheckpointId) -> Verdict:
+        """Return what every byte is worth, for somebody who asked; see `_verify`."""
+        opened = self._opened(run)
+        self._reading[opened] += 1
+        try:
+            return await self._verify(opened, run, checkpoint)
+        finally:
+            self._reading[opened] -= 1
+
+    def _opened(self, run: RunStore) -> OpenStore:
+        opened = next((each for each in self._node.stores.stores if each.store is run.store), None)
+        if opened is None:
+            raise NotFoundError(f"the store of run {run.name!r} has been closed")
+        return opened
+
+    async def _verify(
+        self, opened: OpenStore, run: RunStore, checkpoint: CheckpointId, *, rest: float = 0.0
+    ) -> Verdict:
         """Return what every byte is worth; a cancelled call ends after the chunks that are being read.
 
         `rest`: how many times as long as a device was read it is left to others.
@@ -54,9 +84,6 @@ class Verifier:
         Raises:
             NotFoundError: there is no such checkpoint (any more).
         """
-        opened = next((each for each in self._node.stores.stores if each.store is run.store), None)
-        if opened is None:
-            raise NotFoundError(f"the store of run {run.name!r} has been closed")
         stop = threading.Event()
         engines = {key: Restrained(queue, stop, rest) for key, queue in opened.queues.items()}
         memory = node_views.in_memory(self._node, run)
@@ -76,7 +103,7 @@ class Verifier:
         for run in opened.store.runs():
             for checkpoint in run.offered():
                 try:
-                    verdict = await self.verify(run, checkpoint, rest=REST)
+                    verdict = await self._verify(opened, run, checkpoint, rest=REST)
                 except NotFoundError:
                     continue  # retention has removed it since
                 self._record(opened, verdict)

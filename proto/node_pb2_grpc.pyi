@@ -14,6 +14,10 @@ class NodeStub:
     VerifyCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.VerifyCheckpointRequest, node_pb2.VerifyCheckpointResponse]
     RemoveCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.RemoveCheckpointRequest, node_pb2.RemoveCheckpointResponse]
     RemoveRun: grpc.UnaryUnaryMultiCallable[node_pb2.RemoveRunRequest, node_pb2.RemoveRunResponse]
+    ListDevices: grpc.UnaryUnaryMultiCallable[node_pb2.ListDevicesRequest, node_pb2.ListDevicesResponse]
+    DrainDevice: grpc.UnaryUnaryMultiCallable[node_pb2.DrainDeviceRequest, node_pb2.DrainDeviceResponse]
+    RetireDevice: grpc.UnaryUnaryMultiCallable[node_pb2.RetireDeviceRequest, node_pb2.RetireDeviceResponse]
+    ReadmitDevice: grpc.UnaryUnaryMultiCallable[node_pb2.ReadmitDeviceRequest, node_pb2.ReadmitDeviceResponse]
     Shutdown: grpc.UnaryUnaryMultiCallable[node_pb2.ShutdownRequest, node_pb2.ShutdownResponse]
     def __init__(self, channel: grpc.Channel) -> None: ...
 
@@ -48,6 +52,26 @@ class NodeServicer:
         request: node_pb2.RemoveRunRequest,
         context: grpc.aio.ServicerContext[node_pb2.RemoveRunRequest, node_pb2.RemoveRunResponse],
     ) -> Awaitable[node_pb2.RemoveRunResponse]: ...
+    def ListDevices(
+        self,
+        request: node_pb2.ListDevicesRequest,
+        context: grpc.aio.ServicerContext[node_pb2.ListDevicesRequest, node_pb2.ListDevicesResponse],
+    ) -> Awaitable[node_pb2.ListDevicesResponse]: ...
+    def DrainDevice(
+        self,
+        request: node_pb2.DrainDeviceRequest,
+        context: grpc.aio.ServicerContext[node_pb2.DrainDeviceRequest, node_pb2.DrainDeviceResponse],
+    ) -> Awaitable[node_pb2.DrainDeviceResponse]: ...
+    def RetireDevice(
+        self,
+        request: node_pb2.RetireDeviceRequest,
+        context: grpc.aio.ServicerContext[node_pb2.RetireDeviceRequest, node_pb2.RetireDeviceResponse],
+    ) -> Awaitable[node_pb2.RetireDeviceResponse]: ...
+    def ReadmitDevice(
+        self,
+        request: node_pb2.ReadmitDeviceRequest,
+        context: grpc.aio.ServicerContext[node_pb2.ReadmitDeviceRequest, node_pb2.ReadmitDeviceResponse],
+    ) -> Awaitable[node_pb2.ReadmitDeviceResponse]: ...
     def Shutdown(
         self,
         request: node_pb2.ShutdownRequest,
