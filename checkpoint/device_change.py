@@ -210,6 +210,28 @@ def note_missing(store: Store, now_unix_s: float) -> None:
             store.use(wanted)
 
 
+def check_readmission(
+    directories: Sequence[Path], path: Path, *, ops: StorageOps, uid: int
+) -> tuple[bool, str | None]:
+    """Return whether `path`, one of the directories of a store, is a member, and else which retired one; reads only.
+
+    Raises:
+        DeviceMissingError: a member is missing at this path, or anywhere while a new one should come.
+        ConfigError, CorruptDataError: see store_plan.plan_store.
+    """
+    surveys = {each: survey_directory(ops, each, uid=uid) for each in directories}
+    plan = plan_store(list(surveys.values()), adopt=[path])
+    disk_id = surveys[path].disk_id
+    is_member = disk_id is not None and disk_id.device_id in plan.known
+    if plan.missing and not is_member:
+        names = ", ".join(f"{key} (last seen at {at})" for key, at in plan.missing.items())
+        raise DeviceMissingError(
+            f"{path} cannot become a new device while others are missing: {names}",
+            hint="mount them, or `everstep device retire` them first",
+        )
+    return is_member, None if disk_id is None or is_member else disk_id.device_id
+
+
 def prepare_readmission(
     directories: Sequence[Path], path: Path, *, ops: StorageOps, holder: LockHolder, uid: int
 ) -> Readmission:
@@ -219,23 +241,14 @@ def prepare_readmission(
     holds is moved into its quarantine first, so that it comes as a new one; so does an empty directory.
 
     Raises:
-        DeviceMissingError: a member is missing at this path, or anywhere while a new one should come.
-        ConfigError, CorruptDataError, NotFoundError: see store_plan.plan_store; there is no such store.
+        DeviceMissingError, ConfigError, CorruptDataError: see `check_readmission`.
         DeviceLockedError: somebody holds it.
         StorageError: a call failed; the same call goes on where this one ended.
     """
-    surveys = {each: survey_directory(ops, each, uid=uid) for each in directories}
-    plan = plan_store(list(surveys.values()), adopt=[path])
-    disk_id = surveys[path].disk_id
-    if disk_id is not None and disk_id.device_id in plan.known:
+    is_member, retired_id = check_readmission(directories, path, ops=ops, uid=uid)
+    if is_member:
         return Readmission(adopt=(), is_new=False, aside=None)
-    if plan.missing:
-        names = ", ".join(f"{key} (last seen at {at})" for key, at in plan.missing.items())
-        raise DeviceMissingError(
-            f"{path} cannot become a new device while others are missing: {names}",
-            hint="mount them, or `everstep device retire` them first",
-        )
-    aside = None if disk_id is None else _set_aside(ops, path, disk_id.device_id, holder=holder, uid=uid)
+    aside = None if retired_id is None else _set_aside(ops, path, retired_id, holder=holder, uid=uid)
     return Readmission(adopt=(path,), is_new=True, aside=aside)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from ..core.ids import CheckpointId
 from .catalogue import CheckpointInfo, CheckpointState
@@ -101,16 +102,26 @@ def retired_device(path: str, holdings: Iterable[Holding], *, now_unix_s: float)
     return RetiredDevice(path=path, retired_unix_s=now_unix_s, highest=highest)
 
 
-def is_due(
-    since_unix_s: float, holdings: Iterable[Holding], *, now_unix_s: float, missing_after_s: float
-) -> bool:
-    """Tell whether policy may retire a missing device: it was away long enough, and nobody needs it.
+class Verdict(Enum):
+    """What policy says of a missing device."""
 
-    Nobody: each run with something there has a newer complete checkpoint elsewhere. What a restart would take if the
-    drive came back is given up by a person, never by a clock.
+    WAIT = "it has not been missing for long enough"
+    KEEP = "a restart may need what lies on it, should it come back"
+    RETIRE = "nobody needs it"
+
+
+def judge_missing(
+    since_unix_s: float, holdings: Iterable[Holding], *, now_unix_s: float, missing_after_s: float
+) -> Verdict:
+    """Return what policy does with a missing device.
+
+    It is needed unless each run with something there has a newer complete checkpoint elsewhere: what a restart would
+    take if the drive came back is given up by a person, never by a clock.
     """
+    if now_unix_s - since_unix_s < missing_after_s:
+        return Verdict.WAIT
     is_needed = any(
         holding.newest_elsewhere is None or holding.newest_elsewhere < holding.checkpoint
         for holding in holdings
     )
-    return now_unix_s - since_unix_s >= missing_after_s and not is_needed
+    return Verdict.KEEP if is_needed else Verdict.RETIRE

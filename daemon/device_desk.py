@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..checkpoint.device_change import holdings, note_missing, retire
-from ..checkpoint.retire_plan import is_due
+from ..checkpoint.retire_plan import Verdict, judge_missing
 from ..core.errors import EverstepError, NotFoundError, RunBusyError
 from . import device_views
 from .blocking import in_thread
@@ -29,6 +29,7 @@ class DeviceDesk:
 
     def __init__(self, node: "Node") -> None:
         self._node = node
+        self._watching: dict[OpenStore, asyncio.Task[None]] = {}
 
     async def devices(self, uid: int | None) -> list[StoreDevices]:
         """Return the devices of every open store, with the parts of this user's checkpoints (None: of all)."""
@@ -55,7 +56,7 @@ class DeviceDesk:
         Raises:
             NotFoundError: no open store was opened with this directory.
             RunBusyError: a trainer is attached to the store, or something waits in memory for a restart.
-            StorageError and others: see device_change.prepare_readmission; the next trainer opens the store again.
+            StorageError and others: see device_change.prepare_readmission.
         """
         node, path = self._node, await in_thread(Path(directory).resolve)
         async with node.opening():
@@ -67,7 +68,11 @@ class DeviceDesk:
                     " when the daemon starts with it",
                 )
             self._check_idle(opened)
+            await node.stores.check_readmission(opened, path)
             await node.forget_store(opened)
+            if watching := self._watching.pop(opened, None):
+                watching.cancel()
+                await asyncio.wait([watching])
             fresh, readmission = await node.stores.reopen(opened, path)
             node.watch(fresh)
         device_id = next(each.device_id for each in fresh.store.devices if each.path == path)
@@ -79,7 +84,14 @@ class DeviceDesk:
         """Retire the missing devices of a store when the policy says so; of a node's only."""
         missing_after_s = self._node.config.retire.missing_after_s()
         if missing_after_s is not None and not self._node.private and opened.store.missing:
-            self._node.spawn(self._retire_missing(opened, missing_after_s), "retiring missing devices")
+            self._watching[opened] = self._node.spawn(
+                self._retire_missing(opened, missing_after_s), "retiring missing devices"
+            )
+
+    def stop(self) -> None:
+        """End what goes on in the background."""
+        for task in self._watching.values():
+            task.cancel()
 
     # -- parts
 
@@ -107,7 +119,7 @@ class DeviceDesk:
             )
 
     async def _retire_missing(self, opened: OpenStore, missing_after_s: float) -> None:
-        while opened.store.missing and opened in self._node.stores.stores:
+        while opened.store.missing:
             try:
                 await in_thread(_retire_due, opened, missing_after_s, time.time())
             except EverstepError as error:
@@ -122,11 +134,15 @@ def _retire_due(opened: OpenStore, missing_after_s: float, now_unix_s: float) ->
     for missing in store.missing:
         since_unix_s = store.membership.missing_since_unix_s[missing.device_id]
         held = holdings(store, missing.device_id)
-        if is_due(since_unix_s, held, now_unix_s=now_unix_s, missing_after_s=missing_after_s):
-            done = retire(store, missing.device_id, force=False, now_unix_s=now_unix_s)
+        verdict = judge_missing(since_unix_s, held, now_unix_s=now_unix_s, missing_after_s=missing_after_s)
+        if verdict is not Verdict.WAIT:
+            missing_s = now_unix_s - since_unix_s
             logger.warning(
-                "missing_device_retired path=%s missing_s=%.0f lost=%d",
+                "missing_device path=%s missing_s=%.0f verdict=%s reason=%s",
                 missing.path,
-                now_unix_s - since_unix_s,
-                len(done.lost),
+                missing_s,
+                verdict.name,
+                verdict.value,
             )
+        if verdict is Verdict.RETIRE:
+            retire(store, missing.device_id, force=False, now_unix_s=now_unix_s)

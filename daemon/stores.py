@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..checkpoint.device_change import Readmission, prepare_readmission
+from ..checkpoint.device_change import Readmission, check_readmission, prepare_readmission
 from ..checkpoint.engine import EngineConfig, EngineKind
 from ..checkpoint.engine_choice import EngineChoice, EngineRules, choose_engine, fallback_engine
 from ..checkpoint.recovery import RecoveryReport, recover
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
 from ..checkpoint.store_format import LockHolder
-from ..core.errors import ConfigError, DeviceLockedError, EverstepError, StorageError
+from ..core.errors import ConfigError, DeviceLockedError, StorageError
 from ..proto import frames
 from .blocking import in_thread
 from .config import DaemonConfig
@@ -103,33 +103,34 @@ class StoreBook:
         """Return the open store that this directory was named for, whether or not a device is there."""
         return self._by_directory.get(directory)
 
-    async def reopen(self, opened: OpenStore, readmit: Path) -> tuple[OpenStore, Readmission]:
-        """Close a store that nobody uses, and open it again with one of its directories taken back.
+    async def check_readmission(self, opened: OpenStore, directory: Path) -> None:
+        """Return if a directory of an open store can be taken back; see device_change.check_readmission."""
+        directories = self._directories_of(opened)
+        await in_thread(check_readmission, directories, directory, ops=RealStorage(), uid=os.getuid())
 
-        Raises:
-            StorageError and others: see device_change.prepare_readmission. The store is opened without it then, and
-                where that fails too, by the next who asks for it.
+    async def reopen(self, opened: OpenStore, readmit: Path) -> tuple[OpenStore, Readmission]:
+        """Close a store that nobody uses, and return it opened again with one of its directories taken back.
+
+        Where that fails the next who asks for the store opens it.
         """
-        directories = [path for path, store in self._by_directory.items() if store is opened]
+        directories = self._directories_of(opened)
         for path in directories:
             del self._by_directory[path]
         await in_thread(opened.close)
-        try:
-            readmission = await in_thread(self._prepare, directories, readmit)
-        except EverstepError:
-            await self._open_again(directories, ())
-            raise
-        return await self._open_again(directories, readmission.adopt), readmission
-
-    def _prepare(self, directories: list[Path], readmit: Path) -> Readmission:
-        return prepare_readmission(
-            directories, readmit, ops=RealStorage(), holder=self._holder, uid=os.getuid()
+        readmission = await in_thread(
+            prepare_readmission,
+            directories,
+            readmit,
+            ops=RealStorage(),
+            holder=self._holder,
+            uid=os.getuid(),
         )
+        fresh = await in_thread(self._open_now, directories, readmission.adopt)
+        self._by_directory |= dict.fromkeys(directories, fresh)
+        return fresh, readmission
 
-    async def _open_again(self, directories: list[Path], adopt: Sequence[Path]) -> OpenStore:
-        opened = await in_thread(self._open_now, directories, adopt)
-        self._by_directory |= dict.fromkeys(directories, opened)
-        return opened
+    def _directories_of(self, opened: OpenStore) -> list[Path]:
+        return [path for path, store in self._by_directory.items() if store is opened]
 
     async def close(self) -> None:
         """Close every store."""

@@ -9,9 +9,10 @@ from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.retire_plan import (
     HIGHEST_RUN_COUNT_MAX,
     Holding,
+    Verdict,
     holdings_of,
     is_drained,
-    is_due,
+    judge_missing,
     newest_restorable,
     refusal,
     retired_device,
@@ -86,17 +87,17 @@ def test_what_is_well_and_needed_leaves_by_force_only(
 def test_policy_waits_for_its_time_and_gives_up_nothing_that_a_restart_would_take() -> None:
     week_s = 7 * DAY_S
 
-    def due(holdings: list[Holding], at_s: float = week_s) -> bool:
-        return is_due(1000.0, holdings, now_unix_s=1000.0 + at_s, missing_after_s=week_s)
+    def judge(holdings: list[Holding], at_s: float = week_s) -> Verdict:
+        return judge_missing(1000.0, holdings, now_unix_s=1000.0 + at_s, missing_after_s=week_s)
 
     lost_then_newer = held([info(2, DAMAGED), info(3)], 2)
-    assert due(lost_then_newer)
-    assert not due(lost_then_newer, week_s - 1)
-    assert not due(lost_then_newer, -DAY_S), "a clock that was set back"
-    assert due([])
-    assert not due(held([info(1), info(2, DAMAGED)], 2)), "the newest is on the missing device"
-    assert not due(held([info(2, DAMAGED)], 2)), "nothing else is there"
-    assert not due(held([info(2, DAMAGED), info(3, LOCAL)], 2)), "nobody knows whether 1.3 is complete"
+    assert judge(lost_then_newer) is Verdict.RETIRE
+    assert judge(lost_then_newer, week_s - 1) is Verdict.WAIT
+    assert judge(lost_then_newer, -DAY_S) is Verdict.WAIT, "a clock that was set back"
+    assert judge([]) is Verdict.RETIRE
+    assert judge(held([info(1), info(2, DAMAGED)], 2)) is Verdict.KEEP, "the newest is on it"
+    assert judge(held([info(2, DAMAGED)], 2)) is Verdict.KEEP, "nothing else is there"
+    assert judge(held([info(2, DAMAGED), info(3, LOCAL)], 2)) is Verdict.KEEP, "is 1.3 complete?"
 
 
 def test_a_retired_device_is_remembered_by_the_runs_that_wrote_last() -> None:
