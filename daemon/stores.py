@@ -44,10 +44,10 @@ class OpenStore:
         return ", ".join(str(device.path) for device in self.store.devices)
 
     def device_infos(self) -> list[frames.DeviceInfo]:
-        """Return the devices that new segments may go to, as the hook needs them for a layout."""
+        """Return the devices that new segments may go to, as the hook needs them for a layout; else all."""
         return [
             frames.DeviceInfo(device_id=device.device_id, path=str(device.path), weight=1.0)
-            for device in self.store.writable
+            for device in self.store.writable or self.store.devices
         ]
 
     async def forget_arena(self, fd: int) -> None:
