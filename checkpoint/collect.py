@@ -81,9 +81,8 @@ def refusal(run: RunStore) -> str:
 
 def _remove(run: RunStore, checkpoint: CheckpointId) -> int:
     """Remove one checkpoint and return the bytes of its shards; StorageError names the device."""
-    with (
-        run.store.deleting()
-    ):  # a device that leaves in the middle would bring its manifests back after a crash
+    # A device that leaves in the middle would bring its manifests back after a crash.
+    with run.store.deleting():
         return _remove_from_all(run, checkpoint)
 
 

@@ -56,7 +56,7 @@ class DeviceDesk:
         Raises:
             NotFoundError: no open store was opened with this directory.
             RunBusyError: a trainer is attached to the store, or something waits in memory for a restart.
-            StorageError and others: see device_change.prepare_readmission.
+            StorageError and others: see readmission.prepare_readmission.
         """
         node, path = self._node, await in_thread(Path(directory).resolve)
         async with node.opening():

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..checkpoint.device_change import prepare_readmission
+from ..checkpoint.readmission import prepare_readmission
 from ..checkpoint.recovery import recover
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
@@ -138,7 +138,7 @@ def readmit(directories: Sequence[Path], directory: Path) -> ReadmitView:
     Raises:
         NotFoundError: there is no store.
         DeviceLockedError: a daemon holds it; the message says which.
-        StorageError and others: see device_change.prepare_readmission.
+        StorageError and others: see readmission.prepare_readmission.
     """
     path, command = directory.resolve(), "everstep device readmit"
     all_of_them = list(dict.fromkeys([*(each.resolve() for each in directories), path]))

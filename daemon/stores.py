@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..checkpoint.device_change import Readmission, check_readmission, prepare_readmission
 from ..checkpoint.engine import EngineConfig, EngineKind
 from ..checkpoint.engine_choice import EngineChoice, EngineRules, choose_engine, fallback_engine
+from ..checkpoint.readmission import Readmission, check_readmission, prepare_readmission
 from ..checkpoint.recovery import RecoveryReport, recover
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
@@ -104,7 +104,7 @@ class StoreBook:
         return self._by_directory.get(directory)
 
     async def check_readmission(self, opened: OpenStore, directory: Path) -> None:
-        """Return if a directory of an open store can be taken back; see device_change.check_readmission."""
+        """Return if a directory of an open store can be taken back; see readmission.check_readmission."""
         directories = self._directories_of(opened)
         await in_thread(check_readmission, directories, directory, ops=RealStorage(), uid=os.getuid())
 

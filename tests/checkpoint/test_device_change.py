@@ -1,8 +1,10 @@
 """Devices that drain, leave and come back: on real directories, with every crash in the middle."""
 
+import errno
 import os
 import shutil
 from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +14,6 @@ from everstep.checkpoint.catalogue import CheckpointState
 from everstep.checkpoint.collect import collect_garbage
 from everstep.checkpoint.device import lock_directory
 from everstep.checkpoint.device_change import (
-    Readmission,
     Retirement,
     cancel_drain,
     check_retire,
@@ -20,10 +21,10 @@ from everstep.checkpoint.device_change import (
     find_device,
     holdings,
     note_missing,
-    prepare_readmission,
     retire,
 )
 from everstep.checkpoint.device_set import DeviceState
+from everstep.checkpoint.readmission import Readmission, prepare_readmission
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import RealStorage, StorageOps
@@ -31,6 +32,7 @@ from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.store_format import decode_disk_id
 from everstep.checkpoint.testing import (
     HOLDER,
+    Call,
     CrashedError,
     FaultyStorage,
     Mode,
@@ -263,6 +265,73 @@ def test_what_is_written_to_a_device_while_it_is_retired_is_not_acknowledged(dir
         assert FOURTH not in run.offered()
     with demo(dirs) as (_, run):
         assert FOURTH not in run.offered()
+
+
+def test_nothing_is_deleted_until_every_member_knows_who_left(dirs: list[Path]) -> None:
+    """Else a crash would bring the device back, with the manifests of what was removed."""
+    faulty = FaultyStorage(RealStorage())
+    with opened(dirs, ops=faulty.as_ops()) as (store, _):
+        run = store.run(UID, "demo")
+        real_replace, reasons = store.ops.replace, list[str]()
+
+        def collect_first(source: Path, target: Path) -> None:
+            if target.name == "disk.id" and store.is_changing:
+                reasons.append(collect_garbage(run, keep_last=1).reason)
+            real_replace(source, target)
+
+        faulty.replace = collect_first  # type: ignore[attr-defined]
+        leave(store, dirs[1])
+        assert len(reasons) == 2
+        assert all("is leaving" in reason for reason in reasons)
+        assert not collect_garbage(run, keep_last=1).reason
+
+
+def test_a_device_leaves_only_when_what_is_being_deleted_is_gone(dirs: list[Path]) -> None:
+    faulty = FaultyStorage(RealStorage())
+    with opened(dirs, ops=faulty.as_ops()) as (store, _), ThreadPoolExecutor(1) as pool:
+        run = store.run(UID, "demo")
+        real_unlink, leaving = store.ops.unlink, list[Future[Retirement]]()
+
+        def leave_meanwhile(path: Path) -> bool:
+            if not leaving:
+                leaving.append(pool.submit(leave, store, dirs[1]))
+                with pytest.raises(TimeoutError):
+                    leaving[0].result(0.3)
+            return real_unlink(path)
+
+        faulty.unlink = leave_meanwhile  # type: ignore[attr-defined]
+        assert collect_garbage(run, keep_last=1).removed == (FIRST,)
+        assert [each.checkpoint for each in leaving[0].result(20).lost] == [THIRD, SECOND]
+
+
+def is_new_file_in(call: Call, directory: Path) -> bool:
+    return call.name == "write_small_new" and call.path.parent == directory
+
+
+def test_a_full_device_that_misses_a_retirement_forbids_deleting(dirs: list[Path]) -> None:
+    faulty = FaultyStorage(RealStorage())
+    with opened(dirs, ops=faulty.as_ops()) as (store, _):
+        last = max(each.device_id for each in store.devices if each.path != dirs[1])
+        path = next(each.path for each in store.devices if each.device_id == last)
+        rounds = iter((False, True))
+        real_replace = store.ops.replace
+
+        def crash_in_round_2(source: Path, target: Path) -> None:
+            if target == path / "disk.id" and next(rounds):
+                raise CrashedError("power")
+            real_replace(source, target)
+
+        faulty.replace = crash_in_round_2  # type: ignore[attr-defined]
+        with pytest.raises(CrashedError):
+            leave(store, dirs[1])
+    full = FaultyStorage(RealStorage())
+    full.arm(1, number=errno.ENOSPC, times=99, only=lambda call: is_new_file_in(call, path))
+    with opened(dirs, ops=full.as_ops()) as (store, _):
+        assert store.device_state(last)[0] is DeviceState.SUSPECT
+        assert not store.may_delete
+        assert store.run(UID, "demo").offered() == [FIRST]
+    with opened(dirs) as (store, _):
+        assert store.may_delete
 
 
 # --- every crash, every failure -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import FLOOR_NAME, RunStore
 from everstep.checkpoint.store import Store, open_store
-from everstep.checkpoint.store_format import decode_attempt, decode_disk_id, decode_floor
+from everstep.checkpoint.store_format import DiskId, decode_attempt, decode_disk_id, decode_floor
 from everstep.checkpoint.testing import HOLDER, load
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import DataError, EverstepError, NotFoundError
@@ -122,9 +122,8 @@ class Checker:
             number, state = place_of(device.path)[0], store.device_state(device.device_id)[0]
             if number in promise.draining and state is not DeviceState.DRAINING:
                 yield f"device {number} is {state.value}, promised draining"
-            content = storage.content_at(number, "disk.id")
             wanted = store.membership.disk_id(device.device_id, store_id=store.store_id)
-            if content is None or decode_disk_id(content, "disk.id") != wanted:
+            if _disk_id(storage, number) != wanted:
                 yield f"device {number} does not say who belongs to the store"
 
     # --- before anybody mends anything ----------------------------------------------------------------------------
@@ -136,6 +135,7 @@ class Checker:
             count = self.witness.copy_count(storage, shard, staying)
             if count < copies:
                 yield f"{_named(shard)} has {count} whole manifests, {copies} were acknowledged"
+        yield from self._copies_of_membership(storage, promise, staying)
         for device in staying:
             for attempt in range(1, promise.attempt + 1):
                 content = storage.content_at(device, *RUN_PARTS, "attempts", str(attempt))
@@ -144,6 +144,21 @@ class Checker:
         floors = self._floors(storage, staying)
         if promise.floor is not None and (len(floors) < len(staying) or min(floors) < promise.floor):
             yield f"the floor {promise.floor} is not on every device: {floors}"
+
+    def _copies_of_membership(
+        self, storage: ModelStorage, promise: Promise, staying: Sequence[int]
+    ) -> Iterator[str]:
+        """Yield which member does not know who has left or drains; before one says retired, all say draining."""
+        ids = {number: _disk_id(storage, number) for number in range(self.device_count)}
+        copies = {number: own for number in staying if (own := ids[number]) is not None}
+        left = {subject.device_id for number in promise.out if (subject := ids[number]) is not None}
+        drains = {subject.device_id for number in promise.draining if (subject := ids[number]) is not None}
+        drains |= {each for own in copies.values() for each in own.retired}
+        for number, own in copies.items():
+            if not left <= own.retired.keys():
+                yield f"device {number} does not know who was retired"
+            if not drains <= own.draining | own.retired.keys():
+                yield f"device {number} does not know who drains, or has left according to another"
 
     def _floors(self, storage: ModelStorage, devices: Sequence[int]) -> list[CheckpointId]:
         """Return the floor of each of these devices that has one; CorruptDataError when it is not whole."""
@@ -297,6 +312,11 @@ def _run(store: Store) -> RunStore | None:
 
 def _shards(run: RunStore) -> set[Shard]:
     return {(record.checkpoint, record.rank) for record in run.shards()}
+
+
+def _disk_id(storage: ModelStorage, number: int) -> DiskId | None:
+    content = storage.content_at(number, "disk.id")
+    return None if content is None else decode_disk_id(content, "disk.id")
 
 
 def shards_on(run: RunStore, device_ids: Collection[str]) -> set[Shard]:

@@ -14,10 +14,10 @@ from everstep.checkpoint.device_change import (
     cancel_drain,
     drain,
     find_device,
-    prepare_readmission,
     retire,
 )
 from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.readmission import prepare_readmission
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.store import Store, open_store
@@ -543,7 +543,7 @@ WORKLOADS = (
         ),
     ),
     Workload(
-        name="a manifest on the leaving device only",
+        name="the last device that is well stays",
         steps=(
             Begin(),
             Save(1),
