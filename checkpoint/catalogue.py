@@ -1,8 +1,9 @@
 """What is known of a run's checkpoints: a record per shard, and what follows from them for a checkpoint."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ..core.ids import CheckpointId
@@ -47,12 +48,17 @@ class ShardRecord:
     segments: tuple[SegmentRef, ...]
     manifest_sha256: str
     """Of the whole file: copies on several devices are the same bytes."""
+    device_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Bytes of its segments by device."""
     problem: str = ""
     """Why the shard is not offered; empty when it is intact as far as metadata tell."""
 
 
 def shard_record(manifest: ManifestHead, content: bytes, problem: str = "") -> ShardRecord:
     """Return the record of a manifest whose file holds `content`."""
+    device_bytes: Counter[str] = Counter()
+    for record in manifest.segments:
+        device_bytes[record.device_id] += record.file_size_bytes
     return ShardRecord(
         checkpoint=manifest.checkpoint,
         rank=manifest.rank,
@@ -67,6 +73,7 @@ def shard_record(manifest: ManifestHead, content: bytes, problem: str = "") -> S
             for record in manifest.segments
         ),
         manifest_sha256=hashlib.sha256(content).hexdigest(),
+        device_bytes=device_bytes,
         problem=problem,
     )
 

@@ -85,6 +85,8 @@ def store_refusal(store: DeviceSet) -> str:
     if store.missing:
         names = ", ".join(missing.path for missing in store.missing)
         return f"missing devices: {names}"
+    if store.is_changing:
+        return "a device is leaving the store, and not every other one knows of it yet"
     return "a device is suspect; open the store again when it is well"
 
 
@@ -94,6 +96,12 @@ def _remove(run: RunStore, checkpoint: CheckpointId) -> int | None:
     Raises:
         StorageError: a device failed; the message names it.
     """
+    # A device that leaves in the middle would bring its manifests back after a crash.
+    with run.store.deleting():
+        return _remove_from_all(run, checkpoint)
+
+
+def _remove_from_all(run: RunStore, checkpoint: CheckpointId) -> int | None:
     shards = run.forget(checkpoint)
     if not shards:
         return None

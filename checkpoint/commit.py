@@ -310,6 +310,7 @@ class _ShardWrite:
         if not durable:
             self._fail_uncommitted(results)
         self._run.add_shard(shard_record(manifest, content))
+        self._refuse_retired()
         return PersistResult(
             manifest=manifest,
             manifest_size_bytes=len(content),
@@ -319,6 +320,20 @@ class _ShardWrite:
             writes=tuple(self._writes),
             persist_s=time.perf_counter() - started_s,
         )
+
+    def _refuse_retired(self) -> None:
+        """Raise where a device was retired while it was written to: what lies on it is lost, and not acknowledged.
+
+        After the shard is in the catalogue: whoever retires a device first takes it out, then looks there.
+        """
+        for device in self._plans:
+            if self._run.store.device(device.device_id) is None:
+                self._run.lose_device(device.device_id)
+                raise StorageError(
+                    f"rank {self._draft.rank} of checkpoint {self._draft.checkpoint} was not saved: device"
+                    f" {device.path} was retired meanwhile",
+                    hint="the next checkpoint goes to the others",
+                )
 
     def _publish_on(self, device: Device, content: bytes) -> _CopyResult:
         commits = self._run.commits_path(device)

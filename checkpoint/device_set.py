@@ -1,4 +1,4 @@
-"""The devices of an opened store: which are present, missing or suspect, and what that forbids."""
+"""The devices of an opened store: which are present, missing, suspect or on their way out, and what that forbids."""
 
 import threading
 from collections.abc import Generator, Mapping, Sequence
@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
-from ..core.errors import EverstepError, NoSpaceError, StorageError
+from ..core.errors import DeadlineError, EverstepError, NoSpaceError, RunBusyError, StorageError
 from .device import Device
+from .membership_plan import Membership
 from .space_ledger import SpaceLedger
 from .storage_ops import LockHandle, StorageOps
 
@@ -19,6 +20,14 @@ class DeviceState(Enum):
     SUSPECT = "suspect"
     """A call on it failed: nothing is deleted anywhere until the store is opened again."""
     MISSING = "missing"
+    DRAINING = "draining"
+    """It gets no new segments; all else goes on."""
+    RETIRED = "retired"
+    """No member any more."""
+
+
+CHANGE_DEADLINE_S = 30.0
+"""How long a change of the members waits for a removal, or for another change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,34 +40,130 @@ class MissingDevice:
 
 
 class DeviceSet:
-    """The members of a store, held by this process. Thread-safe: the fields are fixed, the states have a lock."""
+    """The members of a store, held by this process. Thread-safe: one lock guards who they are and how they are."""
 
     def __init__(
         self,
         *,
         store_id: str,
         devices: Sequence[Device],
-        missing: Mapping[str, str],
+        membership: Membership,
+        suspects: Mapping[str, str],
         ops: StorageOps,
         uid: int,
         locks: Sequence[LockHandle] | None,
     ) -> None:
         self.store_id = store_id
-        self.devices = tuple(sorted(devices, key=lambda device: device.device_id))
-        """Present devices, by id."""
-        self.missing = tuple(MissingDevice(device_id=key, path=path) for key, path in missing.items())
         self.ops = ops
         self.uid = uid
         self.is_read_only = locks is None
-        self.space = SpaceLedger(ops, self.devices)
+        self._present = tuple(sorted(devices, key=lambda device: device.device_id))
+        self.space = SpaceLedger(ops, self._present)
         self._locks = tuple(locks or ())
-        self._lock = threading.Lock()
-        self._suspects: dict[str, str] = {}
+        self._lock = threading.Condition()
+        self._changing = threading.Lock()
+        self._membership = membership
+        self._suspects = dict(suspects)
+        self._deleting_count = 0
+        self._is_holding = False
 
     def close(self) -> None:
         """Let go of the devices; a second call does nothing."""
         for lock in self._locks:
             lock.release()
+
+    # --- who belongs to it ----------------------------------------------------------------------------------------
+
+    @property
+    def membership(self) -> Membership:
+        """Who belongs to the store now."""
+        with self._lock:
+            return self._membership
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Present members, by id. One that is retired meanwhile leaves."""
+        members = self.membership.members
+        return tuple(device for device in self._present if device.device_id in members)
+
+    @property
+    def missing(self) -> tuple[MissingDevice, ...]:
+        """Members that are not there."""
+        present = {device.device_id for device in self._present}
+        return tuple(
+            MissingDevice(device_id=key, path=path)
+            for key, path in self.membership.members.items()
+            if key not in present
+        )
+
+    @property
+    def writable(self) -> tuple[Device, ...]:
+        """Present members that may get new segments: neither suspect nor draining."""
+        with self._lock:
+            refused = self._suspects.keys() | self._membership.draining
+        return tuple(device for device in self.devices if device.device_id not in refused)
+
+    @contextmanager
+    def changing(self) -> Generator[None]:
+        """Hold the right to change the membership; RunBusyError when another change does not end."""
+        if not self._changing.acquire(timeout=CHANGE_DEADLINE_S):
+            raise RunBusyError(
+                "another change of the devices is under way", hint="try again when it has ended"
+            )
+        try:
+            yield
+        finally:
+            self._changing.release()
+
+    def use(self, membership: Membership) -> None:
+        """Go on with this membership."""
+        with self._lock:
+            self._membership = membership
+
+    @property
+    def is_changing(self) -> bool:
+        """Tell whether deletions are held, because not every member knows yet who else is one."""
+        with self._lock:
+            return self._is_holding
+
+    def hold_deletions(self) -> None:
+        """Return when nothing is being deleted; nothing more is, until `allow_deletions`.
+
+        Raises:
+            DeadlineError: what is being deleted does not end; nothing is held then.
+        """
+        with self._lock:
+            if not self._lock.wait_for(lambda: not self._deleting_count, CHANGE_DEADLINE_S):
+                raise DeadlineError(
+                    f"a removal of checkpoints did not end within {CHANGE_DEADLINE_S:.0f} s",
+                    hint="try again; if a device hangs, restart the daemon",
+                )
+            self._is_holding = True
+
+    def allow_deletions(self) -> None:
+        """Every member knows who belongs to the store: end what `hold_deletions` began."""
+        with self._lock:
+            self._is_holding = False
+
+    @contextmanager
+    def deleting(self) -> Generator[None]:
+        """Hold the right to delete while the block runs: no member leaves meanwhile.
+
+        Raises:
+            StorageError: nothing may be deleted now.
+        """
+        with self._lock:
+            if not self._may_delete():
+                raise StorageError("nothing may be deleted while the devices of the store change")
+            self._deleting_count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._deleting_count -= 1
+                self._lock.notify_all()
+
+    # --- how they are ---------------------------------------------------------------------------------------------
 
     @property
     def degraded(self) -> bool:
@@ -67,28 +172,41 @@ class DeviceSet:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether every member is present and none has failed: only then is the view complete."""
+        """Tell whether every member is present and none has failed: only then is the view complete.
+
+        A retired device is no member: it counts neither as missing nor as suspect.
+        """
         with self._lock:
-            return not (self.missing or self._suspects)
+            return self._is_whole()
 
     @property
     def may_delete(self) -> bool:
-        """Tell whether the view is complete, and the store not open for reading only."""
-        return self.is_whole and not self.is_read_only
+        """Tell whether the view is complete, nobody is leaving, and the store is not open for reading only."""
+        with self._lock:
+            return self._may_delete()
+
+    def _is_whole(self) -> bool:
+        members = self._membership.members.keys()
+        return members <= {device.device_id for device in self._present} and not (
+            members & self._suspects.keys()
+        )
+
+    def _may_delete(self) -> bool:
+        return self._is_whole() and not (self._is_holding or self.is_read_only)
 
     def device(self, device_id: str) -> Device | None:
         """Return the present device of this id."""
         return next((device for device in self.devices if device.device_id == device_id), None)
 
     def device_name(self, device_id: str) -> str:
-        """Return the path of a device, present or missing, for messages."""
-        for device in self.devices:
-            if device.device_id == device_id:
-                return str(device.path)
-        for missing in self.missing:
-            if missing.device_id == device_id:
-                return f"{missing.path} (missing)"
-        return f"(unknown device {device_id})"
+        """Return the path of a device, present, missing or retired, for messages."""
+        membership = self.membership
+        if device_id in membership.retired:
+            return f"{membership.retired[device_id].path} (retired)"
+        if device_id not in membership.members:
+            return f"(unknown device {device_id})"
+        device = self.device(device_id)
+        return f"{membership.members[device_id]} (missing)" if device is None else str(device.path)
 
     def mark_suspect(self, device_id: str, error: EverstepError) -> None:
         """Remember that a call on a device failed, with the first reason."""
@@ -120,8 +238,13 @@ class DeviceSet:
     def device_state(self, device_id: str) -> tuple[DeviceState, str]:
         """Return how a device is, and why if it is not well."""
         with self._lock:
-            if device_id in self._suspects:
-                return DeviceState.SUSPECT, self._suspects[device_id]
+            suspicion, membership = self._suspects.get(device_id), self._membership
+        if device_id in membership.retired:
+            return DeviceState.RETIRED, self.device_name(device_id)
+        if suspicion is not None:
+            return DeviceState.SUSPECT, suspicion
         if self.device(device_id) is None:
             return DeviceState.MISSING, self.device_name(device_id)
+        if device_id in membership.draining:
+            return DeviceState.DRAINING, "it gets no new segments"
         return DeviceState.OK, ""

@@ -106,10 +106,10 @@ class RunStore:
         """
         device = self.store.device(segment.device_id)
         if device is None:
+            is_missing = segment.device_id in self.store.membership.members
             raise IncompleteError(
-                f"segment {segment.segment} of generation {segment.generation} is on device {segment.device_id},"
-                f" {self.store.device_name(segment.device_id)}",
-                hint="mount the device, or restore an older checkpoint",
+                self._why_absent(segment),
+                hint=f"{'mount the device, or ' if is_missing else ''}restore an older checkpoint",
             )
         return self.generation_path(device, segment.generation) / f"{segment.segment}{SEGMENT_SUFFIX}"
 
@@ -263,7 +263,11 @@ class RunStore:
             ]
 
     def manifest(self, checkpoint: CheckpointId, rank: int) -> Manifest:
-        """Return a shard's manifest, read from the first device whose copy is whole.
+        """Return a shard's manifest, read from the first device whose copy is whole; see `manifest_content`."""
+        return decode_manifest(self.manifest_content(checkpoint, rank))
+
+    def manifest_content(self, checkpoint: CheckpointId, rank: int) -> bytes:
+        """Return the bytes of a shard's manifest, as they were committed.
 
         Raises:
             NotFoundError: there is no such shard here.
@@ -278,7 +282,7 @@ class RunStore:
             try:
                 content = self.store.ops.read_small(path, MANIFEST_FILE_BYTES_MAX, owner_uid=self.store.uid)
                 if content is not None and hashlib.sha256(content).hexdigest() == record.manifest_sha256:
-                    return decode_manifest(content)
+                    return content
                 reasons.append(f"{path} is {'gone' if content is None else 'not what was committed'}")
             except CorruptDataError as exc:
                 reasons.append(str(exc))
@@ -302,6 +306,30 @@ class RunStore:
             found = self._shards.get(checkpoint, {}).get(rank)
             if found is not None:
                 self._shards[checkpoint][rank] = replace(found, problem=problem)
+
+    def held_bytes(self, device_id: str) -> dict[CheckpointId, int]:
+        """Return the bytes of each checkpoint on a device, where there are any."""
+        held: Counter[CheckpointId] = Counter()
+        for shard in self.shards():
+            if device_id in shard.device_bytes:
+                held[shard.checkpoint] += shard.device_bytes[device_id]
+        return held
+
+    def lose_device(self, device_id: str) -> tuple[CheckpointId, ...]:
+        """Mark what has a segment on a device that was just retired as damaged; return what was intact before."""
+        lost: set[CheckpointId] = set()
+        for shard in self.shards():
+            ref = next((each for each in shard.segments if each.device_id == device_id), None)
+            if ref is not None and not shard.problem:
+                self.mark_damaged(shard.checkpoint, shard.rank, self._why_absent(ref))
+                lost.add(shard.checkpoint)
+        return tuple(sorted(lost))
+
+    def _why_absent(self, segment: SegmentRef | SegmentRecord) -> str:
+        return (
+            f"segment {segment.segment} of generation {segment.generation} is on device {segment.device_id},"
+            f" {self.store.device_name(segment.device_id)}"
+        )
 
     def forget(self, checkpoint: CheckpointId) -> list[ShardRecord]:
         """Take a checkpoint out of the catalogue and return its shards; none, and it stays, while it has a tag."""

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ from ..core.ids import random_id
 from .device import DISK_ID_NAME, QUARANTINE_NAME, RUNS_NAME, Device, Survey, lock_directory, survey_directory
 from .device_set import DeviceSet
 from .durable import make_directories, publish_over
+from .membership_plan import Membership
 from .run_store import RunStore, create_run_directories
 from .storage_ops import LockHandle, StorageOps
 from .store_format import DiskId, LockHolder, RunId, encode_disk_id
@@ -29,12 +30,20 @@ class Store(DeviceSet):
         store_id: str,
         devices: Sequence[Device],
         plan: StorePlan,
+        membership: Membership,
+        suspects: Mapping[str, str],
         ops: StorageOps,
         uid: int,
         locks: Sequence[LockHandle] | None,
     ) -> None:
         super().__init__(
-            store_id=store_id, devices=devices, missing=plan.missing, ops=ops, uid=uid, locks=locks
+            store_id=store_id,
+            devices=devices,
+            membership=membership,
+            suspects=suspects,
+            ops=ops,
+            uid=uid,
+            locks=locks,
         )
         self.is_new = plan.is_new
         """Nothing was ever stored in it."""
@@ -87,12 +96,19 @@ class Store(DeviceSet):
 
 
 def open_store(
-    directories: Sequence[Path], *, ops: StorageOps, holder: LockHolder, uid: int, read_only: bool = False
+    directories: Sequence[Path],
+    *,
+    ops: StorageOps,
+    holder: LockHolder,
+    uid: int,
+    read_only: bool = False,
+    adopt: Sequence[Path] = (),
 ) -> Store:
     """Return the store that these directories are, held by this process; new where all are empty.
 
     `uid` is the user whom the store's files must belong to. With `read_only` no lock is taken and nothing is
-    written; a daemon may hold the store meanwhile.
+    written; a daemon may hold the store meanwhile. `adopt`: empty directories that become members although a retired
+    device was last seen there.
 
     Raises:
         ConfigError, DeviceMissingError, CorruptDataError, FormatVersionError: see store_plan.plan_store.
@@ -102,7 +118,8 @@ def open_store(
     """
     # Resolved once: the recorded path and the one compared with it later must not depend on the directory of a process.
     paths = [path.absolute().resolve() for path in directories]
-    plan = plan_store([survey_directory(ops, path, uid=uid) for path in paths])
+    adopt = [path.absolute().resolve() for path in adopt]
+    plan = plan_store([survey_directory(ops, path, uid=uid) for path in paths], adopt=adopt)
     if read_only:
         return _open_read_only(plan, ops, uid)
     locked = sorted(survey.path for survey in (*plan.known.values(), *plan.blank))
@@ -111,7 +128,7 @@ def open_store(
         for path in locked:
             locks.append(lock_directory(ops, path, holder))  # noqa: PERF401 (each counts at once, to be released)
         # What another process did before the locks were ours is seen only now.
-        plan = plan_store([survey_directory(ops, path, uid=uid) for path in paths])
+        plan = plan_store([survey_directory(ops, path, uid=uid) for path in paths], adopt=adopt)
         if locked != sorted(survey.path for survey in (*plan.known.values(), *plan.blank)):
             raise StorageError("another process changed the devices while they were opened", hint="try again")
         return _settle(plan, ops, uid, locks)
@@ -125,7 +142,17 @@ def _open_read_only(plan: StorePlan, ops: StorageOps, uid: int) -> Store:
     if plan.store_id is None:
         raise NotFoundError("there is no store in these directories", hint="check the paths")
     devices = [_device(device_id, survey) for device_id, survey in plan.known.items()]
-    return Store(store_id=plan.store_id, devices=devices, plan=plan, ops=ops, uid=uid, locks=None)
+    membership = plan.membership.seen({device.device_id: str(device.path) for device in devices})
+    return Store(
+        store_id=plan.store_id,
+        devices=devices,
+        plan=plan,
+        membership=membership,
+        suspects={},
+        ops=ops,
+        uid=uid,
+        locks=None,
+    )
 
 
 def _settle(plan: StorePlan, ops: StorageOps, uid: int, locks: Sequence[LockHandle]) -> Store:
@@ -137,7 +164,8 @@ def _settle(plan: StorePlan, ops: StorageOps, uid: int, locks: Sequence[LockHand
     store_id = plan.store_id or random_id()
     surveys = dict(plan.known) | {random_id(): survey for survey in plan.blank}
     devices = [_device(device_id, survey) for device_id, survey in surveys.items()]
-    members = dict(plan.missing) | {device.device_id: str(device.path) for device in devices}
+    membership = plan.membership.seen({device.device_id: str(device.path) for device in devices})
+    suspects: dict[str, str] = {}
     for device in devices:
         make_directories(ops, device.path, QUARANTINE_NAME)
         make_directories(ops, device.path, RUNS_NAME)
@@ -145,26 +173,42 @@ def _settle(plan: StorePlan, ops: StorageOps, uid: int, locks: Sequence[LockHand
     order = sorted(devices, key=lambda device: surveys[device.device_id].disk_id is not None)
     for is_ready in (False, True) if plan.is_new else (True,):
         for device in order:
-            wanted = DiskId(device_id=device.device_id, store_id=store_id, members=members, is_ready=is_ready)
+            wanted = membership.disk_id(device.device_id, store_id=store_id, is_ready=is_ready)
             if surveys[device.device_id].disk_id != wanted:
-                _record(ops, device, surveys[device.device_id].disk_id, wanted)
+                suspects |= _record(ops, device, surveys[device.device_id].disk_id, wanted)
                 surveys[device.device_id] = replace(surveys[device.device_id], disk_id=wanted)
-    return Store(store_id=store_id, devices=devices, plan=plan, ops=ops, uid=uid, locks=locks)
+    return Store(
+        store_id=store_id,
+        devices=devices,
+        plan=plan,
+        membership=membership,
+        suspects=suspects,
+        ops=ops,
+        uid=uid,
+        locks=locks,
+    )
 
 
-def _record(ops: StorageOps, device: Device, before: DiskId | None, wanted: DiskId) -> None:
-    """Make `wanted` the device's disk.id; where only paths moved, a device too full for it keeps the old ones."""
+def _record(ops: StorageOps, device: Device, before: DiskId | None, wanted: DiskId) -> dict[str, str]:
+    """Make `wanted` the device's disk.id; a device that is too full for it keeps the old one.
+
+    That is nothing where only paths moved, and what a missing device's age was. Where a change of the members does
+    not reach it, the device is returned as suspect, with the reason: nothing is deleted then. Of a new member, or
+    where one has come, it is an error.
+    """
     try:
         publish_over(ops, device.path / DISK_ID_NAME, encode_disk_id(wanted))
     except NoSpaceError as exc:
-        only_paths_moved = (
-            before is not None
-            and before.members.keys() == wanted.members.keys()
-            and replace(before, members=wanted.members) == wanted
-        )
-        if not only_paths_moved:
+        if before is None or not before.is_ready or not wanted.members.keys() <= before.members.keys():
             raise
-        _log.warning("disk_id_paths_outdated device=%s reason=%s", device.path, exc)
+        _log.warning("disk_id_outdated device=%s reason=%s", device.path, exc)
+        if (before.members.keys(), before.draining, before.retired.keys()) != (
+            wanted.members.keys(),
+            wanted.draining,
+            wanted.retired.keys(),
+        ):
+            return {device.device_id: f"it cannot take a change of the devices: {exc}"}
+    return {}
 
 
 def _device(device_id: str, survey: Survey) -> Device:

@@ -1,26 +1,43 @@
 """Small JSON files of a store: disk.id, lock, run.json, attempts/<n>, floor.json, tags/<id>.json; their only reader.
 
 All are written whole under a temporary name and renamed, so a reader sees one version or the other. Each holds
-`"format": 1`; a larger number is a FormatVersionError, anything else unexpected a CorruptDataError.
+`"format": 1` (disk.id 2 where it knows of a device that drains, is retired or has long been missing); a larger number
+is a FormatVersionError, anything else unexpected a CorruptDataError.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from ..core.errors import CorruptDataError, FormatVersionError
+from ..core.errors import ConfigError, CorruptDataError, FormatVersionError
 from ..core.ids import CheckpointId, is_id, run_id_of, tag_id_of
 
 STORE_FORMAT_VERSION = 1
+DISK_ID_VERSION = 2
+"""Written only where it says more than 1 can: an everstep that would take a retired device for a member must refuse."""
 SMALL_FILE_BYTES_MAX = 1024 * 1024
 TAG_SUFFIX = ".json"
 
 _Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+_RunKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}/[0-9a-f]{32}\Z")]
+_Time = Annotated[float, Meta(ge=0)]
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 _Point = tuple[_Positive, _Count]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredDevice:
+    """A device that is no member any more. Its id is never used again; what it holds is never believed again."""
+
+    path: str
+    """Where it was last seen."""
+    retired_unix_s: float
+    highest: Mapping[str, CheckpointId] = field(default_factory=dict[str, CheckpointId])
+    """`<uid>/<run_id>` -> the newest checkpoint that it held a part of; of some runs, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +46,16 @@ class DiskId:
 
     device_id: str
     store_id: str
-    members: dict[str, str]
+    members: Mapping[str, str]
     """device_id -> path where that device was last seen; every copy lists all members, itself included."""
     is_ready: bool
     """False while a new store is being made: nothing was ever stored, so that its making may start again."""
+    draining: frozenset[str] = frozenset()
+    """Members that get no new segments."""
+    retired: Mapping[str, RetiredDevice] = field(default_factory=dict[str, RetiredDevice])
+    """Devices that were members once; a device that lists itself knows that it was retired."""
+    missing_since_unix_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Members by the time at which a daemon first saw them missing; kept only where a policy asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +123,21 @@ class _VersionDoc(Struct):
     format: _Positive
 
 
-class _DiskIdDoc(Struct, forbid_unknown_fields=True):
+class _RetiredDoc(Struct, forbid_unknown_fields=True):
+    path: str
+    retired_unix_s: _Time
+    highest: dict[_RunKey, _Point]
+
+
+class _DiskIdDoc(Struct, forbid_unknown_fields=True, omit_defaults=True):
     format: _Positive
     device_id: _Id
     store_id: _Id
     members: dict[_Id, str]
     ready: bool
+    draining: list[_Id] = []
+    retired: dict[_Id, _RetiredDoc] = {}
+    missing_since_unix_s: dict[_Id, _Time] = {}
 
 
 class _LockDoc(Struct, forbid_unknown_fields=True):
@@ -146,29 +178,63 @@ _Doc = TypeVar("_Doc", _DiskIdDoc, _LockDoc, _RunDoc, _AttemptDoc, _FloorDoc, _T
 
 
 def encode_disk_id(disk_id: DiskId) -> bytes:
-    """Return the bytes of disk.id."""
-    return _encode(
+    """Return the bytes of disk.id.
+
+    Raises:
+        ConfigError: they would be more than a reader takes.
+    """
+    says_more = disk_id.draining or disk_id.retired or disk_id.missing_since_unix_s
+    content = _encode(
         _DiskIdDoc(
-            format=STORE_FORMAT_VERSION,
+            format=DISK_ID_VERSION if says_more else STORE_FORMAT_VERSION,
             device_id=disk_id.device_id,
             store_id=disk_id.store_id,
             members=dict(sorted(disk_id.members.items())),
             ready=disk_id.is_ready,
+            draining=sorted(disk_id.draining),
+            retired={key: _retired_doc(device) for key, device in sorted(disk_id.retired.items())},
+            missing_since_unix_s=dict(sorted(disk_id.missing_since_unix_s.items())),
         )
     )
+    if len(content) > SMALL_FILE_BYTES_MAX:
+        raise ConfigError(
+            f"disk.id would have {len(content)} bytes, at most {SMALL_FILE_BYTES_MAX} are allowed",
+            hint=f"{len(disk_id.retired)} devices were retired from this store: begin a new one",
+        )
+    return content
+
+
+def _retired_doc(device: RetiredDevice) -> _RetiredDoc:
+    highest = {key: (each.attempt, each.step) for key, each in sorted(device.highest.items())}
+    return _RetiredDoc(path=device.path, retired_unix_s=device.retired_unix_s, highest=highest)
 
 
 def decode_disk_id(content: bytes, where: str) -> DiskId:
     """Return what disk.id says; `where` names the file in errors."""
-    document = _decode(content, _DiskIdDoc, where)
-    if document.device_id not in document.members:
+    document = _decode(content, _DiskIdDoc, where, version_max=DISK_ID_VERSION)
+    says_more = document.draining or document.retired or document.missing_since_unix_s
+    if says_more and document.format < DISK_ID_VERSION:
+        raise CorruptDataError(f"{where} says more than its format version {document.format} can")
+    if document.device_id not in document.members.keys() | document.retired.keys():
         raise CorruptDataError(f"{where} does not list its own device {document.device_id} as a member")
+    both = document.members.keys() & document.retired.keys()
+    strange = (set(document.draining) | document.missing_since_unix_s.keys()) - document.members.keys()
+    if both or strange:
+        raise CorruptDataError(f"{where} does not agree with itself on device {min(both | strange)}")
     return DiskId(
         device_id=document.device_id,
         store_id=document.store_id,
         members=document.members,
         is_ready=document.ready,
+        draining=frozenset(document.draining),
+        retired={key: _retired_device(each) for key, each in document.retired.items()},
+        missing_since_unix_s=document.missing_since_unix_s,
     )
+
+
+def _retired_device(document: _RetiredDoc) -> RetiredDevice:
+    highest = {key: CheckpointId(*point) for key, point in document.highest.items()}
+    return RetiredDevice(path=document.path, retired_unix_s=document.retired_unix_s, highest=highest)
 
 
 def encode_lock(holder: LockHolder) -> bytes:
@@ -267,12 +333,12 @@ def _encode(document: Struct) -> bytes:
     return msgspec.json.encode(document) + b"\n"
 
 
-def _decode(content: bytes, kind: type[_Doc], where: str) -> _Doc:
+def _decode(content: bytes, kind: type[_Doc], where: str, *, version_max: int = STORE_FORMAT_VERSION) -> _Doc:
     try:
         version = msgspec.json.decode(content, type=_VersionDoc).format
-        if version > STORE_FORMAT_VERSION:
+        if version > version_max:
             raise FormatVersionError(
-                f"{where} has format version {version}, this everstep reads up to {STORE_FORMAT_VERSION}",
+                f"{where} has format version {version}, this everstep reads up to {version_max}",
                 hint="upgrade everstep",
             )
         return msgspec.json.decode(content, type=kind)

@@ -1,13 +1,14 @@
 """What the named directories are to each other: a new store, a known one, one with a device missing or added."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from ..core.errors import ConfigError, CorruptDataError, DeviceMissingError
 from .device import Survey
+from .membership_plan import Membership, merge
 
-_MISSING_HINT = "it looks like an unmounted drive: mount it, or retire the device"
+_MISSING_HINT = "it looks like an unmounted drive: mount it, or `everstep device retire` it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,21 +19,24 @@ class StorePlan:
     is_new: bool
     """Nothing was ever stored here."""
     known: Mapping[str, Survey]
-    """Present devices by id."""
+    """Present members by id."""
     blank: tuple[Survey, ...]
     """Directories to be made devices."""
     missing: Mapping[str, str]
     """Ids of absent members, with the path where each was last seen."""
+    membership: Membership
+    """What the present members say together; of a new store nothing yet."""
     notes: tuple[str, ...]
 
 
-def plan_store(surveys: Sequence[Survey]) -> StorePlan:
+def plan_store(surveys: Sequence[Survey], *, adopt: Collection[PurePath] = ()) -> StorePlan:
     """Return what the directories are.
 
-    A member that has ever been ready is never made anew: where its directory is empty or gone, it is missing.
+    A member that has ever been ready is never made anew: where its directory is empty or gone, it is missing. A
+    retired device is left alone, and so is a directory where one was last seen, unless it is one to `adopt`.
 
     Raises:
-        ConfigError: a directory named twice or not there, a copied device, devices of two stores.
+        ConfigError: a directory named twice or not there, a copied device, devices of two stores, only retired ones.
         DeviceMissingError: an unknown empty directory while a member is missing.
         CorruptDataError: a directory holds runs, but its disk.id is lost.
     """
@@ -41,21 +45,30 @@ def plan_store(surveys: Sequence[Survey]) -> StorePlan:
     _refuse_same_directory(surveys)
     known = _by_device_id(surveys)
     _refuse_two_stores(known)
-    members = _ready_members(known)
-    missing = {device_id: path for device_id, path in members.items() if device_id not in known}
+    membership = merge(
+        [each.disk_id for each in known.values() if each.disk_id is not None and each.disk_id.is_ready]
+    )
+    known = {key: survey for key, survey in known.items() if key not in membership.retired}
+    missing = {key: path for key, path in membership.members.items() if key not in known}
+    left_out = {device.path for device in membership.retired.values()} - {str(path) for path in adopt}
     blank: list[Survey] = []
     for survey in surveys:
-        if survey.disk_id is None and str(survey.path) not in missing.values():
+        if survey.disk_id is None and str(survey.path) not in {*missing.values(), *left_out}:
             _check_blank(survey, missing)
             blank.append(survey)
     store_id = next((survey.disk_id.store_id for survey in known.values() if survey.disk_id), None)
     return StorePlan(
         store_id=store_id,
-        is_new=not members,
+        is_new=not membership.members,
         known=known,
         blank=tuple(blank),
         missing=missing,
-        notes=(*_missing_devices(missing), *_shared_file_systems([each for each in surveys if each.exists])),
+        membership=membership,
+        notes=(
+            *_missing_devices(missing),
+            *_retired(membership),
+            *_shared_file_systems((*known.values(), *blank)),
+        ),
     )
 
 
@@ -98,15 +111,6 @@ def _refuse_two_stores(known: Mapping[str, Survey]) -> None:
             )
 
 
-def _ready_members(known: Mapping[str, Survey]) -> dict[str, str]:
-    """Return every member that a finished store ever had; none while its making was never finished."""
-    members: dict[str, str] = {}
-    for survey in known.values():
-        if survey.disk_id is not None and survey.disk_id.is_ready:
-            members |= survey.disk_id.members
-    return members
-
-
 def _check_blank(survey: Survey, missing: Mapping[str, str]) -> None:
     if not survey.exists:
         raise ConfigError(
@@ -130,6 +134,14 @@ def _missing_devices(missing: Mapping[str, str]) -> tuple[str, ...]:
         f"device {device_id} (last seen at {path}) is missing: what lies on it cannot be restored, and nothing is"
         f" deleted anywhere until it is back; {_MISSING_HINT}"
         for device_id, path in missing.items()
+    )
+
+
+def _retired(membership: Membership) -> tuple[str, ...]:
+    return tuple(
+        f"device {device_id} (last seen at {device.path}) was retired: what lay on it is lost, and what it still holds"
+        f" is ignored"
+        for device_id, device in membership.retired.items()
     )
 
 

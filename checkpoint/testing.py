@@ -198,8 +198,9 @@ class State:
 
 
 def make_state(store: DeviceSet, seed: int = 0, leaves: Sequence[LeafSpec] = SMALL_LEAVES) -> State:
-    """Return random bytes for these leaves, laid out over the store's devices."""
-    layout = plan_layout(leaves, [], [DeviceWeight(device_id=device.device_id) for device in store.devices])
+    """Return random bytes for these leaves, laid out over the devices that do not drain."""
+    names = [each.device_id for each in store.devices if each.device_id not in store.membership.draining]
+    layout = plan_layout(leaves, [], [DeviceWeight(device_id=name) for name in names])
     random_bytes = random.Random(seed).randbytes
     return State(layout, {leaf.name: random_bytes(leaf.size_bytes) for leaf in leaves})
 

@@ -66,6 +66,11 @@ class ArenaBook:
         task.add_done_callback(self._closing.discard)
         return task
 
+    async def all_closed(self) -> None:
+        """Return when the memory of every arena given back so far is free, and no engine has it mapped."""
+        if self._closing:
+            await asyncio.wait(self._closing)
+
     async def _close(self, arena: Arena, forget: Forget) -> None:
         await forget(arena.fd)
         await in_thread(arena.close)

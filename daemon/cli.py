@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from ..core import errors
+from . import cli_devices_arguments
 from .cli_output import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_USAGE
 from .cli_tools import COMMANDS as TOOLS
 from .cli_tools import add_tools
@@ -153,6 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     remove.add_argument("--all", action="store_true", help="remove all checkpoints of the run")
     remove.add_argument("--force", action="store_true", help="remove even what a restart may need")
     _add_retention(commands.add_parser, as_json)
+    device = commands.add_parser("device", help="list, drain, retire and readmit the devices of a store")
+    cli_devices_arguments.add_arguments(device, as_json)
     daemon = commands.add_parser("daemon", help="run the daemon of a node in the foreground")
     daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="its configuration (TOML)")
     commands.add_parser("stop", parents=[as_json], help="let the daemon write what is sealed, then end it")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import NotFoundError, UsageError
 from ..core.ids import CheckpointId
 from ..core.paths import data_socket_path
+from . import cli_devices
 from . import cli_render as render
 from .cli_output import EXIT_DONE, EXIT_FAILED, Output
 from .views import CheckpointView, Source, Verdict
@@ -180,6 +181,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "verify": verify,
     "rm": remove,
     "stop": stop,
+    "device": cli_devices.device,
 }
 
 

@@ -37,7 +37,7 @@ PIPE_WIDTH = 120
 """Columns when nobody looks: wide enough that grep finds whole lines."""
 
 GOOD, BAD, WARN, DIM, HEAD = "green", "bold red", "yellow", "dim", "bold"
-_STATE_STYLES = {
+STATE_STYLES = {
     CheckpointStatus.COMPLETE: GOOD,
     CheckpointStatus.LOCAL: WARN,
     CheckpointStatus.DAMAGED: BAD,
@@ -47,6 +47,8 @@ _STATE_STYLES = {
     DeviceStatus.OK: GOOD,
     DeviceStatus.SUSPECT: WARN,
     DeviceStatus.MISSING: BAD,
+    DeviceStatus.DRAINING: WARN,
+    DeviceStatus.RETIRED: DIM,
 }
 
 
@@ -134,7 +136,7 @@ def _runs(console: Console, runs: Sequence[RunView]) -> None:
                 Text(run.name if index == 0 else "", overflow="fold"),
                 str(run.attempt) if index == 0 else "",
                 f"{rank.rank}/{run.world_size}",
-                Text(rank.state.value, _STATE_STYLES[rank.state]),
+                Text(rank.state.value, STATE_STYLES[rank.state]),
                 str(rank.step) if rank.step else "-",
                 size_text(rank.arena_bytes) if rank.arena_bytes else "-",
                 _slots_text(rank),
@@ -154,7 +156,7 @@ def _store(console: Console, store: StoreView) -> None:
         is_there = device.state is not DeviceStatus.MISSING
         table.add_row(
             Text(device.path, overflow="fold"),
-            Text(device.state.value, _STATE_STYLES[device.state]),
+            Text(device.state.value, STATE_STYLES[device.state]),
             device.engine or "-",
             ("yes" if device.is_direct else "no") if is_there else "-",
             size_text(device.free_bytes) if is_there else "-",
@@ -209,7 +211,7 @@ def _run_table(console: Console, views: Sequence[CheckpointView]) -> None:
     for view in views:
         table.add_row(
             str(view.checkpoint),
-            Text(view.state.value, _STATE_STYLES[view.state]),
+            Text(view.state.value, STATE_STYLES[view.state]),
             f"{len(view.ranks)}/{view.world_size}",
             size_text(view.size_bytes),
             age_text(view.created_unix_s),
@@ -241,7 +243,7 @@ def detail(console: Console, found: CheckpointDetail) -> None:
     _pairs(
         console,
         [
-            ("state", Text(state, _STATE_STYLES[view.state])),
+            ("state", Text(state, STATE_STYLES[view.state])),
             ("saved", f"{time_text(view.created_unix_s)} ({age_text(view.created_unix_s)})"),
             (
                 "size",

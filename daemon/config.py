@@ -108,6 +108,17 @@ class ScrubSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"scrub.every is {self.every!r}", hint=f"{error}; or 'never'") from error
 
 
+class RetireSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[retire]`: when a missing device is given up without a person."""
+
+    missing_after: str = ""
+    """A duration (`7d`) after it was first seen missing; empty: never."""
+
+    def missing_after_s(self) -> float | None:
+        """Return it in seconds; None: never. ValueError where it is no duration."""
+        return parse_duration(self.missing_after) if self.missing_after else None
+
+
 class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file. `devices` maps a name to the directory on that device."""
 
@@ -118,6 +129,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     retention: RetentionSection = RetentionSection()
     verify: VerifySection = VerifySection()
     scrub: ScrubSection = ScrubSection()
+    retire: RetireSection = RetireSection()
     devices: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
@@ -134,6 +146,10 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(
                 f"scrub.bandwidth_share is {self.scrub.bandwidth_share}", hint="above 0, up to 1"
             )
+        try:
+            self.retire.missing_after_s()
+        except ValueError as error:
+            raise ConfigError(f"retire.missing_after: {error}", hint="or leave it out") from error
         bounds = (
             self.daemon.linger_s,
             self.daemon.drain_s,

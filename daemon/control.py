@@ -34,6 +34,7 @@ from .control_messages import (
     summary_to_message,
     verdict_to_message,
 )
+from .device_messages import device_to_message, devices_to_message
 from .status_codes import status_code
 from .stores import OpenStore
 from .views import CheckpointView, StatusView
@@ -301,7 +302,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         self, request: pb.InspectStoresRequest, context: _Context
     ) -> pb.InspectStoresResponse:
         """See node.proto."""
-        await self._check_owner(context)
+        await self._operator(context)
         reports = [await in_thread(store_views.inspect, opened.store) for opened in self._node.stores.stores]
         return pb.InspectStoresResponse(
             findings=[finding_to_message(each) for report in reports for each in report.findings],
@@ -309,9 +310,37 @@ class NodeService(node_pb2_grpc.NodeServicer):
             shard_count=sum(report.shard_count for report in reports),
         )
 
+    async def ListDevices(self, request: pb.ListDevicesRequest, context: _Context) -> pb.ListDevicesResponse:
+        """See node.proto."""
+        return devices_to_message(await self._node.devices.devices(_visible_uid()))
+
+    async def DrainDevice(self, request: pb.DrainDeviceRequest, context: _Context) -> pb.DrainDeviceResponse:
+        """See node.proto."""
+        await self._operator(context)
+        device = await self._node.devices.drain(request.device, cancel=request.cancel)
+        return pb.DrainDeviceResponse(device=device_to_message(device))
+
+    async def RetireDevice(
+        self, request: pb.RetireDeviceRequest, context: _Context
+    ) -> pb.RetireDeviceResponse:
+        """See node.proto."""
+        await self._operator(context)
+        done = await self._node.devices.retire(request.device, force=request.force, dry_run=request.dry_run)
+        return pb.RetireDeviceResponse(device=device_to_message(done.device), problems=done.problems)
+
+    async def ReadmitDevice(
+        self, request: pb.ReadmitDeviceRequest, context: _Context
+    ) -> pb.ReadmitDeviceResponse:
+        """See node.proto."""
+        await self._operator(context)
+        done = await self._node.devices.readmit(request.directory)
+        return pb.ReadmitDeviceResponse(
+            device=device_to_message(done.device), new_device=done.is_new, aside=done.aside
+        )
+
     async def Shutdown(self, request: pb.ShutdownRequest, context: _Context) -> pb.ShutdownResponse:
         """See node.proto."""
-        node, uid = self._node, await self._check_owner(context)
+        node, uid = self._node, await self._operator(context)
         persisted, failed = (
             node_views.total(node, name) for name in (node_views.PERSISTED, node_views.FAILED)
         )
@@ -332,8 +361,8 @@ class NodeService(node_pb2_grpc.NodeServicer):
     # -- parts
 
     @staticmethod
-    async def _check_owner(context: _Context) -> int:
-        """Return the caller's uid, which must be the daemon's or root's."""
+    async def _operator(context: _Context) -> int:
+        """Return the caller's uid, if it is the daemon's or root's: for what concerns every run."""
         uid = _caller_uid.get()
         if uid not in (0, os.getuid()):
             await context.abort(

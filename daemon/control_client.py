@@ -27,11 +27,20 @@ from .control_messages import (
     summary_from_message,
     verdict_from_message,
 )
+from .device_messages import (
+    device_from_message,
+    devices_from_message,
+    readmission_from_message,
+    retirement_from_message,
+)
+from .device_views import DeviceDetail, ReadmitView, RetireView, StoreDevices
 from .peer import identify
 from .views import CheckpointDetail, CheckpointView, Removed, ScrubStarted, StatusView, Stopped, Verdict
 
 HELLO_DEADLINE_S = 5.0
 CALL_DEADLINE_S = 30.0
+DEVICE_DEADLINE_S = 120.0
+"""For changes of devices: they wait for other changes and removals, or open the store again."""
 LONG_DEADLINE_S = 3500.0
 """For calls that read or drain terabytes; the daemon allows an hour, and gRPC rounds deadlines up on the wire."""
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
@@ -124,6 +133,25 @@ class ControlClient:
             run_count=answer.run_count,
             shard_count=answer.shard_count,
         )
+
+    def devices(self) -> list[StoreDevices]:
+        """See DeviceSource."""
+        return devices_from_message(self._call(self._stub.ListDevices, pb.ListDevicesRequest()))
+
+    def drain_device(self, device: str, *, cancel: bool) -> DeviceDetail:
+        """See DeviceSource."""
+        request = pb.DrainDeviceRequest(device=device, cancel=cancel)
+        return device_from_message(self._call(self._stub.DrainDevice, request, DEVICE_DEADLINE_S).device)
+
+    def retire_device(self, device: str, *, force: bool, dry_run: bool) -> RetireView:
+        """See DeviceSource."""
+        request = pb.RetireDeviceRequest(device=device, force=force, dry_run=dry_run)
+        return retirement_from_message(self._call(self._stub.RetireDevice, request, DEVICE_DEADLINE_S))
+
+    def readmit_device(self, directory: str) -> ReadmitView:
+        """Take a device of a store back that is idle; RunBusyError while it is not."""
+        request = pb.ReadmitDeviceRequest(directory=directory)
+        return readmission_from_message(self._call(self._stub.ReadmitDevice, request, DEVICE_DEADLINE_S))
 
     def stop(self) -> Stopped:
         """Return when everything sealed is settled and the daemon's process has ended.

@@ -43,10 +43,12 @@ _SLOT_STATES = {
     SlotState.KEPT: pb.SLOT_STATE_KEPT,
     SlotState.LOST: pb.SLOT_STATE_LOST,
 }
-_DEVICE_STATES = {
+DEVICE_STATES = {
     DeviceStatus.OK: pb.DEVICE_STATE_OK,
     DeviceStatus.SUSPECT: pb.DEVICE_STATE_SUSPECT,
     DeviceStatus.MISSING: pb.DEVICE_STATE_MISSING,
+    DeviceStatus.DRAINING: pb.DEVICE_STATE_DRAINING,
+    DeviceStatus.RETIRED: pb.DEVICE_STATE_RETIRED,
 }
 _CHECKPOINT_STATES = {
     CheckpointStatus.COMPLETE: pb.CHECKPOINT_STATE_COMPLETE,
@@ -61,7 +63,7 @@ _SEVERITIES = {
 _SEVERITY_OF = {number: severity for severity, number in _SEVERITIES.items()}
 _RANK_STATE_OF = {number: state for state, number in _RANK_STATES.items()}
 _SLOT_STATE_OF = {number: state for state, number in _SLOT_STATES.items()}
-_DEVICE_STATE_OF = {number: state for state, number in _DEVICE_STATES.items()}
+DEVICE_STATE_OF = {number: state for state, number in DEVICE_STATES.items()}
 _CHECKPOINT_STATE_OF = {number: state for state, number in _CHECKPOINT_STATES.items()}
 
 
@@ -190,7 +192,7 @@ def _store_to_message(store: StoreView) -> pb.StoreStatus:
                 engine=device.engine,
                 engine_reason=device.engine_reason,
                 direct=device.is_direct,
-                state=_DEVICE_STATES[device.state],
+                state=DEVICE_STATES[device.state],
                 reason=device.reason,
             )
             for device in store.devices
@@ -213,7 +215,7 @@ def _store_from_message(store: pb.StoreStatus) -> StoreView:
                 engine=device.engine,
                 engine_reason=device.engine_reason,
                 is_direct=device.direct,
-                state=_DEVICE_STATE_OF[device.state],
+                state=DEVICE_STATE_OF[device.state],
                 reason=device.reason,
             )
             for device in store.devices

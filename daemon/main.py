@@ -143,6 +143,7 @@ async def _drain(node: Node, deadline_s: float) -> None:
     """Let what is sealed reach the devices, then end the sessions; the memory goes with the process."""
     node.verifier.stop()
     node.scrubber.stop()
+    node.devices.stop()
     try:
         async with asyncio.timeout(deadline_s):
             await node.persister.idle()

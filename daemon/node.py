@@ -7,9 +7,10 @@ whose work it was (`bug`); others go on (ADR 0017).
 """
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..proto import frames
 from .arena_book import ArenaBook
 from .blocking import in_thread
 from .config import DaemonConfig
+from .device_desk import DeviceDesk
 from .lifetime import Lifetime
 from .metrics import Metrics
 from .persist import Persister
@@ -32,6 +34,9 @@ from .tokens import TokenBook
 from .verifier import Verifier
 
 logger = logging.getLogger(__name__)
+
+SETTLE_DEADLINE_S = 20.0
+"""How long the closing of a store waits for what is still being written: shorter than a control call may take."""
 
 
 class Node:
@@ -50,6 +55,7 @@ class Node:
         self.arenas = ArenaBook(config.memory, self.metrics, self.spawn)
         self.verifier = Verifier(self)
         self.scrubber = Scrubber(self)
+        self.devices = DeviceDesk(self)
         self.persister = Persister(self)
         self.restorer = Restorer(self)
         self._control_socket = control_socket
@@ -70,6 +76,37 @@ class Node:
                 self.metrics.add_engine(queue.name, direct=queue.choice.alignment is not None)
             self.verifier.watch(opened)
             self.scrubber.watch(opened)
+            self.devices.watch(opened)
+
+    @contextlib.asynccontextmanager
+    async def opening(self) -> AsyncGenerator[None]:
+        """Hold the right to open stores: nobody attaches meanwhile, and nobody thinks the daemon idle."""
+        try:
+            async with self._opening:
+                yield
+        finally:
+            self.lifetime.changed()
+
+    async def forget_store(self, opened: OpenStore) -> None:
+        """Return when nothing of this daemon uses a store any more that no trainer is attached to.
+
+        Raises:
+            RunBusyError: something is still being written or collected.
+        """
+        try:
+            async with asyncio.timeout(SETTLE_DEADLINE_S):
+                await self.persister.idle()
+        except TimeoutError:
+            raise RunBusyError("checkpoints are still being written", hint="try again") from None
+        mine = [key for key, run in self.registry.runs.items() if run.opened is opened]
+        for rank in [rank for key in mine for rank in self.registry.runs[key].ranks.values()]:
+            self.drop_memory(rank)
+        await self.arenas.all_closed()
+        await self.scrubber.forget(opened)
+        await self.verifier.forget(opened)
+        for key in mine:
+            del self.registry.runs[key]
+        self._watched.discard(opened)
 
     def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
         """Run `work` in the background; what it does not expect is reported as a bug in `doing`."""

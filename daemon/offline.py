@@ -5,11 +5,13 @@ told apart from damage by looking again. Removing and tagging take the locks.
 """
 
 import os
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..checkpoint.fsck import FsckReport, fsck
+from ..checkpoint.readmission import prepare_readmission
 from ..checkpoint.recovery import recover
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
@@ -17,7 +19,8 @@ from ..checkpoint.store_format import LockHolder
 from ..checkpoint.tags import remove_tag
 from ..core.errors import NotFoundError, UsageError
 from ..core.ids import CheckpointId
-from . import store_views
+from . import device_views, store_views
+from .device_views import DeviceDetail, ReadmitView, RetireView, StoreDevices
 from .views import CheckpointDetail, CheckpointView, Removed, Verdict
 
 
@@ -77,6 +80,29 @@ class OfflineStore:
         """See Source."""
         return remove_tag(store_views.find_run([self._store], run, None), name)
 
+    def devices(self) -> list[StoreDevices]:
+        """See DeviceSource."""
+        return [device_views.store_devices(self._store, None)]
+
+    def drain_device(self, device: str, *, cancel: bool) -> DeviceDetail:
+        """See DeviceSource."""
+        return device_views.drain(*device_views.find([self._store], _place(device)), cancel=cancel)
+
+    def retire_device(self, device: str, *, force: bool, dry_run: bool) -> RetireView:
+        """See DeviceSource."""
+        store, device_id = device_views.find([self._store], _place(device))
+        return device_views.retire(store, device_id, force=force, dry_run=dry_run, now_unix_s=time.time())
+
+    def device_at(self, path: Path) -> DeviceDetail:
+        """Return the member in this directory."""
+        device_id = next(device.device_id for device in self._store.devices if device.path == path)
+        return device_views.device_detail(self._store, device_id, None)
+
+
+def _place(device: str) -> str:
+    """Return a device's path as stores know it; a name that is no path stays."""
+    return os.path.realpath(device) if "/" in device else device
+
 
 @contextmanager
 def reading(directories: Sequence[Path]) -> Generator[OfflineStore]:
@@ -95,8 +121,12 @@ def reading(directories: Sequence[Path]) -> Generator[OfflineStore]:
 
 
 @contextmanager
-def changing(directories: Sequence[Path]) -> Generator[OfflineStore]:
-    """Give the store of these directories, locked, to be changed.
+def changing(
+    directories: Sequence[Path], command: str = "an everstep command", *, adopt: Sequence[Path] = ()
+) -> Generator[OfflineStore]:
+    """Give the store of these directories, locked, to be changed; `command` says to others who holds it.
+
+    `adopt`: see checkpoint.store.open_store.
 
     Raises:
         NotFoundError: there is no store; none is made.
@@ -105,9 +135,27 @@ def changing(directories: Sequence[Path]) -> Generator[OfflineStore]:
     """
     with reading(directories):  # an absent store must not be made by opening it
         pass
-    holder = _holder("an everstep command")
-    with open_store(directories, ops=RealStorage(), holder=holder, uid=os.getuid()) as store:
+    with open_store(
+        directories, ops=RealStorage(), holder=_holder(command), uid=os.getuid(), adopt=adopt
+    ) as store:
         yield OfflineStore(store, recover(store).problems)
+
+
+def readmit(directories: Sequence[Path], directory: Path) -> ReadmitView:
+    """Return the device of a directory that was taken back into the store of these directories.
+
+    Raises:
+        NotFoundError: there is no store.
+        DeviceLockedError: a daemon holds it; the message says which.
+        StorageError and others: see readmission.prepare_readmission.
+    """
+    path, command = directory.resolve(), "everstep device readmit"
+    all_of_them = list(dict.fromkeys([*(each.resolve() for each in directories), path]))
+    with changing([each for each in all_of_them if each != path] or all_of_them, command):
+        pass  # nobody else holds the store, and it is one without this directory
+    done = prepare_readmission(all_of_them, path, ops=RealStorage(), holder=_holder(command), uid=os.getuid())
+    with changing(all_of_them, command, adopt=done.adopt) as store:
+        return ReadmitView(device=store.device_at(path), is_new=done.is_new, aside=str(done.aside or ""))
 
 
 def inspect(directories: Sequence[Path], *, repair: bool, data: bool) -> FsckReport:

@@ -29,19 +29,28 @@ class Scrubber:
 
     def __init__(self, node: "Node", *, clock: Callable[[], float] = time.time) -> None:
         self._node, self._clock = node, clock
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[None], OpenStore] = {}
         self._scrubs: dict[OpenStore, Scrub] = {}
         """Of each store the one that goes on, else the last one of this process."""
 
     def watch(self, opened: OpenStore) -> None:
         """Scrub a store by the schedule from now on."""
         if self._node.config.scrub.every_s is not None:
-            self._spawn(self._keep_schedule(opened, self._node.config.scrub.every_s))
+            self._spawn(opened, self._keep_schedule(opened, self._node.config.scrub.every_s))
 
     def stop(self) -> None:
         """End what goes on, after the chunks that are being read."""
         for task in list(self._tasks):
             task.cancel()
+
+    async def forget(self, opened: OpenStore) -> None:
+        """Return when nothing reads a store any more: it is about to be closed."""
+        tasks = [task for task, store in self._tasks.items() if store is opened]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._scrubs.pop(opened, None)
 
     def view(self, opened: OpenStore) -> ScrubView:
         """Return what is known of a store's scrubs."""
@@ -67,7 +76,7 @@ class Scrubber:
         for opened in stores:
             work = [(run, info) for run in runs if run.store is opened.store for info in _unspoilt(run)]
             if work:
-                self._spawn(self._read(opened, work, self._begin(opened, work)))
+                self._spawn(opened, self._read(opened, work, self._begin(opened, work)))
             checkpoint_count += len(work)
             size_bytes += sum(info.size_bytes for _, info in work)
         return ScrubStarted(checkpoint_count=checkpoint_count, size_bytes=size_bytes)
@@ -124,9 +133,9 @@ class Scrubber:
             list(scrub.damaged),
         )
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, opened: OpenStore, work: Coroutine[None, None, None]) -> None:
         task = self._node.spawn(work, "scrubbing")
-        self._tasks[task] = None
+        self._tasks[task] = opened
         task.add_done_callback(self._tasks.pop)
 
 

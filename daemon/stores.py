@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..checkpoint.engine import EngineKind
 from ..checkpoint.engine_choice import EngineChoice, EngineRules, choose_engine, fallback_engine
+from ..checkpoint.readmission import Readmission, check_readmission, prepare_readmission
 from ..checkpoint.recovery import RecoveryReport, recover
 from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
@@ -64,10 +65,10 @@ class OpenStore:
         return ", ".join(self.paths)
 
     def device_infos(self) -> list[frames.DeviceInfo]:
-        """Return the present devices as the hook needs them for a layout."""
+        """Return the devices that new segments may go to, as the hook needs them for a layout; else all."""
         return [
             frames.DeviceInfo(device_id=device.device_id, path=str(device.path), weight=1.0)
-            for device in self.store.devices
+            for device in self.store.writable or self.store.devices
         ]
 
     async def forget_arena(self, fd: int) -> None:
@@ -119,6 +120,39 @@ class StoreBook:
             )
         return known
 
+    def opened_with(self, directory: Path) -> OpenStore | None:
+        """Return the open store that this directory was named for, whether or not a device is there."""
+        return self._by_directory.get(directory)
+
+    async def check_readmission(self, opened: OpenStore, directory: Path) -> None:
+        """Return if a directory of an open store can be taken back; see readmission.check_readmission."""
+        directories = self._directories_of(opened)
+        await in_thread(check_readmission, directories, directory, ops=RealStorage(), uid=os.getuid())
+
+    async def reopen(self, opened: OpenStore, readmit: Path) -> tuple[OpenStore, Readmission]:
+        """Close a store that nobody uses, and return it opened again with one of its directories taken back.
+
+        Where that fails the next who asks for the store opens it.
+        """
+        directories = self._directories_of(opened)
+        for path in directories:
+            del self._by_directory[path]
+        await in_thread(opened.close)
+        readmission = await in_thread(
+            prepare_readmission,
+            directories,
+            readmit,
+            ops=RealStorage(),
+            holder=self._holder,
+            uid=os.getuid(),
+        )
+        fresh = await in_thread(self._open_now, directories, readmission.adopt)
+        self._by_directory |= dict.fromkeys(directories, fresh)
+        return fresh, readmission
+
+    def _directories_of(self, opened: OpenStore) -> list[Path]:
+        return [path for path, store in self._by_directory.items() if store is opened]
+
     async def close(self) -> None:
         """Close every store."""
         for opened in self.stores:
@@ -166,8 +200,8 @@ class StoreBook:
                     raise error
             await asyncio.sleep(_LOCK_POLL_S)
 
-    def _open_now(self, directories: list[Path]) -> OpenStore:
-        store = open_store(directories, ops=RealStorage(), holder=self._holder, uid=os.getuid())
+    def _open_now(self, directories: list[Path], adopt: Sequence[Path] = ()) -> OpenStore:
+        store = open_store(directories, ops=RealStorage(), holder=self._holder, uid=os.getuid(), adopt=adopt)
         try:
             report = recover(store)
             queues = {device.device_id: DeviceQueue(self._choose(device.path)) for device in store.devices}

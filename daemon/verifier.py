@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,7 +34,8 @@ class Verifier:
 
     def __init__(self, node: "Node") -> None:
         self._node = node
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[OpenStore, asyncio.Task[None]] = {}
+        self._reading: Counter[OpenStore] = Counter()
         self._found: dict[OpenStore, list[Verdict]] = {}
         self._beside = asyncio.Semaphore(1)  # each takes 64 MiB per device
 
@@ -44,11 +46,22 @@ class Verifier:
     def watch(self, opened: OpenStore) -> None:
         """Verify the newest checkpoint of each run of a store in a while; a restart may restore first."""
         self._found[opened] = []
-        self._tasks.append(self._node.spawn(self._check_newest(opened), "verifying the newest checkpoints"))
+        self._tasks[opened] = self._node.spawn(self._check_newest(opened), "verifying the newest checkpoints")
+
+    def is_reading(self, opened: OpenStore) -> bool:
+        """Tell whether somebody who asked for it has a checkpoint of this store read."""
+        return self._reading[opened] > 0
+
+    async def forget(self, opened: OpenStore) -> None:
+        """Return when nothing reads a store in the background any more: it is about to be closed."""
+        task = self._tasks.pop(opened)
+        task.cancel()
+        await asyncio.wait([task])
+        del self._found[opened]
 
     def stop(self) -> None:
         """End what goes on in the background, after the chunks that are being read."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
 
     async def verify_beside(
@@ -78,6 +91,17 @@ class Verifier:
             NotFoundError: there is no such checkpoint (any more).
         """
         opened = self._opened(run)
+        if background is not None:
+            return await self._verify(opened, run, checkpoint, background)
+        self._reading[opened] += 1
+        try:
+            return await self._verify(opened, run, checkpoint, None)
+        finally:
+            self._reading[opened] -= 1
+
+    async def _verify(
+        self, opened: OpenStore, run: RunStore, checkpoint: CheckpointId, background: "Background | None"
+    ) -> Verdict:
         stop = threading.Event()
         engines = {key: Restrained(queue, stop, background) for key, queue in opened.queues.items()}
         memory = node_views.in_memory(self._node, run)

@@ -36,6 +36,8 @@ class DeviceStatus(Enum):
     OK = "ok"
     SUSPECT = "suspect"
     MISSING = "missing"
+    DRAINING = "draining"
+    RETIRED = "retired"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

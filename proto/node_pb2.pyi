@@ -36,6 +36,8 @@ class DeviceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DEVICE_STATE_OK: _ClassVar[DeviceState]
     DEVICE_STATE_SUSPECT: _ClassVar[DeviceState]
     DEVICE_STATE_MISSING: _ClassVar[DeviceState]
+    DEVICE_STATE_DRAINING: _ClassVar[DeviceState]
+    DEVICE_STATE_RETIRED: _ClassVar[DeviceState]
 
 class CheckpointState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +70,8 @@ DEVICE_STATE_UNSPECIFIED: DeviceState
 DEVICE_STATE_OK: DeviceState
 DEVICE_STATE_SUSPECT: DeviceState
 DEVICE_STATE_MISSING: DeviceState
+DEVICE_STATE_DRAINING: DeviceState
+DEVICE_STATE_RETIRED: DeviceState
 CHECKPOINT_STATE_UNSPECIFIED: CheckpointState
 CHECKPOINT_STATE_COMPLETE: CheckpointState
 CHECKPOINT_STATE_LOCAL: CheckpointState
@@ -479,6 +483,125 @@ class InspectStoresResponse(_message.Message):
     run_count: int
     shard_count: int
     def __init__(self, findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., run_count: _Optional[int] = ..., shard_count: _Optional[int] = ...) -> None: ...
+
+class ListDevicesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListDevicesResponse(_message.Message):
+    __slots__ = ("stores",)
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    stores: _containers.RepeatedCompositeFieldContainer[StoreDevices]
+    def __init__(self, stores: _Optional[_Iterable[_Union[StoreDevices, _Mapping]]] = ...) -> None: ...
+
+class StoreDevices(_message.Message):
+    __slots__ = ("store_id", "devices")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    store_id: str
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceDetail]
+    def __init__(self, store_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceDetail, _Mapping]]] = ...) -> None: ...
+
+class DeviceDetail(_message.Message):
+    __slots__ = ("device_id", "path", "state", "reason", "total_bytes", "free_bytes", "held_bytes", "parts", "drained", "retired_unix_s", "missing_since_unix_s", "highest")
+    class HighestEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_FIELD_NUMBER: _ClassVar[int]
+    device_id: str
+    path: str
+    state: DeviceState
+    reason: str
+    total_bytes: int
+    free_bytes: int
+    held_bytes: int
+    parts: _containers.RepeatedCompositeFieldContainer[HeldPart]
+    drained: bool
+    retired_unix_s: float
+    missing_since_unix_s: float
+    highest: _containers.ScalarMap[str, str]
+    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[HeldPart, _Mapping]]] = ..., drained: _Optional[bool] = ..., retired_unix_s: _Optional[float] = ..., missing_since_unix_s: _Optional[float] = ..., highest: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class HeldPart(_message.Message):
+    __slots__ = ("run_name", "owner_uid", "checkpoint", "size_bytes", "offered", "newest", "newest_elsewhere")
+    RUN_NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_UID_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    run_name: str
+    owner_uid: int
+    checkpoint: str
+    size_bytes: int
+    offered: bool
+    newest: bool
+    newest_elsewhere: str
+    def __init__(self, run_name: _Optional[str] = ..., owner_uid: _Optional[int] = ..., checkpoint: _Optional[str] = ..., size_bytes: _Optional[int] = ..., offered: _Optional[bool] = ..., newest: _Optional[bool] = ..., newest_elsewhere: _Optional[str] = ...) -> None: ...
+
+class DrainDeviceRequest(_message.Message):
+    __slots__ = ("device", "cancel")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    cancel: bool
+    def __init__(self, device: _Optional[str] = ..., cancel: _Optional[bool] = ...) -> None: ...
+
+class DrainDeviceResponse(_message.Message):
+    __slots__ = ("device",)
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    device: DeviceDetail
+    def __init__(self, device: _Optional[_Union[DeviceDetail, _Mapping]] = ...) -> None: ...
+
+class RetireDeviceRequest(_message.Message):
+    __slots__ = ("device", "force", "dry_run")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    force: bool
+    dry_run: bool
+    def __init__(self, device: _Optional[str] = ..., force: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class RetireDeviceResponse(_message.Message):
+    __slots__ = ("device", "problems")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    device: DeviceDetail
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, device: _Optional[_Union[DeviceDetail, _Mapping]] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReadmitDeviceRequest(_message.Message):
+    __slots__ = ("directory",)
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    def __init__(self, directory: _Optional[str] = ...) -> None: ...
+
+class ReadmitDeviceResponse(_message.Message):
+    __slots__ = ("device", "new_device", "aside")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NEW_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ASIDE_FIELD_NUMBER: _ClassVar[int]
+    device: DeviceDetail
+    new_device: bool
+    aside: str
+    def __init__(self, device: _Optional[_Union[DeviceDetail, _Mapping]] = ..., new_device: _Optional[bool] = ..., aside: _Optional[str] = ...) -> None: ...
 
 class ShutdownRequest(_message.Message):
     __slots__ = ("drain_s",)

@@ -84,6 +84,26 @@ class NodeStub:
                 request_serializer=everstep_dot_proto_dot_node__pb2.InspectStoresRequest.SerializeToString,
                 response_deserializer=everstep_dot_proto_dot_node__pb2.InspectStoresResponse.FromString,
                 _registered_method=True)
+        self.ListDevices = channel.unary_unary(
+                '/everstep.node.v1.Node/ListDevices',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ListDevicesRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ListDevicesResponse.FromString,
+                _registered_method=True)
+        self.DrainDevice = channel.unary_unary(
+                '/everstep.node.v1.Node/DrainDevice',
+                request_serializer=everstep_dot_proto_dot_node__pb2.DrainDeviceRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.DrainDeviceResponse.FromString,
+                _registered_method=True)
+        self.RetireDevice = channel.unary_unary(
+                '/everstep.node.v1.Node/RetireDevice',
+                request_serializer=everstep_dot_proto_dot_node__pb2.RetireDeviceRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.RetireDeviceResponse.FromString,
+                _registered_method=True)
+        self.ReadmitDevice = channel.unary_unary(
+                '/everstep.node.v1.Node/ReadmitDevice',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ReadmitDeviceRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ReadmitDeviceResponse.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/everstep.node.v1.Node/Shutdown',
                 request_serializer=everstep_dot_proto_dot_node__pb2.ShutdownRequest.SerializeToString,
@@ -171,6 +191,40 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDevices(self, request, context):
+        """Return every device of the open stores: members, missing ones, retired ones, and what of the caller's checkpoints
+        lies on each.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainDevice(self, request, context):
+        """Let a device get no new segments, durably, or end that; nothing is deleted. FAILED_PRECONDITION for the last one
+        that may be written to. PERMISSION_DENIED, here and below, unless the caller is the daemon's user or root.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetireDevice(self, request, context):
+        """Take a device out of its store for good: what lies on it is lost, collection goes on, and should it come back it is
+        ignored. Not a byte of what it holds is changed. FAILED_PRECONDITION for the last one that is well, and, unless
+        forced, for one that is well and not drained.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadmitDevice(self, request, context):
+        """Take a device back: one that was suspect or missing with all it has, a retired one or an empty directory as a new
+        device. The store is closed and opened again for it: FAILED_PRECONDITION while a trainer is attached to it or
+        snapshots wait in memory for a restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """Persist what is sealed, refuse new snapshots, then exit; returns when nothing is left to persist.
         PERMISSION_DENIED unless the caller is the daemon's user or root.
@@ -231,6 +285,26 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.InspectStores,
                     request_deserializer=everstep_dot_proto_dot_node__pb2.InspectStoresRequest.FromString,
                     response_serializer=everstep_dot_proto_dot_node__pb2.InspectStoresResponse.SerializeToString,
+            ),
+            'ListDevices': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDevices,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ListDevicesRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ListDevicesResponse.SerializeToString,
+            ),
+            'DrainDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainDevice,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.DrainDeviceRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.DrainDeviceResponse.SerializeToString,
+            ),
+            'RetireDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetireDevice,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.RetireDeviceRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.RetireDeviceResponse.SerializeToString,
+            ),
+            'ReadmitDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadmitDevice,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ReadmitDeviceRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ReadmitDeviceResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -508,6 +582,114 @@ class Node:
             '/everstep.node.v1.Node/InspectStores',
             everstep_dot_proto_dot_node__pb2.InspectStoresRequest.SerializeToString,
             everstep_dot_proto_dot_node__pb2.InspectStoresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDevices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ListDevices',
+            everstep_dot_proto_dot_node__pb2.ListDevicesRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ListDevicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/DrainDevice',
+            everstep_dot_proto_dot_node__pb2.DrainDeviceRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.DrainDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetireDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/RetireDevice',
+            everstep_dot_proto_dot_node__pb2.RetireDeviceRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.RetireDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadmitDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ReadmitDevice',
+            everstep_dot_proto_dot_node__pb2.ReadmitDeviceRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ReadmitDeviceResponse.FromString,
             options,
             channel_credentials,
             insecure,

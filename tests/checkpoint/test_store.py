@@ -161,7 +161,7 @@ def test_a_copied_device_is_refused(dirs: list[Path]) -> None:
         (b"", CorruptDataError),
         (b"garbage", CorruptDataError),
         (b'{"format":1}', CorruptDataError),
-        (b'{"format":2,"anything":[]}', FormatVersionError),
+        (b'{"format":3,"anything":[]}', FormatVersionError),
         (b'{"format":1,"device_id":"x","store_id":"y","members":{},"ready":true}', CorruptDataError),
         (
             b'{"format":1,"device_id":"%s","store_id":"%s","members":{},"ready":true}'

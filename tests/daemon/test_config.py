@@ -52,6 +52,8 @@ def test_every_key_is_taken(path: Path) -> None:
     [
         ("[daemon]\nlinger = 3\n", "linger"),
         ("[daemons]\nlinger_s = 3\n", "daemons"),
+        ('[retire]\nmissing_after = "soon"\n', r"retire\.missing_after.*'soon'"),
+        ('[retire]\nmissing_after = "0d"\n', r"retire\.missing_after"),
         ('[daemon]\nlinger_s = "long"\n', r"daemon\.linger_s"),
         ("[daemon]\nsocket = 7\n", r"daemon\.socket"),
         ("[memory]\nreserve_bytes = 1.5\n", r"memory\.reserve_bytes"),

@@ -13,6 +13,8 @@ from everstep.daemon.control_messages import (
     verdict_from_message,
     verdict_to_message,
 )
+from everstep.daemon.device_messages import devices_from_message, devices_to_message
+from everstep.daemon.device_views import DeviceDetail, PartView, StoreDevices
 from everstep.daemon.scrub_plan import Scrub
 from everstep.daemon.slot_machine import SlotState
 
@@ -167,3 +169,41 @@ def test_a_checkpoint_survives_the_wire(detail: views.CheckpointDetail) -> None:
 @given(verdicts)
 def test_a_verdict_survives_the_wire(verdict: views.Verdict) -> None:
     assert verdict_from_message(verdict_to_message(verdict)) == verdict
+
+
+stores_devices = st.lists(
+    st.builds(
+        StoreDevices,
+        store_id=words,
+        devices=some(
+            st.builds(
+                DeviceDetail,
+                device_id=words,
+                path=words,
+                reason=words,
+                total_bytes=large,
+                free_bytes=large,
+                held_bytes=large,
+                parts=some(
+                    st.builds(
+                        PartView,
+                        run_name=words,
+                        owner_uid=small,
+                        checkpoint=checkpoints,
+                        size_bytes=large,
+                        newest_elsewhere=st.none() | checkpoints,
+                    )
+                ),
+                retired_unix_s=numbers,
+                missing_since_unix_s=numbers,
+                highest=st.dictionaries(words, checkpoints, max_size=3),
+            )
+        ),
+    ),
+    max_size=2,
+)
+
+
+@given(stores_devices)
+def test_devices_survive_the_wire(stores: list[StoreDevices]) -> None:
+    assert devices_from_message(devices_to_message(stores)) == stores

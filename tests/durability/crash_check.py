@@ -1,17 +1,25 @@
 """Whether a store that is opened after a crash keeps every promise: by metadata alone, and byte for byte."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from crash_plan import Image, Step
-from model_storage import Fault, ModelStorage, Recorder
+from model_storage import Fault, ModelStorage, Recorder, place_of
 from promises import RUN_ID, RUN_NAME, Promise, Shard, Witness, digest, manifest_copies
 
+from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import FLOOR_NAME, TAGS_NAME, RunStore
 from everstep.checkpoint.store import Store, open_store
-from everstep.checkpoint.store_format import Tag, decode_attempt, decode_floor, decode_tag
+from everstep.checkpoint.store_format import (
+    DiskId,
+    Tag,
+    decode_attempt,
+    decode_disk_id,
+    decode_floor,
+    decode_tag,
+)
 from everstep.checkpoint.testing import HOLDER, load
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import DataError, EverstepError, NotFoundError
@@ -28,6 +36,11 @@ class Recovered:
     trace: list[Step]
     image: Image
     shards: frozenset[Shard]
+    """Those that are offered or would be, but for a fresh start."""
+    lost: frozenset[Shard]
+    """Those with a part on a retired device."""
+    out: frozenset[int]
+    """Devices that are no members."""
     attempt: int
     floor: CheckpointId | None
     tags: frozenset[tuple[str, CheckpointId]]
@@ -54,31 +67,46 @@ class Checker:
         violations: list[str] = []
         found: set[Shard] = set()
         attempt, floor, tags = 0, None, dict[str, CheckpointId]()
+        lost: set[Shard] = set()
+        out: frozenset[int] = promise.out
         begun = len(storage.recorder.trace)
         try:
-            known_floor = max(self._floors(storage), default=None)
             if recorder is None:
                 violations += self._copies(storage, promise)
+            before = {number: dict(storage.files_below(number)) for number in promise.out}
             with _opened(storage) as store:
                 violations += [f"missing: {store.missing}"] if store.missing else []
+                out = self._out(storage, store)
+                members = [number for number in range(self.device_count) if number not in out]
+                violations += self._membership(storage, store, promise, out)
+                known_floor = max(self._floors(storage, members), default=None)
                 report = recover(store)
                 violations += [f"quarantined: {report.problems}"] if report.quarantined_count else []
                 run = _run(store)
                 if run is not None:
-                    found, attempt, floor = _shards(run), run.highest_attempt(), run.complete_floor()
+                    lost = shards_on(run, store.membership.retired.keys())
+                    found = _shards(run) - lost
+                    attempt, floor = run.highest_attempt(), run.complete_floor()
                     tags = run.tags()
                     if floor != known_floor:
                         violations.append(f"the floor is {floor}, a device knew {known_floor}")
-                    violations += self._catalogue(storage, run, promise)
+                    violations += self._catalogue(storage, run, promise, lost)
                 elif promise.must or promise.attempt:
                     violations.append("the run is gone")
-                violations += self._leftovers(storage, run)
+                violations += self._leftovers(storage, run, members)
+            violations += [
+                f"retired device {number} was changed"
+                for number in out & before.keys()
+                if dict(storage.files_below(number)) != before[number]
+            ]
         except EverstepError as exc:
             violations.append(f"cannot be opened: {type(exc).__name__}: {exc}")
         result = Recovered(
             trace=storage.recorder.trace[begun:],
             image=storage.image,
             shards=frozenset(found),
+            lost=frozenset(lost),
+            out=out,
             attempt=attempt,
             floor=floor,
             tags=frozenset(tags.items()),
@@ -88,49 +116,87 @@ class Checker:
             violations += self._again(storage, result)
         return result
 
+    # --- who belongs to the store ---------------------------------------------------------------------------------
+
+    def _out(self, storage: ModelStorage, store: Store) -> frozenset[int]:
+        inside = {place_of(device.path)[0] for device in store.devices}
+        return frozenset(range(len(storage.roots))) - inside
+
+    def _membership(
+        self, storage: ModelStorage, store: Store, promise: Promise, out: frozenset[int]
+    ) -> Iterator[str]:
+        """Yield who should be a member and is not, or the other way round, and copies that differ."""
+        if not promise.out <= out <= promise.out | promise.maybe_out:
+            yield f"devices {sorted(out)} are no members, promised {sorted(promise.out)}"
+        for device in store.devices:
+            number, state = place_of(device.path)[0], store.device_state(device.device_id)[0]
+            if number in promise.draining and state is not DeviceState.DRAINING:
+                yield f"device {number} is {state.value}, promised draining"
+            wanted = store.membership.disk_id(device.device_id, store_id=store.store_id)
+            if _disk_id(storage, number) != wanted:
+                yield f"device {number} does not say who belongs to the store"
+
     # --- before anybody mends anything ----------------------------------------------------------------------------
 
     def _copies(self, storage: ModelStorage, promise: Promise) -> Iterator[str]:
         """Yield what has fewer durable copies than were promised; recovery would hide it."""
+        staying = promise.staying(self.device_count)
         for shard, copies in promise.must:
-            count = self.witness.copy_count(storage, shard)
+            count = self.witness.copy_count(storage, shard, staying)
             if count < copies:
                 yield f"{_named(shard)} has {count} whole manifests, {copies} were acknowledged"
-        for device in range(self.device_count):
+        yield from self._copies_of_membership(storage, promise, staying)
+        for device in staying:
             for attempt in range(1, promise.attempt + 1):
                 content = storage.content_at(device, *RUN_PARTS, "attempts", str(attempt))
                 if not content or decode_attempt(content, "").attempt != attempt:
                     yield f"attempt {attempt} is not on device {device}"
         for tag in promise.tags:
-            if self._tag_copies(storage, *tag) != [tag] * self.device_count:
+            if self._tag_copies(storage, *tag, staying) != [tag] * len(staying):
                 yield f"tag {tag} is not on every device"
-        floors = self._floors(storage)
-        if promise.floor is not None and (len(floors) < self.device_count or min(floors) < promise.floor):
+        floors = self._floors(storage, staying)
+        if promise.floor is not None and (len(floors) < len(staying) or min(floors) < promise.floor):
             yield f"the floor {promise.floor} is not on every device: {floors}"
 
     def _tag_copies(
-        self, storage: ModelStorage, name: str, checkpoint: CheckpointId
+        self, storage: ModelStorage, name: str, checkpoint: CheckpointId, devices: Sequence[int]
     ) -> list[tuple[str, CheckpointId]]:
-        """Return what each device that has the tag's file says."""
+        """Return what each of these devices that has the tag's file says."""
         file_name = Tag(name=name, checkpoint=checkpoint).file_name
-        found = (
-            storage.content_at(device, *RUN_PARTS, TAGS_NAME, file_name)
-            for device in range(self.device_count)
-        )
+        found = (storage.content_at(device, *RUN_PARTS, TAGS_NAME, file_name) for device in devices)
         tags = [decode_tag(content, file_name, file_name) for content in found if content is not None]
         return [(tag.name, tag.checkpoint) for tag in tags]
 
-    def _floors(self, storage: ModelStorage) -> list[CheckpointId]:
-        """Return the floor of each device that has one; CorruptDataError when it is not whole."""
-        found = (storage.content_at(device, *RUN_PARTS, FLOOR_NAME) for device in range(self.device_count))
+    def _copies_of_membership(
+        self, storage: ModelStorage, promise: Promise, staying: Sequence[int]
+    ) -> Iterator[str]:
+        """Yield which member does not know who has left or drains; before one says retired, all say draining."""
+        ids = {number: _disk_id(storage, number) for number in range(self.device_count)}
+        copies = {number: own for number in staying if (own := ids[number]) is not None}
+        left = {subject.device_id for number in promise.out if (subject := ids[number]) is not None}
+        drains = {subject.device_id for number in promise.draining if (subject := ids[number]) is not None}
+        drains |= {each for own in copies.values() for each in own.retired}
+        for number, own in copies.items():
+            if not left <= own.retired.keys():
+                yield f"device {number} does not know who was retired"
+            if not drains <= own.draining | own.retired.keys():
+                yield f"device {number} does not know who drains, or has left according to another"
+
+    def _floors(self, storage: ModelStorage, devices: Sequence[int]) -> list[CheckpointId]:
+        """Return the floor of each of these devices that has one; CorruptDataError when it is not whole."""
+        found = (storage.content_at(device, *RUN_PARTS, FLOOR_NAME) for device in devices)
         return [decode_floor(content, "floor.json").newest for content in found if content is not None]
 
     # --- after a recovery -----------------------------------------------------------------------------------------
 
-    def _catalogue(self, storage: ModelStorage, run: RunStore, promise: Promise) -> Iterator[str]:
+    def _catalogue(
+        self, storage: ModelStorage, run: RunStore, promise: Promise, lost: set[Shard]
+    ) -> Iterator[str]:
         found = _shards(run)
-        yield from (f"LOST {_named(shard)}" for shard in promise.shards() - found)
-        yield from (f"CAME BACK {_named(shard)}" for shard in found - promise.shards() - promise.may)
+        yield from (f"LOST {_named(shard)}" for shard in (promise.shards() | promise.losing) - found)
+        expected = promise.shards() | promise.may | promise.losing | promise.lost
+        yield from (f"CAME BACK {_named(shard)}" for shard in found - expected)
+        yield from (f"LOST TOO {_named(shard)}" for shard in lost & promise.shards())
         if not promise.attempt <= run.highest_attempt() <= promise.attempt_max:
             yield f"attempt {run.highest_attempt()}, promised {promise.attempt} to {promise.attempt_max}"
         if not promise.fresh <= run.fresh_floor() <= promise.fresh_max:
@@ -143,7 +209,10 @@ class Checker:
             yield f"the floor is {floor}, nobody said more than {promise.floor_max}"
         offered = set(run.offered())
         for info in run.checkpoints():
-            if info.problems:
+            if any((info.checkpoint, rank) in lost for rank in info.ranks):
+                if info.is_offered or not any("(retired)" in problem for problem in info.problems):
+                    yield f"{info.checkpoint} is offered without a device that was retired: {info.problems}"
+            elif info.problems:
                 yield f"HALF {info.checkpoint}: {info.problems}"
             elif (info.checkpoint in offered) != (info.checkpoint.attempt >= run.fresh_floor()):
                 yield f"{info.checkpoint} is offered wrongly"
@@ -172,13 +241,15 @@ class Checker:
         else:
             self._right.add(key)
 
-    def _leftovers(self, storage: ModelStorage, run: RunStore | None) -> Iterator[str]:
+    def _leftovers(
+        self, storage: ModelStorage, run: RunStore | None, members: Sequence[int]
+    ) -> Iterator[str]:
         """Yield what a recovery should have removed or made whole."""
-        floors = self._floors(storage)
-        if floors and (len(floors) < self.device_count or len(set(floors)) != 1):
+        floors = self._floors(storage, members)
+        if floors and (len(floors) < len(members) or len(set(floors)) != 1):
             yield f"the floors differ after recovery: {floors}"
         used = {ref.generation for shard in run.shards() for ref in shard.segments} if run else set[str]()
-        for device in range(self.device_count):
+        for device in members:
             for generation, content in storage.files_below(device, *RUN_PARTS, "data"):
                 if content is None and "/" not in generation and generation not in used:
                     yield f"ORPHAN {generation} on device {device}"
@@ -189,13 +260,13 @@ class Checker:
                     yield f"unfinished file {path} on device {device}"
         present = {shard[0] for shard in _shards(run)} if run else set[CheckpointId]()
         for tag in run.tags().items() if run else ():
-            if self._tag_copies(storage, *tag) != [tag] * self.device_count:
+            if self._tag_copies(storage, *tag, members) != [tag] * len(members):
                 yield f"tag {tag} is not on every device after recovery"
             if tag[1] not in present:
                 yield f"tag {tag} is on a checkpoint that is not there"
         for shard in _shards(run) if run else ():
-            copies = manifest_copies(storage, shard)
-            if len(copies) != self.device_count or len(set(copies)) != 1:
+            copies = manifest_copies(storage, shard, members)
+            if len(copies) != len(members) or len(set(copies)) != 1:
                 yield f"{_named(shard)} has {len(copies)} manifests after recovery"
 
     def _again(self, storage: ModelStorage, first: Recovered) -> Iterator[str]:
@@ -209,8 +280,8 @@ class Checker:
                 recover(store)
                 run = _run(store)
                 shards = frozenset(_shards(run) if run else ())
-            if shards != first.shards:
-                yield f"a second recovery offers {len(shards)}, the first {len(first.shards)} (read-only: {read_only})"
+            if shards != first.shards | first.lost:
+                yield f"a second recovery finds {len(shards)}, the first {len(first.shards)} (read-only: {read_only})"
             if again.image.key(again.roots) != key:
                 yield f"a second recovery changes the store (read-only: {read_only})"
         self._stable.add(key)
@@ -227,15 +298,17 @@ class Checker:
         directories = [path for index, path in enumerate(storage.directories) if index != absent]
         storage.faults = [fault] if fault else []
         violations: list[str] = []
+        is_partial = False
         try:
             with _opened(storage, directories) as store:
+                is_partial = bool(store.missing)  # a retired device is no part
                 recover(store)
         except EverstepError as exc:
             if fault is None and absent is None:
                 violations.append(f"cannot be opened: {exc}")
         storage.faults = []
         gone = before - _kept(storage)
-        if gone and (fault is None or fault.was_hit):
+        if gone and (is_partial or (fault is not None and fault.was_hit)):
             violations.append(f"removed on a partial view (absent {absent}, fault {fault}): {sorted(gone)}")
         return storage.image, violations
 
@@ -270,6 +343,20 @@ def _run(store: Store) -> RunStore | None:
 
 def _shards(run: RunStore) -> set[Shard]:
     return {(record.checkpoint, record.rank) for record in run.shards()}
+
+
+def _disk_id(storage: ModelStorage, number: int) -> DiskId | None:
+    content = storage.content_at(number, "disk.id")
+    return None if content is None else decode_disk_id(content, "disk.id")
+
+
+def shards_on(run: RunStore, device_ids: Collection[str]) -> set[Shard]:
+    """Return the shards that have a part on one of these devices."""
+    return {
+        (record.checkpoint, record.rank)
+        for record in run.shards()
+        if any(ref.device_id in device_ids for ref in record.segments)
+    }
 
 
 def _named(shard: Shard) -> str:

@@ -166,10 +166,12 @@ class Exploration:
     def _told(self, promise: Promise, recovered: Recovered) -> Promise:
         return promise.offered(
             recovered.shards,
-            self._workload.device_count,
-            recovered.attempt,
-            recovered.floor,
-            recovered.tags,
+            recovered.lost,
+            device_count=self._workload.device_count,
+            out=recovered.out,
+            attempt=recovered.attempt,
+            floor=recovered.floor,
+            tags=recovered.tags,
         )
 
     def _inside(self, start: CutState, trace: Sequence[Step], told: Promise, rng: Random, depth: int) -> None:

@@ -38,6 +38,23 @@ class Promise:
     """There for sure, on every device."""
     tags_may: frozenset[tuple[str, CheckpointId]] = frozenset()
     """Being added or removed."""
+    lost: frozenset[Shard] = frozenset()
+    """Shards with a part on a device that was retired: there but never offered, or collected by now."""
+    losing: frozenset[Shard] = frozenset()
+    """Shards with a part on a device that is being retired: acknowledged, and whole as long as it is a member."""
+    out: frozenset[int] = frozenset()
+    """Devices, by number, that are no members for sure."""
+    maybe_out: frozenset[int] = frozenset()
+    """Devices that are members or not: being retired or readmitted."""
+    away: frozenset[int] = frozenset()
+    """Members that are not plugged in, and know nothing of what happens meanwhile."""
+    draining: frozenset[int] = frozenset()
+    """Devices that drain for sure, as long as they are members."""
+
+    def staying(self, device_count: int) -> list[int]:
+        """Return the devices that everything acknowledged is on."""
+        unsure = self.out | self.maybe_out | self.away
+        return [number for number in range(device_count) if number not in unsure]
 
     def shards(self) -> set[Shard]:
         """Return the shards that must be there."""
@@ -57,14 +74,19 @@ class Promise:
 
     def removing(self, checkpoints: Iterable[CheckpointId]) -> "Promise":
         """These are being removed."""
-        gone = {shard for shard in self.shards() if shard[0] in set(checkpoints)}
+        named = set(checkpoints)
+        gone = {shard for shard in self.shards() | self.lost if shard[0] in named}
         left = frozenset(each for each in self.must if each[0] not in gone)
         return replace(self, must=left, may=self.may | gone)
 
     def removed(self, checkpoints: Iterable[CheckpointId]) -> "Promise":
         """Their removal was acknowledged: they never come back."""
         gone = set(checkpoints)
-        return replace(self, may=frozenset(shard for shard in self.may if shard[0] not in gone))
+        return replace(
+            self,
+            may=frozenset(shard for shard in self.may if shard[0] not in gone),
+            lost=frozenset(shard for shard in self.lost if shard[0] not in gone),
+        )
 
     def beginning(self, attempt: int, *, fresh: bool) -> "Promise":
         """An attempt is being made durable."""
@@ -97,20 +119,88 @@ class Promise:
         """A recovery ended: every shard has its copies again."""
         return replace(self, must=frozenset((shard, device_count) for shard in self.shards()))
 
+    def unplugged(self, devices: Iterable[int]) -> "Promise":
+        """These are not plugged in from now on; those that were and are again know less than the others."""
+        away = frozenset(devices) - self.out
+        fewer = len(away - self.away)
+        must = frozenset((shard, max(copies - fewer, 0)) for shard, copies in self.must)
+        return replace(self, must=must, away=away)
+
+    def decided(self, out: Iterable[int], device_count: int) -> "Promise":
+        """A recovery ended: what was under way has happened to these devices, or not at all."""
+        gone = frozenset(out)
+        is_lost = bool(self.maybe_out & gone)
+        kept = frozenset[Shard]() if is_lost else self.losing
+        done = replace(
+            self,
+            must=self.must | {(shard, 0) for shard in kept},
+            lost=self.lost | self.losing if is_lost else self.lost,
+            losing=frozenset(),
+            out=gone,
+            maybe_out=frozenset(),
+            draining=self.draining - gone,
+        )
+        return done.mended(len(done.staying(device_count)))
+
+    def drained(self, device: int, *, is_cancelled: bool = False) -> "Promise":
+        """It was acknowledged that a device gets no new segments; or it is being taken back."""
+        return replace(self, draining=self.draining - {device} if is_cancelled else self.draining | {device})
+
+    def retiring(self, device: int, shards: Iterable[Shard]) -> "Promise":
+        """A device that holds a part of these shards is being retired."""
+        going = frozenset(shards)
+        return replace(
+            self,
+            must=frozenset((shard, max(copies - 1, 0)) for shard, copies in self.must if shard not in going),
+            losing=going & (self.shards() | self.may),
+            may=self.may - going,
+            maybe_out=self.maybe_out | {device},
+        )
+
+    def retired(self, device: int, device_count: int) -> "Promise":
+        """It was acknowledged: what it held is lost, everything else has its manifest on all that stay."""
+        done = replace(
+            self,
+            lost=self.lost | self.losing,
+            losing=frozenset(),
+            maybe_out=self.maybe_out - {device},
+            out=self.out | {device},
+            away=self.away - {device},
+            draining=self.draining - {device},
+        )
+        return done.mended(len(done.staying(device_count)))
+
+    def readmitting(self, device: int) -> "Promise":
+        """A retired device is being made a new one."""
+        return replace(self, out=self.out - {device}, maybe_out=self.maybe_out | {device})
+
+    def readmitted(self, device: int, device_count: int) -> "Promise":
+        """It is a member again, with a copy of everything."""
+        done = replace(self, maybe_out=self.maybe_out - {device})
+        return done.mended(len(done.staying(device_count)))
+
     def offered(
         self,
         found: Iterable[Shard],
+        lost: Iterable[Shard],
+        *,
         device_count: int,
+        out: Iterable[int],
         attempt: int,
         floor: CheckpointId | None,
         tags: Iterable[tuple[str, CheckpointId]],
     ) -> "Promise":
         """A recovery ended and a trainer was told of these: what it builds on that must not vanish any more."""
-        told = frozenset(found)
+        told, left = frozenset(found), frozenset(out)
         return replace(
             self,
-            must=frozenset((shard, device_count) for shard in told),
+            must=frozenset((shard, device_count - len(left)) for shard in told),
             may=frozenset(),
+            lost=frozenset(lost),
+            losing=frozenset(),
+            out=left,
+            maybe_out=frozenset(),
+            away=frozenset(),
             attempt=max(self.attempt, attempt),
             floor=floor,
             fresh_max=self.fresh_max,
@@ -132,21 +222,21 @@ class Witness:
 
     def committed(self, shard: Shard, storage: ModelStorage, copies: int) -> None:
         """Take the manifest of an acknowledged shard, as it stands on the devices."""
-        found = set(manifest_copies(storage, shard))
+        found = set(manifest_copies(storage, shard, range(len(storage.roots))))
         assert len(found) == 1, (
             f"{shard}: manifests differ, or there is none, after {copies} were acknowledged"
         )
         (self.manifests[shard],) = found
 
-    def copy_count(self, storage: ModelStorage, shard: Shard) -> int:
-        """Return the number of devices that have the shard's manifest, whole and under its name.
+    def copy_count(self, storage: ModelStorage, shard: Shard, devices: Iterable[int]) -> int:
+        """Return how many of these devices have the shard's manifest, whole and under its name.
 
         Of a shard that a recovery offered although nobody had acknowledged it, any manifest that can be read counts.
         """
         expected = self.manifests.get(shard)
         return sum(
             content == expected if expected else _is_whole(content)
-            for content in manifest_copies(storage, shard)
+            for content in manifest_copies(storage, shard, devices)
         )
 
 
@@ -158,10 +248,10 @@ def _is_whole(content: bytes) -> bool:
     return True
 
 
-def manifest_copies(storage: ModelStorage, shard: Shard) -> list[bytes]:
-    """Return the content of every file under the shard's manifest name, by device."""
+def manifest_copies(storage: ModelStorage, shard: Shard, devices: Iterable[int]) -> list[bytes]:
+    """Return the content of every file under the shard's manifest name on these devices."""
     names = ("runs", str(HOLDER.uid), RUN_ID, "commits", manifest_name(*shard))
-    found = (storage.content_at(device, *names) for device in range(len(storage.roots)))
+    found = (storage.content_at(device, *names) for device in devices)
     return [content for content in found if content is not None]
 
 

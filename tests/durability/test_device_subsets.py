@@ -1,4 +1,4 @@
-"""Missing, moved, swapped and doubled devices at the start: every subset of three, in every order."""
+"""Missing, moved, swapped, doubled and retired devices at the start: every subset of three, in every order."""
 
 import itertools
 import os
@@ -10,9 +10,10 @@ import pytest
 from places import memory_folder
 
 from everstep.checkpoint.collect import collect_garbage
+from everstep.checkpoint.device_change import find_device, retire
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.testing import State, load, make_state, opened, save
-from everstep.core.errors import EverstepError, IncompleteError
+from everstep.core.errors import ConfigError, EverstepError, IncompleteError
 from everstep.core.ids import CheckpointId, random_id
 
 UID = os.geteuid()
@@ -133,3 +134,60 @@ def test_one_directory_given_twice_is_refused(dirs: list[Path], twice: int) -> N
     with pytest.raises(EverstepError, match=str(dirs[twice])), opened([*dirs, dirs[twice]]):
         pytest.fail("it was opened")
     check_whole(dirs)
+
+
+@pytest.fixture
+def returned(dirs: list[Path]) -> list[Path]:
+    """The store after b was retired while it was away, a went on without it, collected, and b is there again."""
+    hidden = dirs[1].rename(dirs[1].with_name("away"))
+    with opened(dirs) as (store, _):
+        retire(store, find_device(store, str(dirs[1])), force=False, now_unix_s=1.0)
+        run = store.run(UID, "demo")
+        run.begin_attempt(2, fresh=False)
+        for step in (1, 2, 3):
+            save(run, make_state(store, step), CheckpointId(2, step))
+            run.set_complete_floor(CheckpointId(2, step))
+        assert collect_garbage(run, keep=Keep(last=1)).removed == (OVER_ALL, OVER_ALL_TOO, CheckpointId(2, 1))
+    with opened(dirs) as (_, report):
+        assert report.orphan_count == 2, "the view is whole without b"
+    hidden.rename(dirs[1])
+    return dirs
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_retired_device_that_is_back_changes_nothing_in_any_order(
+    returned: list[Path], order: tuple[int, ...]
+) -> None:
+    before = content(returned)
+    with opened([returned[each] for each in order]) as (store, report):
+        run = store.run(UID, "demo")
+        assert (report.orphan_count, report.damaged_count, store.missing) == (0, 0, ())
+        assert run.offered() == [CheckpointId(2, 3), CheckpointId(2, 2)]
+        assert run.highest_attempt() == 2
+        assert load(run, run.manifest(CheckpointId(2, 3), 0)) == make_state(store, 3).content
+    assert content(returned) == before
+
+
+@pytest.mark.parametrize("other", [0, 2])
+def test_beside_a_part_of_its_store_it_is_still_retired(returned: list[Path], other: int) -> None:
+    before = content(returned)
+    with opened([returned[1], returned[other]]) as (store, report):
+        assert [device.path for device in store.devices] == [returned[other]]
+        assert [missing.path for missing in store.missing] == [str(returned[2 - other])]
+        assert report.orphan_count == 0
+        assert store.run(UID, "demo").highest_attempt() == 2
+    assert content(returned) == before
+
+
+def test_a_copy_of_a_retired_device_and_one_in_place_of_a_member_are_told_apart(returned: list[Path]) -> None:
+    copy = Path(shutil.copytree(returned[1], returned[1].with_name("copy")))
+    with pytest.raises(ConfigError, match="copy"), opened([*returned, copy]):
+        pytest.fail("it was opened")
+    # The retired one where a was, a where the retired one was: known by their ids.
+    away = returned[0].rename(returned[0].with_name("away"))
+    returned[1].rename(returned[0])
+    away.rename(returned[1])
+    with opened(returned) as (store, _):
+        assert {device.path for device in store.devices} == {returned[1], returned[2]}
+        assert store.may_delete
+        assert store.run(UID, "demo").offered() == [CheckpointId(2, 3), CheckpointId(2, 2)]

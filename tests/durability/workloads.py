@@ -2,14 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from crash_check import shards_on
 from crash_plan import Restart
 from model_storage import Fault, ModelStorage
 from promises import RUN_NAME, Promise, Witness
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.device_change import (
+    cancel_drain,
+    drain,
+    find_device,
+    retire,
+)
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.readmission import prepare_readmission
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.store import Store, open_store
@@ -97,7 +106,39 @@ class Reopen:
     """End the daemon, start it again."""
 
 
-Step = Begin | Save | Complete | Collect | Remove | Label | Break | Reopen
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let a device get no new segments."""
+
+    device: int
+    cancel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unplug:
+    """Open the store without a device from the next Reopen on; `back` plugs it in again."""
+
+    device: int
+    back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Take a device out of the store."""
+
+    device: int
+    fails: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Readmit:
+    """Open the store again with a retired device taken back as a new one."""
+
+    device: int
+
+
+DeviceStep = Drain | Unplug | Retire | Readmit
+Step = Begin | Save | Complete | Collect | Remove | Label | Break | Reopen | DeviceStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +167,20 @@ class Player:
         self._promise = Promise()
         self._store: Store | None = None
         self._run: RunStore | None = None
+        self._unplugged: set[int] = set()
 
-    def open(self) -> None:
+    def open(self, adopt: Sequence[Path] = ()) -> None:
         """Open the store and the run in it, both made if new."""
-        self._store = open_store(self._storage.directories, ops=self._storage, holder=HOLDER, uid=HOLDER.uid)
+        self._store = open_store(
+            self._directories(), ops=self._storage, holder=HOLDER, uid=HOLDER.uid, adopt=adopt
+        )
         recover(self._store)
         self._run = self._store.run(HOLDER.uid, RUN_NAME, create=True)
+
+    def _directories(self) -> list[Path]:
+        return [
+            path for number, path in enumerate(self._storage.directories) if number not in self._unplugged
+        ]
 
     def close(self) -> None:
         """End the daemon in good order."""
@@ -168,8 +217,9 @@ class Player:
             case Reopen():
                 self.close()
                 self._storage.recorder.add(Restart())
+                self._promised(self._promise.unplugged(self._unplugged))
                 self.open()
-                self._promised(self._promise.mended(len(self._storage.roots)))
+                self._promised(self._promise.decided(self._out(), len(self._storage.roots)))
             case Begin(fresh):
                 self._attempt += 1
                 self._promised(self._promise.beginning(self._attempt, fresh=fresh))
@@ -185,6 +235,8 @@ class Player:
                     self._promised(self._promise.completed(checkpoint))
             case Collect() | Remove() | Label():
                 self._retain(run, step)
+            case Drain() | Unplug() | Retire() | Readmit():
+                self._change(step)
 
     def _retain(self, run: RunStore, step: Collect | Remove | Label) -> None:
         match step:
@@ -204,6 +256,45 @@ class Player:
                 self._promised(self._promise.removing(gone))
                 remove_checkpoint(run, gone[0])
                 self._promised(self._promise.removed(gone))
+
+    def _out(self) -> set[int]:
+        """Return the devices that are no members, plugged in or not."""
+        assert self._store is not None
+        members = {*self._store.membership.members.values()}
+        return {number for number, path in enumerate(self._storage.directories) if str(path) not in members}
+
+    def _device_count(self) -> int:
+        assert self._store is not None
+        return len(self._store.devices)
+
+    def _change(self, step: DeviceStep) -> None:
+        """Change who belongs to the store."""
+        store, path, total = self._store, self._storage.directories[step.device], len(self._storage.roots)
+        assert store is not None
+        name = find_device(store, str(path))
+        match step:
+            case Unplug(device, back):
+                (self._unplugged.discard if back else self._unplugged.add)(device)
+            case Readmit(device):
+                self.close()
+                self._promised(self._promise.readmitting(device))
+                ready = prepare_readmission(
+                    self._directories(), path, ops=self._storage, holder=HOLDER, uid=HOLDER.uid
+                )
+                self.open(ready.adopt)
+                self._promised(self._promise.readmitted(device, total))
+            case Drain(device, cancel):
+                if cancel:
+                    self._promised(self._promise.drained(device, is_cancelled=True))
+                    cancel_drain(store, name)
+                else:
+                    drain(store, name)
+                    self._promised(self._promise.drained(device))
+            case Retire(device, fails):
+                assert self._run is not None
+                self._promised(self._promise.retiring(device, shards_on(self._run, (name,))))
+                if self._goes(lambda: retire(store, name, force=True, now_unix_s=1.0), fails=fails):
+                    self._promised(self._promise.retired(device, total))
 
     def _goes(self, call: Callable[[], object], *, fails: bool) -> bool:
         """Return whether the call went well; UnexpectedError when that is not what the data say."""
@@ -234,7 +325,7 @@ class Player:
         state = make_state(self._store, seed=hash((self._attempt, step.step, rank)) & 0xFFFF, leaves=LEAVES)
         self._witness.expect(shard, state.content)
         self._promised(self._promise.trying(shard))
-        copies = len(self._storage.roots) if step.copies is None else step.copies
+        copies = self._device_count() if step.copies is None else step.copies
         try:
             result = save(run, state, shard[0], rank=rank, world_size=self._workload.world_size)
         except EverstepError:
@@ -425,6 +516,147 @@ WORKLOADS = (
     Workload(
         name="a device missing",
         steps=(Begin(), Save(1), Save(2), Complete(2), Break(call="sync_data", device=0), Save(3, copies=0)),
+        partial_views=True,
+    ),
+    Workload(
+        name="a device drains",
+        steps=(
+            Begin(),
+            Save(1),
+            Complete(1),
+            Drain(1),
+            Save(2),
+            Complete(2),
+            Save(3),
+            Complete(3),
+            Collect(1, removes=((1, 1),)),
+            Drain(1, cancel=True),
+            Save(4),
+        ),
+    ),
+    Workload(
+        name="a drained device is retired, and readmitted",
+        steps=(
+            Begin(),
+            Save(1),
+            Complete(1),
+            Drain(2),
+            Save(2),
+            Complete(2),
+            Save(3),
+            Complete(3),
+            Retire(2),
+            Collect(1, removes=((1, 1),)),
+            Save(4),
+            Complete(4),
+            Collect(1, removes=((1, 2),)),
+            Readmit(2),
+            Save(5),
+            Complete(5),
+            Collect(1, removes=((1, 3),)),
+        ),
+        device_count=3,
+        partial_views=True,
+    ),
+    Workload(
+        name="a device is retired while it has what is newest",
+        steps=(
+            Begin(),
+            Drain(1),
+            Save(1),
+            Complete(1),
+            Drain(1, cancel=True),
+            Save(2),
+            Complete(2),
+            Save(3),
+            Complete(3),
+            Retire(1),
+            Collect(1, removes=((1, 2),)),
+            Reopen(),
+            Begin(),
+            Save(4),
+            Complete(4),
+            Save(5),
+            Complete(5),
+            Collect(1, removes=((1, 1), (1, 3))),
+        ),
+        partial_views=True,
+    ),
+    Workload(
+        name="a missing device is retired, and returns",
+        steps=(
+            Begin(),
+            Save(1),
+            Complete(1),
+            Drain(1),
+            Save(2),
+            Complete(2),
+            Unplug(1),
+            Reopen(),
+            Save(3),
+            Complete(3),
+            Collect(1),  # a device is missing
+            Retire(1),
+            Collect(1, removes=((1, 1),)),
+            Save(4),
+            Complete(4),
+            Collect(1, removes=((1, 2),)),
+            Unplug(1, back=True),
+            Reopen(),
+            Begin(),
+            Save(5),
+        ),
+    ),
+    Workload(
+        name="the last device that is well stays",
+        steps=(
+            Begin(),
+            Save(1),
+            Complete(1),
+            Drain(1),
+            Break(call="rename_noreplace", device=0),
+            Save(2, copies=1),
+            Reopen(),
+            Break(call="rename_noreplace", device=0, part="/commits"),
+            Save(3, copies=1),
+            Retire(1, fails=True),
+            Reopen(),
+            Retire(1),
+            Save(4),
+        ),
+    ),
+    Workload(
+        name="a failed retirement",
+        steps=(
+            *_SAVES[:5],
+            Break(call="replace", device=0, part="disk.id"),
+            Retire(1, fails=True),
+            Collect(1),
+            Reopen(),
+            Break(call="replace", device=0, part="disk.id", nth=2),
+            Retire(1, fails=True),
+            Collect(1),
+            Reopen(),
+            Begin(),
+            Save(1),
+            Complete(1),
+            Collect(1, removes=((1, 1),)),
+        ),
+    ),
+    Workload(
+        name="a retirement that reached one of two",
+        steps=(
+            *_SAVES[:5],
+            Break(call="replace", device=0, part="disk.id", nth=2),
+            Retire(2, fails=True),
+            Collect(1),  # not every member knows
+            Save(3, copies=2),
+            Reopen(),
+            Save(4),
+            Complete(4),
+            Collect(1, removes=((1, 1), (1, 2))),
+        ),
+        device_count=3,
         partial_views=True,
     ),
 )

@@ -26,6 +26,7 @@ from everstep.checkpoint.store_format import (
     DiskId,
     Floor,
     LockHolder,
+    RetiredDevice,
     RunId,
     Tag,
     decode_attempt,
@@ -228,6 +229,18 @@ def _targets() -> dict[str, Target]:
     disk_id = DiskId(
         device_id=DEVICES[0], store_id="d" * 32, members=dict.fromkeys(DEVICES, "/a"), is_ready=True
     )
+    changed = replace(
+        disk_id,
+        members=dict.fromkeys(DEVICES[:1], "/a"),
+        draining=frozenset(DEVICES[:1]),
+        retired={
+            "e" * 32: RetiredDevice(
+                path="/b", retired_unix_s=1.5e9, highest={f"7/{'f' * 32}": CheckpointId(2, 5)}
+            )
+        },
+        missing_since_unix_s=dict.fromkeys(DEVICES[:1], 1.6e9),
+    )
+    disk_ids = (encode_disk_id(disk_id), encode_disk_id(changed))
     floor = Floor(newest=CHECKPOINT, previous=CheckpointId(1, 3))
     loaders = dump_values({"loader": _LOADER, "ledger": _LEDGER})
     data, values = (DataError,), draft.values
@@ -237,7 +250,7 @@ def _targets() -> dict[str, Target]:
         "manifest_head": Target(decode_manifest_head, (manifest,), data, sign_manifest),
         "segment_header": Target(_parse_segment, _headers(draft), data, sign_segment),
         "draft": Target(_parse_draft, (encode_draft(draft),), data),
-        "disk_id": Target(lambda each: decode_disk_id(each, "disk.id"), (encode_disk_id(disk_id),), data),
+        "disk_id": Target(lambda each: decode_disk_id(each, "disk.id"), disk_ids, data),
         "lock": Target(
             decode_lock, (encode_lock(LockHolder(pid=1, socket="/s", uid=2, kind="private")),), ()
         ),
