@@ -67,12 +67,12 @@ class ReceivedLeaves:
             self._storages.add(storage)
             self._claimed[leaf] = tensor
 
-    def expect(self, prefixes: Sequence[str] | None = None) -> list[tuple[int, int, int]]:
-        """Begin a pass for the leaves and aliases of these prefixes, or for all that are left; return where they lie.
+    def expect(self, components: Sequence[str] | None = None) -> list[tuple[int, int, int]]:
+        """Begin a pass for the leaves and aliases of these components, or for all that are left; return where they lie.
 
         Each as (segment, begin, end) in its file.
         """
-        wanted = self._holders if prefixes is None else _beginning_with(prefixes, self._holders)
+        wanted = self._holders if components is None else _of(components, self._holders)
         self._expected = {self._holders[name] for name in wanted} - self._complete
         self._missing_bytes = sum(self._sizes[leaf] for leaf in self._expected)
         return [
@@ -142,8 +142,10 @@ class ReceivedLeaves:
             return self._memory[leaf].data_ptr()
 
 
-def _beginning_with(prefixes: Sequence[str], names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith(tuple(prefixes))]
+def _of(components: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the names that belong to these components: `<component>`, or `<component>.` and more."""
+    inside = tuple(f"{component}." for component in components)
+    return [name for name in names if name in components or name.startswith(inside)]
 
 
 def _extents(manifest: Manifest, headers: Mapping[int, bytes]) -> dict[int, list[_Extent]]:

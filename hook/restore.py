@@ -197,7 +197,7 @@ class RestoreSearch:
         for component in looking:
             component.check(found.stored)
         if found.stream is not None:
-            found.stream.receive([f"{component.name}." for component in reading])
+            found.stream.receive([component.name for component in reading])
         for component in reading:
             component.check(found.stored)
 

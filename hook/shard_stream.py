@@ -33,16 +33,16 @@ class ShardStream:
     leaves: ReceivedLeaves
     events: StreamEvents
 
-    def receive(self, prefixes: Sequence[str] | None = None) -> None:
-        """Return when the leaves of these prefixes, or all that are left, are in their places.
+    def receive(self, components: Sequence[str] | None = None) -> None:
+        """Return when the leaves of these components, or all that are left, are in their places.
 
         Raises:
             CorruptDataError, StorageError, …: what ended the reading; some bytes are in their places.
             DaemonUnavailableError, DeadlineError: the daemon is gone, or announces nothing.
         """
-        ranges = self.leaves.expect(prefixes)
-        if prefixes is None or ranges:
-            self._receive([] if prefixes is None else ranges)
+        ranges = self.leaves.expect(components)
+        if components is None or ranges:
+            self._receive([] if components is None else ranges)
         self.leaves.check_received()
 
     def _receive(self, ranges: list[tuple[int, int, int]]) -> None:

@@ -20,6 +20,7 @@ TENSORS = {
     "m.half": torch.arange(7, dtype=torch.float16),
     "r.state": torch.arange(5056, dtype=torch.int64).to(torch.uint8),
     "r.empty": torch.empty(0, 3),
+    "rr.other": torch.ones(3),
 }
 
 
@@ -116,13 +117,15 @@ def test_of_two_tensors_in_one_storage_the_second_is_left_to_its_owner(files: St
 
 def test_some_leaves_first_then_the_others(files: StoredFiles) -> None:
     leaves = leaves_of(files)
-    ranges = leaves.expect(["r."])
+    ranges = leaves.expect(["r"])
     assert len(ranges) == 1
     receive(leaves, files)
     leaves.check_received()
     stored = StoredState(files.manifest, leaves)
     assert torch.equal(stored.tensor("r.state"), TENSORS["r.state"])
     assert stored.tensor("r.empty").shape == (0, 3)
+    with pytest.raises(IncompleteError, match=r"'rr\.other' has not been received"):
+        stored.tensor("rr.other")
     with pytest.raises(IncompleteError, match=r"'m\.big' has not been received"):
         stored.tensor("m.big")
     target = torch.zeros(1000, 1000)
@@ -163,7 +166,7 @@ def test_an_alias_is_received_with_the_leaf_that_holds_its_bytes() -> None:
     flat = torch.arange(1000.0)
     files = store_files([Tensors({"m.flat": flat, "o.part": flat[10:20]})])
     leaves = leaves_of(files)
-    assert leaves.expect(["o."]), "nothing would be read"
+    assert leaves.expect(["o"]), "nothing would be read"
     receive(leaves, files)
     leaves.check_received()
     stored = StoredState(files.manifest, leaves)
@@ -180,3 +183,14 @@ def test_runs_cover_each_leaf_exactly(files: StoredFiles) -> None:
     assert len(runs["m.big"]) == 2, "it should lie in both segments"
     with pytest.raises(IncompleteError, match="segment 1"):
         leaf_runs(manifest, {0: files.headers[0]})
+
+
+def test_a_leaf_may_be_a_whole_component() -> None:
+    files = store_files([Tensors({"generator": torch.arange(8), "generators.0": torch.ones(8)})])
+    leaves = leaves_of(files)
+    leaves.expect(["generator"])
+    receive(leaves, files)
+    leaves.check_received()
+    assert torch.equal(StoredState(files.manifest, leaves).tensor("generator"), torch.arange(8))
+    with pytest.raises(IncompleteError, match=r"generators\.0"):
+        StoredState(files.manifest, leaves).tensor("generators.0")
