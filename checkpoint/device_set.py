@@ -1,24 +1,31 @@
 """The devices of an opened store: which are present, missing, suspect or on their way out, and what that forbids."""
 
+import logging
 import threading
-from collections.abc import Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
 from ..core.errors import DeadlineError, EverstepError, NoSpaceError, RunBusyError, StorageError
 from .device import Device
+from .device_speed import SpeedBook, SpeedChange
 from .membership_plan import Membership
 from .space_ledger import SpaceLedger
 from .storage_ops import LockHandle, StorageOps
+
+_log = logging.getLogger(__name__)
 
 
 class DeviceState(Enum):
     """How a device of the store is, as far as this process has seen."""
 
     OK = "ok"
+    SLOW = "slow"
+    """Three times slower than it was or than its peers: it gets fewer segments."""
     SUSPECT = "suspect"
-    """A call on it failed: nothing is deleted anywhere until the store is opened again."""
+    """A call on it failed: it gets nothing new, and nothing is deleted anywhere until the store is opened again."""
     MISSING = "missing"
     DRAINING = "draining"
     """It gets no new segments; all else goes on."""
@@ -37,6 +44,10 @@ class MissingDevice:
     device_id: str
     path: str
     """Where it was last seen."""
+
+
+def _nobody_listens() -> None:
+    """Stand in until somebody wants to hear of changes."""
 
 
 class DeviceSet:
@@ -59,6 +70,9 @@ class DeviceSet:
         self.is_read_only = locks is None
         self._present = tuple(sorted(devices, key=lambda device: device.device_id))
         self.space = SpaceLedger(ops, self._present)
+        self.speeds = SpeedBook([device.device_id for device in self._present])
+        self.on_change: Callable[[], object] = _nobody_listens
+        """Called when a device's state has changed, by the thread that noticed; must not block."""
         self._locks = tuple(locks or ())
         self._lock = threading.Condition()
         self._changing = threading.Lock()
@@ -96,13 +110,6 @@ class DeviceSet:
             if key not in present
         )
 
-    @property
-    def writable(self) -> tuple[Device, ...]:
-        """Present members that may get new segments: neither suspect nor draining."""
-        with self._lock:
-            refused = self._suspects.keys() | self._membership.draining
-        return tuple(device for device in self.devices if device.device_id not in refused)
-
     @contextmanager
     def changing(self) -> Generator[None]:
         """Hold the right to change the membership; RunBusyError when another change does not end."""
@@ -119,6 +126,7 @@ class DeviceSet:
         """Go on with this membership."""
         with self._lock:
             self._membership = membership
+        self.on_change()
 
     @property
     def is_changing(self) -> bool:
@@ -194,6 +202,24 @@ class DeviceSet:
     def _may_delete(self) -> bool:
         return self._is_whole() and not (self._is_holding or self.is_read_only)
 
+    @property
+    def trusted(self) -> tuple[Device, ...]:
+        """Present devices of which no call has failed; all of them when every one has: better those than none.
+
+        What small files of the store are made durable on. Never empty.
+        """
+        with self._lock:
+            suspects = self._suspects.keys()
+            members = self._membership.members
+            there = tuple(device for device in self._present if device.device_id in members)
+            return tuple(device for device in there if device.device_id not in suspects) or there
+
+    @property
+    def writable(self) -> tuple[Device, ...]:
+        """Trusted devices that new segments may be dealt to: those that do not drain."""
+        draining = self.membership.draining
+        return tuple(device for device in self.trusted if device.device_id not in draining)
+
     def device(self, device_id: str) -> Device | None:
         """Return the present device of this id."""
         return next((device for device in self.devices if device.device_id == device_id), None)
@@ -211,7 +237,22 @@ class DeviceSet:
     def mark_suspect(self, device_id: str, error: EverstepError) -> None:
         """Remember that a call on a device failed, with the first reason."""
         with self._lock:
+            is_new = device_id not in self._suspects
             self._suspects.setdefault(device_id, str(error))
+        if is_new:
+            self.on_change()
+
+    def measured(self, device_id: str, moved_bytes: int, busy_s: float) -> None:
+        """Take a write of a device that has just ended; say so when that makes it slow or well again."""
+        change = self.speeds.measured(device_id, moved_bytes, busy_s, time.monotonic())
+        if change is None:
+            return
+        path = self.device_name(device_id)
+        if change is SpeedChange.BECAME_SLOW:
+            _log.warning("device_slow path=%s reason=%s", path, self.speeds.reading(device_id).slow_reason)
+        else:
+            _log.warning("device_recovered path=%s", path)
+        self.on_change()
 
     @contextmanager
     def watching(self, device_id: str) -> Generator[None]:
@@ -247,4 +288,5 @@ class DeviceSet:
             return DeviceState.MISSING, self.device_name(device_id)
         if device_id in membership.draining:
             return DeviceState.DRAINING, "it gets no new segments"
-        return DeviceState.OK, ""
+        slow_reason = self.speeds.reading(device_id).slow_reason
+        return (DeviceState.SLOW, slow_reason) if slow_reason else (DeviceState.OK, "")

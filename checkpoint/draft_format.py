@@ -4,7 +4,7 @@ JSON like a manifest's payload, with the segments as planned and without a frame
 announces it.
 """
 
-from dataclasses import replace
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct
@@ -15,24 +15,24 @@ from .manifest_parts_format import (
     MANIFEST_SIZE_BYTES_MAX,
     AliasDoc,
     Count,
-    LeafDoc,
+    DraftLeafDoc,
     PlanDoc,
     Point,
     Positive,
     alias_doc,
     alias_of,
-    leaf_doc,
+    draft_leaf_doc,
     leaf_of,
     parsed_values,
-    piece_of,
     pieces_by_leaf,
     plan_doc,
     plan_of,
+    planned_piece_of,
     point,
     refuse_large,
     valid_json,
 )
-from .manifest_types import Draft, Piece
+from .manifest_types import Draft, Piece, SegmentRecord
 
 
 class _DraftDoc(Struct, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ class _DraftDoc(Struct, forbid_unknown_fields=True):
     parent: Point | None
     layout_digest: str
     notes: dict[str, str]
-    leaves: tuple[LeafDoc, ...]
+    leaves: tuple[DraftLeafDoc, ...]
     aliases: tuple[AliasDoc, ...]
     segments: tuple[PlanDoc, ...]
     values: msgspec.Raw
@@ -67,7 +67,7 @@ def encode_draft(draft: Draft) -> bytes:
         parent=point(draft.parent) if draft.parent else None,
         layout_digest=draft.layout_digest,
         notes=draft.notes,
-        leaves=tuple(leaf_doc(leaf, pieces.pop(leaf.name, [])) for leaf in draft.leaves),
+        leaves=tuple(draft_leaf_doc(leaf, pieces.pop(leaf.name, [])) for leaf in draft.leaves),
         aliases=tuple(alias_doc(alias) for alias in draft.aliases),
         segments=tuple(plan_doc(plan) for plan in draft.segments),
         values=valid_json(draft.values),
@@ -94,11 +94,22 @@ def decode_draft(content: bytes) -> Draft:
         raise CorruptDataError(f"the draft does not hold together: {exc}") from exc
 
 
-def draft_pieces_of(draft: Draft, generation: str) -> tuple[Piece, ...]:
-    """Return the draft's pieces with the generation that they get at admission, in the order of the leaves."""
+def written_pieces(draft: Draft, records: Iterable[SegmentRecord]) -> tuple[Piece, ...]:
+    """Return the draft's pieces with device and generation of the files they are in, in the order of the leaves."""
     by_leaf = pieces_by_leaf(draft.pieces)
+    files = {record.segment: record for record in records}
     return tuple(
-        replace(piece, generation=generation) for leaf in draft.leaves for piece in by_leaf.get(leaf.name, ())
+        Piece(
+            leaf=piece.leaf,
+            offset_in_leaf_bytes=piece.offset_in_leaf_bytes,
+            size_bytes=piece.size_bytes,
+            segment=piece.segment,
+            key=piece.key,
+            device_id=files[piece.segment].device_id,
+            generation=files[piece.segment].generation,
+        )
+        for leaf in draft.leaves
+        for piece in by_leaf.get(leaf.name, ())
     )
 
 
@@ -111,7 +122,7 @@ def _draft_of(document: _DraftDoc) -> Draft:
         layout_digest=document.layout_digest,
         leaves=tuple(leaf_of(leaf) for leaf in document.leaves),
         aliases=tuple(alias_of(alias) for alias in document.aliases),
-        pieces=tuple(piece_of(leaf.name, piece) for leaf in document.leaves for piece in leaf.pieces),
+        pieces=tuple(planned_piece_of(leaf.name, piece) for leaf in document.leaves for piece in leaf.pieces),
         segments=tuple(plan_of(plan) for plan in document.segments),
         values=parsed_values(document.values),
         notes=document.notes,

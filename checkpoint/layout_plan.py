@@ -1,11 +1,11 @@
-"""Where every byte of a state lies: leaves cut into pieces, pieces packed into one segment per device.
+"""Where every byte of a state lies: leaves cut into pieces, pieces packed into segments of equal size.
 
 The arena holds the segments in exactly the form of the files, so copying a leaf into its place *is*
-serialising it. A layout is a pure function of (leaves, aliases, devices) and is computed once per structure.
+serialising it. A layout is a pure function of (leaves, aliases, number of segments) and is computed once per
+structure. It knows no device: the daemon deals the segments when it writes them (deal_plan.py).
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..core.errors import UsageError
 from .dtype_format import itemsize_bytes, safetensors_dtype
 from .leaf import Alias, LeafSpec
-from .manifest_types import Piece, SegmentEntry, SegmentPlan
+from .manifest_types import PlannedPiece, SegmentEntry, SegmentPlan
 from .segment_format import align_up, header_size_bytes
 
 _PIECE_KEY = re.compile(r"(.+)@\d+:\d+", re.DOTALL)
@@ -21,17 +21,16 @@ _PIECE_KEY = re.compile(r"(.+)@\d+:\d+", re.DOTALL)
 CUT_MIN_BYTES = 1024 * 1024
 """A leaf is cut only into parts of at least this: smaller parts cost more in header and calls than they balance."""
 
+SEGMENT_BYTES_MIN = 64 * 1024 * 1024
+"""A state is cut further than once per device only while its segments stay this large: a queue of a fast drive is
+refilled some ten times a second then, and one segment more or less is little of what a drive gets."""
+
+SEGMENTS_PER_DEVICE_MAX = 16
+"""Enough that a drive five times slower than its peers can be given its share to a few per cent."""
+
 DRAFT_BYTES_PER_LEAF = 1024
 DRAFT_BYTES_MIN = 4 * 1024 * 1024
 """Room for a draft, in these steps: the described leaves plus twice the non-tensor values, so that they may grow."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceWeight:
-    """A device that takes part in a layout, with its share of the bytes (any positive unit, e.g. bytes/s)."""
-
-    device_id: str
-    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +39,12 @@ class Layout:
 
     leaves: tuple[LeafSpec, ...]
     aliases: tuple[Alias, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PlannedPiece, ...]
     segments: tuple[SegmentPlan, ...]
     draft_offset_bytes: int
     draft_capacity_bytes: int
     digest: str
-    """SHA-256 (hex) over leaves, aliases and devices: equal digests mean equal placement."""
+    """SHA-256 (hex) over leaves, aliases and number of segments: equal digests mean equal placement."""
 
     @property
     def slot_size_bytes(self) -> int:
@@ -80,28 +79,43 @@ class _Part:
         return f"{self.leaf.name}@{self.start}:{self.stop}"
 
 
+def segment_count_for(leaves: Sequence[LeafSpec], device_count: int) -> int:
+    """Return into how many segments a state is cut on a store of so many devices: a multiple of their number.
+
+    One per device, and up to SEGMENTS_PER_DEVICE_MAX while none gets smaller than SEGMENT_BYTES_MIN.
+    """
+    if device_count < 1:
+        raise UsageError("a store needs at least one device", hint="name a storage directory")
+    state_bytes = sum(leaf.size_bytes for leaf in leaves)
+    per_device = state_bytes // (device_count * SEGMENT_BYTES_MIN)
+    return device_count * min(max(per_device, 1), SEGMENTS_PER_DEVICE_MAX)
+
+
 def plan_layout(
     leaves: Sequence[LeafSpec],
     aliases: Sequence[Alias],
-    devices: Sequence[DeviceWeight],
     *,
+    segment_count: int,
     values_size_bytes: int = 0,
 ) -> Layout:
-    """Return the layout of a state over `devices`; `values_size_bytes` is the expected size of the non-tensor part.
+    """Return the layout of a state in at most `segment_count` segments; none is empty of leaves.
+
+    `values_size_bytes` is the expected size of the non-tensor part.
 
     Raises:
-        UsageError: no device, a weight that is not positive, or two leaves of one name.
+        UsageError: no segment, or two leaves of one name.
     """
     _check_names(leaves, aliases)
-    _check_devices(devices)
-    shares = _share(_storage_order(leaves), devices)
+    if segment_count < 1:
+        raise UsageError(f"a layout has at least one segment, not {segment_count}")
+    shares = _share(_storage_order(leaves), segment_count)
     segments: list[SegmentPlan] = []
-    pieces: list[Piece] = []
+    pieces: list[PlannedPiece] = []
     offset = 0
-    for device, parts in zip(devices, shares, strict=True):
+    for parts in shares:
         if not parts:
             continue
-        plan, placed = _place(len(segments), device.device_id, offset, parts)
+        plan, placed = _place(len(segments), offset, parts)
         segments.append(plan)
         pieces += placed
         offset = align_up(offset + plan.file_size_bytes)
@@ -115,7 +129,7 @@ def plan_layout(
         segments=tuple(segments),
         draft_offset_bytes=offset,
         draft_capacity_bytes=align_up(draft_bytes, DRAFT_BYTES_MIN),
-        digest=_digest(leaves, aliases, devices),
+        digest=_digest(leaves, aliases, segment_count),
     )
 
 
@@ -135,32 +149,20 @@ def _check_names(leaves: Sequence[LeafSpec], aliases: Sequence[Alias]) -> None:
             )
 
 
-def _check_devices(devices: Sequence[DeviceWeight]) -> None:
-    if not devices:
-        raise UsageError("a layout needs at least one device", hint="name a storage directory")
-    for device in devices:
-        if not (math.isfinite(device.weight) and device.weight > 0):
-            raise UsageError(
-                f"device {device.device_id} has the weight {device.weight}",
-                hint="a weight is a positive number; leave a device out rather than weigh it 0",
-            )
-
-
 def _storage_order(leaves: Sequence[LeafSpec]) -> list[LeafSpec]:
     """Return the leaves by falling item size: then each begins at a multiple of its item size without holes."""
     return sorted(leaves, key=lambda leaf: -itemsize_bytes(leaf.dtype))
 
 
-def _share(leaves: Sequence[LeafSpec], devices: Sequence[DeviceWeight]) -> list[list[_Part]]:
-    """Deal the leaves to the devices in order, cutting rows off so that each device gets its weighted share."""
-    total_bytes = sum(leaf.size_bytes for leaf in leaves)
-    total_weight = sum(device.weight for device in devices)
-    shares: list[list[_Part]] = [[] for _ in devices]
-    index, room = 0, total_bytes * devices[0].weight / total_weight
+def _share(leaves: Sequence[LeafSpec], segment_count: int) -> list[list[_Part]]:
+    """Spread the leaves over the segments in order, cutting rows off so that each segment gets its equal share."""
+    share_bytes = sum(leaf.size_bytes for leaf in leaves) / segment_count
+    shares: list[list[_Part]] = [[] for _ in range(segment_count)]
+    index, room = 0, share_bytes
     for leaf in leaves:
         start = 0
         while True:
-            part = _cut(leaf, start, room if index < len(devices) - 1 else float("inf"))
+            part = _cut(leaf, start, room if index < segment_count - 1 else float("inf"))
             if part is not None:
                 shares[index].append(part)
                 room -= part.size_bytes
@@ -168,7 +170,7 @@ def _share(leaves: Sequence[LeafSpec], devices: Sequence[DeviceWeight]) -> list[
                 if _is_last(part):
                     break
             index += 1
-            room += total_bytes * devices[index].weight / total_weight
+            room += share_bytes
     return shares
 
 
@@ -177,10 +179,10 @@ def _is_last(part: _Part) -> bool:
 
 
 def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
-    """Return the rows of `leaf` from `start` on that go into `room` bytes, or None: the next device takes them.
+    """Return the rows of `leaf` from `start` on that go into `room` bytes, or None: the next segment takes them.
 
     The rest goes whole when it fits, when it may not be cut, or when a cut would leave a part below CUT_MIN_BYTES
-    (then to whichever device holds more than half of it).
+    (then to whichever segment holds more than half of it).
     """
     rows = leaf.shape[0] if leaf.shape else 1
     row_bytes = leaf.size_bytes // rows if rows else 0
@@ -204,10 +206,10 @@ def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
 
 
 def _place(
-    segment: int, device_id: str, slot_offset_bytes: int, parts: Sequence[_Part]
-) -> tuple[SegmentPlan, list[Piece]]:
+    segment: int, slot_offset_bytes: int, parts: Sequence[_Part]
+) -> tuple[SegmentPlan, list[PlannedPiece]]:
     entries: list[SegmentEntry] = []
-    pieces: list[Piece] = []
+    pieces: list[PlannedPiece] = []
     begin = 0
     for part in parts:
         dtype, shape = _stored_as(part)
@@ -215,12 +217,10 @@ def _place(
             SegmentEntry(key=part.key, dtype=dtype, shape=shape, begin=begin, end=begin + part.size_bytes)
         )
         pieces.append(
-            Piece(
+            PlannedPiece(
                 leaf=part.leaf.name,
                 offset_in_leaf_bytes=part.offset_bytes,
                 size_bytes=part.size_bytes,
-                device_id=device_id,
-                generation="",
                 segment=segment,
                 key=part.key,
             )
@@ -228,7 +228,6 @@ def _place(
         begin += part.size_bytes
     plan = SegmentPlan(
         segment=segment,
-        device_id=device_id,
         slot_offset_bytes=slot_offset_bytes,
         header_size_bytes=header_size_bytes(entries),
         data_size_bytes=begin,
@@ -251,9 +250,7 @@ def _stored_as(part: _Part) -> tuple[str, tuple[int, ...]]:
     return dtype, (part.stop - part.start, *leaf.shape[1:])
 
 
-def _digest(leaves: Sequence[LeafSpec], aliases: Sequence[Alias], devices: Sequence[DeviceWeight]) -> str:
+def _digest(leaves: Sequence[LeafSpec], aliases: Sequence[Alias], segment_count: int) -> str:
     """Every field that moves a byte, in a text form that cannot be read two ways."""
-    lines = (
-        [f"{leaf!r}" for leaf in leaves] + [f"{alias!r}" for alias in aliases] + [f"{d!r}" for d in devices]
-    )
+    lines = [*(repr(leaf) for leaf in leaves), *(repr(alias) for alias in aliases), str(segment_count)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -2,8 +2,8 @@
 
 import struct
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -12,14 +12,15 @@ from ..core.errors import CorruptDataError, StateTypeError
 from ..core.ids import CheckpointId
 from .dtype_format import itemsize_bytes
 from .leaf import Alias, LeafSpec
-from .manifest_types import Piece, SegmentEntry, SegmentPlan, SegmentRecord
+from .manifest_types import Piece, PlannedPiece, SegmentEntry, SegmentPlan, SegmentRecord
+
+_P = TypeVar("_P", bound=PlannedPiece)
 
 MANIFEST_SIZE_BYTES_MAX = 64 * 1024 * 1024
 _DIMENSIONS_MAX = 64
 """As in torch."""
 
 Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
-_GenerationOrNone = Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 _Sizes = Annotated[tuple[Count, ...], Meta(max_length=_DIMENSIONS_MAX)]
@@ -30,17 +31,23 @@ Time = Annotated[float, Meta(ge=0, le=1e18)]
 Point = tuple[Positive, Count]
 
 
-class PieceDoc(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class PlannedPieceDoc(Struct, forbid_unknown_fields=True):
+    segment: Count
+    key: _Key
+    offset_in_leaf: Count
+    size: Count
+
+
+class PieceDoc(Struct, forbid_unknown_fields=True):
     device_id: Id
     segment: Count
     key: _Key
     offset_in_leaf: Count
     size: Count
-    generation: _GenerationOrNone = ""
-    """Left out in a draft."""
+    generation: Id
 
 
-class LeafDoc(Struct, forbid_unknown_fields=True):
+class _LeafFacts(Struct, forbid_unknown_fields=True):
     name: Name
     dtype: str
     shape: _Sizes
@@ -48,6 +55,13 @@ class LeafDoc(Struct, forbid_unknown_fields=True):
     global_shape: _Sizes
     global_offset: _Sizes
     replicas: Positive
+
+
+class DraftLeafDoc(_LeafFacts, forbid_unknown_fields=True):
+    pieces: tuple[PlannedPieceDoc, ...]
+
+
+class LeafDoc(_LeafFacts, forbid_unknown_fields=True):
     pieces: tuple[PieceDoc, ...]
 
 
@@ -81,7 +95,6 @@ class _EntryDoc(Struct, forbid_unknown_fields=True):
 
 class PlanDoc(Struct, forbid_unknown_fields=True):
     segment: Count
-    device_id: Id
     slot_offset: Count
     header_size: Count
     data_size: Count
@@ -109,8 +122,8 @@ def point(checkpoint: CheckpointId) -> tuple[int, int]:
     return checkpoint.attempt, checkpoint.step
 
 
-def pieces_by_leaf(pieces: Sequence[Piece]) -> dict[str, list[Piece]]:
-    found: defaultdict[str, list[Piece]] = defaultdict(list)
+def pieces_by_leaf(pieces: Iterable[_P]) -> dict[str, list[_P]]:
+    found: defaultdict[str, list[_P]] = defaultdict(list)
     for piece in pieces:
         found[piece.leaf].append(piece)
     return found
@@ -129,6 +142,27 @@ def leaf_doc(leaf: LeafSpec, pieces: Sequence[Piece]) -> LeafDoc:
             PieceDoc(
                 device_id=piece.device_id,
                 generation=piece.generation,
+                segment=piece.segment,
+                key=piece.key,
+                offset_in_leaf=piece.offset_in_leaf_bytes,
+                size=piece.size_bytes,
+            )
+            for piece in pieces
+        ),
+    )
+
+
+def draft_leaf_doc(leaf: LeafSpec, pieces: Sequence[PlannedPiece]) -> DraftLeafDoc:
+    return DraftLeafDoc(
+        name=leaf.name,
+        dtype=leaf.dtype,
+        shape=leaf.shape,
+        strides=leaf.strides,
+        global_shape=leaf.global_shape,
+        global_offset=leaf.global_offset,
+        replicas=leaf.replicas,
+        pieces=tuple(
+            PlannedPieceDoc(
                 segment=piece.segment,
                 key=piece.key,
                 offset_in_leaf=piece.offset_in_leaf_bytes,
@@ -165,7 +199,6 @@ def record_doc(record: SegmentRecord) -> RecordDoc:
 def plan_doc(plan: SegmentPlan) -> PlanDoc:
     return PlanDoc(
         segment=plan.segment,
-        device_id=plan.device_id,
         slot_offset=plan.slot_offset_bytes,
         header_size=plan.header_size_bytes,
         data_size=plan.data_size_bytes,
@@ -179,7 +212,7 @@ def parsed_values(values: msgspec.Raw) -> bytes:
     return bytes(valid_json(bytes(values)))
 
 
-def leaf_of(document: LeafDoc) -> LeafSpec:
+def leaf_of(document: LeafDoc | DraftLeafDoc) -> LeafSpec:
     leaf = LeafSpec(
         name=document.name,
         dtype=document.dtype,
@@ -202,6 +235,16 @@ def alias_of(document: AliasDoc) -> Alias:
         dtype=document.dtype,
         shape=document.shape,
         strides=document.strides,
+    )
+
+
+def planned_piece_of(leaf: str, document: PlannedPieceDoc) -> PlannedPiece:
+    return PlannedPiece(
+        leaf=leaf,
+        offset_in_leaf_bytes=document.offset_in_leaf,
+        size_bytes=document.size,
+        segment=document.segment,
+        key=document.key,
     )
 
 
@@ -232,7 +275,6 @@ def record_of(document: RecordDoc) -> SegmentRecord:
 def plan_of(document: PlanDoc) -> SegmentPlan:
     return SegmentPlan(
         segment=document.segment,
-        device_id=document.device_id,
         slot_offset_bytes=document.slot_offset,
         header_size_bytes=document.header_size,
         data_size_bytes=document.data_size,

@@ -13,18 +13,23 @@ HEADER_ALIGNMENT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A run of bytes of one leaf inside one segment. It may lie in another rank's or an older generation's segment."""
+class PlannedPiece:
+    """A run of bytes of one leaf inside one segment of a layout, which knows no device."""
 
     leaf: str
     offset_in_leaf_bytes: int
     size_bytes: int
-    device_id: str
-    generation: str
-    """Empty in a layout and a draft; the daemon fills in the generation at admission."""
     segment: int
     key: str
     """Name in the safetensors header: the leaf's name, or `<name>@<start>:<stop>` for rows of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece(PlannedPiece):
+    """A piece as written. It may lie in another rank's or an older generation's segment."""
+
+    device_id: str
+    generation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +46,12 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPlan:
-    """One segment file as the layout places it in a slot: header, then the entries' bytes without holes."""
+    """One segment file as the layout places it in a slot: header, then the entries' bytes without holes.
+
+    Which device gets it is dealt when it is written (deal_plan.py).
+    """
 
     segment: int
-    device_id: str
     slot_offset_bytes: int
     """Where the file's first byte lies in the slot; a multiple of 4096."""
     header_size_bytes: int
@@ -75,7 +82,7 @@ class SegmentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What the hook says about a sealed snapshot. Everything in it is checked before it is believed."""
+    """What the hook says about a sealed snapshot: no device, no generation. Checked before it is believed."""
 
     checkpoint: CheckpointId
     rank: int
@@ -84,7 +91,7 @@ class Draft:
     layout_digest: str
     leaves: tuple[LeafSpec, ...]
     aliases: tuple[Alias, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PlannedPiece, ...]
     segments: tuple[SegmentPlan, ...]
     values: bytes
     """JSON document of the non-tensor state (tagged by value_format.py); opaque to the daemon, valid JSON."""

@@ -39,10 +39,14 @@ def remove_orphans(devices: RecoveryDevices, runs: Iterable[RunStore]) -> None:
 def _removable(devices: RecoveryDevices, run: RunStore) -> list[_Orphan]:
     """Return the run's orphans; none while a manifest that may refer to them cannot be read."""
     shards = run.shards()
-    kept = {ref.generation for shard in shards for ref in shard.segments}
-    kept |= {shard.generation for shard in shards}
+    kept = {(ref.device_id, ref.generation) for shard in shards for ref in shard.segments}
     listed = devices.each(devices.present, lambda each: _generations(run, each))
-    orphans = [(device, name) for device in listed for name in listed[device] if name not in kept]
+    orphans = [
+        (device, name)
+        for device, names in listed.items()
+        for name in names
+        if (device.device_id, name) not in kept
+    ]
     if not orphans:
         return []
     run.unreadable = run.unreadable or _quarantined(devices, run)

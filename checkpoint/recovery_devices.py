@@ -11,7 +11,7 @@ from ..core.errors import CorruptDataError, DataError, StorageError
 from ..core.ids import random_id
 from .device import Device
 from .device_set import DeviceSet
-from .durable import publish_new, temporaries
+from .durable import publish_new, publish_over, temporaries
 from .findings import Finding, Severity
 from .manifest_format import MANIFEST_FILE_BYTES_MAX
 
@@ -53,6 +53,10 @@ class Found:
 
     whole: Mapping[bytes, Sequence[Device]]
     bad: Mapping[Device, DataError]
+
+    def other_than(self, content: bytes, device: Device) -> list[bytes]:
+        """Return what a device has that is whole and not this content."""
+        return [each for each, holders in self.whole.items() if each != content and device in holders]
 
 
 class RecoveryDevices:
@@ -170,6 +174,15 @@ class RecoveryDevices:
                 self.report.copy_count += 1
 
         self.mend(device, copy)
+
+    def replace_copy(self, device: Device, path: Path, content: bytes) -> None:
+        """Put a whole copy of a small file where an outdated one stands."""
+
+        def replace() -> None:
+            publish_over(self.ops, path, content)
+            self.report.copy_count += 1
+
+        self.mend(device, replace)
 
     def quarantine(self, device: Device, path: Path, run_id: str, suffix: str, error: DataError) -> None:
         """Move a file that cannot be believed out of the way; it is never deleted.

@@ -1,7 +1,7 @@
 """Recovering one run: its attempts, its floor and its manifests, read from every device and mended on each."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ..core.errors import CorruptDataError, DataError, EverstepError, FormatVersionError, NotFoundError
 from .catalogue import shard_record
@@ -37,6 +37,7 @@ from .store_format import (
     encode_floor,
     is_tag_file,
 )
+from .succession_plan import newest_first, replaced_generations
 
 
 def recover_run(devices: RecoveryDevices, identity: RunId) -> RunStore:
@@ -196,16 +197,30 @@ class _RunRecovery:
                 severity=Severity.NOTE,
             )
             return
-        if len(found.whole) == 1:
-            (content,) = found.whole
+        chosen = self._chosen(name, found.whole)
+        if chosen is not None:
             self._put_aside(found.bad, file_name, COPY_SUFFIX)
-            self._accept(name, holders, content, found)
+            self._accept(name, holders, chosen, found)
         elif found.whole:
             error = CorruptDataError(f"{file_name} has different contents on different devices")
             both = [device for copies in found.whole.values() for device in copies]
             self._put_aside(dict.fromkeys((*found.bad, *both), error), file_name, LOST_SUFFIX)
         elif found.bad:
             self._lose(name, found)
+
+    def _chosen(self, name: ManifestName, contents: Collection[bytes]) -> bytes | None:
+        """Return the content to believe: the newest one that is whole; None when two writers contradict each other.
+
+        A shard that was written again has an older manifest where a device was away. The newest one was published
+        only once its segments were durable; an older one is right, too, while it has all of its own.
+        """
+        if len(contents) < 2:
+            return next(iter(contents), None)
+        by_generation = {_head_for(self._run, name, content).generation: content for content in contents}
+        heads = [_head_for(self._run, name, content) for content in by_generation.values()]
+        ordered = newest_first(heads) if len(heads) == len(contents) else ()
+        whole = [head for head in ordered if not self._first_problem(head)]
+        return next((by_generation[head.generation] for head in (*whole, *ordered)), None)
 
     def _lose(self, name: ManifestName, found: Found) -> None:
         """No copy is whole: put them aside, unless a device that may have one cannot be read now."""
@@ -239,14 +254,18 @@ class _RunRecovery:
                 run.commits_path(good[0]) / file_name,
             )
             return
-        for device in self._present:
-            if device not in good:
-                self._devices.make_copy(device, run.commits_path(device) / file_name, content)
         head = _head_for(run, name, content)
-        run.add_shard(shard_record(head, content, self._segment_problem(head)))
+        problem = self._segment_problem(head)
+        for device in self._present:
+            path, others = run.commits_path(device) / file_name, found.other_than(content, device)
+            if device not in good and not others:
+                self._devices.make_copy(device, path, content)
+            elif not problem and _replaces(head, others):
+                self._devices.replace_copy(device, path, content)
+        run.add_shard(shard_record(head, content, problem))
         self._devices.report.shard_count += 1
 
-    def _segment_problem(self, head: ManifestHead) -> str:
+    def _first_problem(self, head: ManifestHead) -> str:
         """Return what is wrong with the first bad segment, or an empty string."""
         problem = ""
         for record in head.segments:
@@ -255,6 +274,11 @@ class _RunRecovery:
                     check_segment_file(self._ops, self._run.segment_path(record), head, record)
             except EverstepError as exc:
                 problem = problem or str(exc)
+        return problem
+
+    def _segment_problem(self, head: ManifestHead) -> str:
+        """Return what is wrong with the first bad segment, or an empty string; a problem is reported."""
+        problem = self._first_problem(head)
         if problem:
             self._devices.report.damaged_count += 1
             self._devices.tell(
@@ -336,6 +360,11 @@ def _head_for(run: RunStore, name: ManifestName, content: bytes) -> ManifestHead
             f"the manifest is of rank {head.rank}, checkpoint {head.checkpoint}, run {head.run_name!r}"
         )
     return head
+
+
+def _replaces(head: ManifestHead, others: Iterable[bytes]) -> bool:
+    """Tell whether a manifest takes the place of any of these."""
+    return any(decode_manifest_head(content).generation in replaced_generations(head) for content in others)
 
 
 def _is_number(name: str) -> bool:

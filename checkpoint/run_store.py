@@ -129,9 +129,9 @@ class RunStore:
         return max((attempt for attempt, fresh in self._attempts.items() if fresh), default=0)
 
     def begin_attempt(self, attempt: int, *, fresh: bool) -> None:
-        """Return when the attempt is durable on all present devices: from then on older ones start nothing new.
+        """Return when the attempt is durable on all trusted devices: from then on older ones start nothing new.
 
-        A failed call has used the number up: take a larger one.
+        A failed call has used the number up: take a larger one. The device that failed is left out then.
 
         Raises:
             FencedError: this attempt or a newer one has begun.
@@ -148,7 +148,7 @@ class RunStore:
                     hint="stop this process, a newer one is running",
                 )
             content = encode_attempt(Attempt(attempt=attempt, fresh=fresh))
-            for device in self.store.devices:
+            for device in self.store.trusted:
                 target = self.path_on(device) / ATTEMPTS_NAME / str(attempt)
                 with self.store.watching(device.device_id):
                     self.complete_directories(device)
@@ -181,13 +181,13 @@ class RunStore:
             return self._floor.newest if self._floor else None
 
     def set_complete_floor(self, checkpoint: CheckpointId) -> None:
-        """Return when it is durable on all present devices that all ranks have committed this checkpoint.
+        """Return when it is durable on all trusted devices that all ranks have committed this checkpoint.
 
         An older one than is known is remembered in memory only. The one known before stays recorded: collection
         keeps both.
 
         Raises:
-            StorageError: a device failed; the others know.
+            StorageError: a device failed, which is left out from then on; the others know.
         """
         with self.changing:
             with self._lock:
@@ -198,7 +198,7 @@ class RunStore:
                 self._floor = Floor(newest=checkpoint, previous=before.newest if before else None)
                 content = encode_floor(self._floor)
             failed: StorageError | None = None
-            for device in self.store.devices:
+            for device in self.store.trusted:
                 try:
                     with self.store.watching(device.device_id):
                         publish_over(self.store.ops, self.path_on(device) / FLOOR_NAME, content)
@@ -379,18 +379,19 @@ class RunStore:
             self._floor = floor
 
     @contextmanager
-    def writing(self, checkpoint: CheckpointId, rank: int) -> Generator[None]:
-        """Hold the right to write this shard, which one writer gets once.
+    def writing(self, checkpoint: CheckpointId, rank: int, *, again: bool = False) -> Generator[None]:
+        """Hold the right to write this shard, which one writer gets once, or `again` when it is committed.
 
         Raises:
-            FencedError: it is being written or is committed, or its attempt has not begun here.
+            FencedError: it is being written, it is committed (with `again`: is not), or its attempt has not begun here.
         """
         with self._lock:
             if checkpoint.attempt not in self._attempts:
                 raise FencedError(
                     f"attempt {checkpoint.attempt} of run {self.name!r} has not begun in this store"
                 )
-            if (checkpoint, rank) in self._writing or rank in self._shards.get(checkpoint, {}):
+            is_committed = rank in self._shards.get(checkpoint, {})
+            if (checkpoint, rank) in self._writing or is_committed != again:
                 raise FencedError(
                     f"rank {rank} of checkpoint {checkpoint} of run {self.name!r} has another writer",
                     hint="stop one of the two processes that train this run",

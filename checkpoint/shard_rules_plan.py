@@ -17,12 +17,15 @@ from .manifest_types import (
     HEADER_ALIGNMENT_BYTES,
     Draft,
     Manifest,
-    Piece,
+    PlannedPiece,
     SegmentEntry,
     SegmentPlan,
     SegmentRecord,
 )
 from .segment_format import align_up, check_entries, header_size_bytes, item_size_bytes
+
+SEGMENT_COUNT_MAX = 4096
+"""All files of a shard are open while it is written."""
 
 
 def check_draft(draft: Draft, slot_size_bytes: int) -> None:
@@ -127,9 +130,9 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def check_pieces_cover(pieces: Iterable[Piece], leaves: Mapping[str, LeafSpec]) -> None:
+def check_pieces_cover(pieces: Iterable[PlannedPiece], leaves: Mapping[str, LeafSpec]) -> None:
     """Return if the pieces cover each leaf exactly once, and each is the whole leaf or whole rows of it."""
-    by_leaf: defaultdict[str, list[Piece]] = defaultdict(list)
+    by_leaf: defaultdict[str, list[PlannedPiece]] = defaultdict(list)
     for piece in pieces:
         if piece.leaf not in leaves:
             raise CorruptDataError(f"piece {piece.key!r} belongs to the unknown leaf {piece.leaf!r}")
@@ -148,7 +151,7 @@ def check_pieces_cover(pieces: Iterable[Piece], leaves: Mapping[str, LeafSpec]) 
             raise CorruptDataError(f"leaf {name!r} has {leaf.size_bytes} bytes, its pieces have {end}")
 
 
-def _check_key(piece: Piece, leaf: LeafSpec) -> None:
+def _check_key(piece: PlannedPiece, leaf: LeafSpec) -> None:
     """A whole leaf is stored under its name; rows of one under `<name>@<start>:<stop>`."""
     if piece.size_bytes == leaf.size_bytes:
         expected = leaf.name
@@ -167,6 +170,10 @@ def _check_key(piece: Piece, leaf: LeafSpec) -> None:
 
 def check_segment_plans(segments: Sequence[SegmentPlan], slot_size_bytes: int) -> None:
     """Return if the segments lie in the slot without overlap and each header has room for exactly its entries."""
+    if len(segments) > SEGMENT_COUNT_MAX:
+        raise CorruptDataError(
+            f"a shard of {len(segments)} segments is over the limit of {SEGMENT_COUNT_MAX}"
+        )
     end = 0
     for number, plan in enumerate(segments):
         if plan.segment != number:
@@ -202,23 +209,14 @@ def _check_plan_entries(plan: SegmentPlan) -> None:
 
 
 def _check_pieces_fill_entries(
-    pieces: Iterable[Piece], leaves: Mapping[str, LeafSpec], segments: Sequence[SegmentPlan]
+    pieces: Iterable[PlannedPiece], leaves: Mapping[str, LeafSpec], segments: Sequence[SegmentPlan]
 ) -> None:
     """Each piece is one entry of its segment, and no entry is left over."""
-    entries = {(plan.segment, entry.key): (plan, entry) for plan in segments for entry in plan.entries}
+    entries = {(plan.segment, entry.key): entry for plan in segments for entry in plan.entries}
     for piece in pieces:
-        if piece.generation:
-            raise CorruptDataError(
-                f"piece {piece.key!r} of a draft names the generation {piece.generation!r}"
-            )
-        found = entries.pop((piece.segment, piece.key), None)
-        if found is None:
+        entry = entries.pop((piece.segment, piece.key), None)
+        if entry is None:
             raise CorruptDataError(f"segment {piece.segment} has no entry of its own for piece {piece.key!r}")
-        plan, entry = found
-        if plan.device_id != piece.device_id:
-            raise CorruptDataError(
-                f"piece {piece.key!r} is for device {piece.device_id}, its segment {plan.segment} for {plan.device_id}"
-            )
         if entry.end - entry.begin != piece.size_bytes:
             raise CorruptDataError(
                 f"piece {piece.key!r} has {piece.size_bytes} bytes, its entry {entry.end - entry.begin}"

@@ -6,8 +6,8 @@ from .manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
 from .run_store import RunStore
 from .storage_ops import ArenaRange
 
-NO_GENERATION = "0" * 32
-"""No file was written, so no generation has this name."""
+NO_GENERATION = NO_DEVICE = "0" * 32
+"""No file was written, so no generation and no device has this id."""
 
 
 def slot_manifest(run: RunStore, draft: Draft, arena: ArenaRange) -> Manifest:
@@ -20,7 +20,7 @@ def _record(plan: SegmentPlan, arena: ArenaRange) -> SegmentRecord:
         checksums = block_checksums(view, plan.file_size_bytes)
     return SegmentRecord(
         segment=plan.segment,
-        device_id=plan.device_id,
+        device_id=NO_DEVICE,
         generation=NO_GENERATION,
         file_size_bytes=plan.file_size_bytes,
         header_size_bytes=plan.header_size_bytes,

@@ -1,9 +1,10 @@
 """Free space less what was promised to writes that are under way."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from ..core.errors import NoSpaceError
+from ..core.errors import NoSpaceError, StorageError
 from .device import Device
 from .storage_ops import StorageOps
 
@@ -48,14 +49,47 @@ class SpaceLedger:
         Raises:
             NoSpaceError: it would not fit; nothing was written.
         """
-        file_systems = {device_id: self._devices[device_id].file_system_id for device_id in needs}
+        file_systems = self._file_systems(needs)
         with self._lock:
             for file_system_id in set(file_systems.values()):
                 self._check(file_system_id, needs, file_systems)
-            for device_id, needed_bytes in needs.items():
-                key = file_systems[device_id]
-                self._reserved_bytes[key] = self._reserved_bytes.get(key, 0) + needed_bytes
+            return self._promise(needs)
+
+    def reserve_dealt(
+        self,
+        devices: Sequence[Device],
+        plan: Callable[[Mapping[int, int]], Mapping[str, int]],
+        on_failed: Callable[[Device, StorageError], None],
+    ) -> Reservation:
+        """Promise what `plan` needs (bytes by device id), given the room that each file system of `devices` has left.
+
+        Between the look at the room and the promise nobody else gets any. A device that cannot be asked is told to
+        `on_failed` and has no room. What `plan` raises is passed on.
+        """
+        rooms: dict[int, int] = {}
+        with self._lock:
+            for device in devices:
+                key = device.file_system_id
+                try:
+                    if key not in rooms:
+                        rooms[key] = self._room_bytes(key, device.path)
+                except StorageError as exc:
+                    on_failed(device, exc)
+            rooms |= {key: 0 for device in devices if (key := device.file_system_id) not in rooms}
+            return self._promise(plan(rooms))
+
+    def _promise(self, needs: Mapping[str, int]) -> Reservation:
+        file_systems = self._file_systems(needs)
+        for device_id, needed_bytes in needs.items():
+            key = file_systems[device_id]
+            self._reserved_bytes[key] = self._reserved_bytes.get(key, 0) + needed_bytes
         return Reservation(self, needs, file_systems)
+
+    def _file_systems(self, needs: Mapping[str, int]) -> dict[str, int]:
+        return {device_id: self._devices[device_id].file_system_id for device_id in needs}
+
+    def _room_bytes(self, file_system_id: int, path: Path) -> int:
+        return self._ops.free_bytes(path) - self._reserved_bytes.get(file_system_id, 0) - SPACE_MARGIN_BYTES
 
     def give_back(self, file_system_id: int, size_bytes: int) -> None:
         """Take back a promise."""
@@ -66,11 +100,10 @@ class SpaceLedger:
         sharing = [device_id for device_id, found in file_systems.items() if found == file_system_id]
         needed_bytes = sum(needs[device_id] for device_id in sharing)
         path = self._devices[sharing[0]].path
-        reserved_bytes = self._reserved_bytes.get(file_system_id, 0)
-        free_bytes = self._ops.free_bytes(path) - reserved_bytes - SPACE_MARGIN_BYTES
-        if needed_bytes > free_bytes:
+        room_bytes = self._room_bytes(file_system_id, path)
+        if needed_bytes > room_bytes:
             raise NoSpaceError(
-                f"{path} has room for {max(free_bytes, 0)} bytes, {needed_bytes} are needed"
-                f" ({reserved_bytes} are promised to other writes)",
+                f"{path} has room for {max(room_bytes, 0)} bytes, {needed_bytes} are needed"
+                f" ({self._reserved_bytes.get(file_system_id, 0)} are promised to other writes)",
                 hint="free space there, lower keep_last, or add a device",
             )

@@ -62,7 +62,7 @@ class Store(DeviceSet):
         self.close()
 
     def run(self, owner_uid: int, name: str, *, create: bool = False) -> RunStore:
-        """Return the run of this owner and name; with `create`, made durable on all devices if it is new.
+        """Return the run of this owner and name; with `create`, made durable on all trusted devices if it is new.
 
         Raises:
             NotFoundError: no such run, and not asked to make it.
@@ -78,7 +78,7 @@ class Store(DeviceSet):
                 raise NotFoundError(
                     f"no run {name!r} of uid {owner_uid} in this store", hint="`everstep ls` lists the runs"
                 )
-            for device in self.devices:
+            for device in self.trusted:
                 create_run_directories(self.ops, device, run_id)
             made = RunStore(self, run_id)
             self.add_run(made)

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import cast
 
 from ..core.ids import CheckpointId
-from .commit import PersistResult, persist_shard
+from .commit import FailedTry, ignore_try, persist_again, persist_shard
 from .device_set import DeviceSet
 from .engine import Engine
 from .engine_lanes import LanedEngine
 from .fetch import read_shard, shard_slot_offsets
-from .layout_plan import DeviceWeight, Layout, plan_layout
+from .layout_plan import Layout, plan_layout, segment_count_for
 from .leaf import LeafSpec, whole_leaf
 from .manifest_types import Draft, Manifest
 from .plain_engine import PlainEngine
+from .publication import PersistResult
 from .recovery import RecoveryReport, recover
 from .run_store import RunStore
 from .storage_ops import ArenaRange, LockHandle, RealStorage, SegmentHandle, StorageOps, storage_error
@@ -197,10 +198,16 @@ class State:
             arena.view(place, piece.size_bytes)[:] = part
 
 
-def make_state(store: DeviceSet, seed: int = 0, leaves: Sequence[LeafSpec] = SMALL_LEAVES) -> State:
-    """Return random bytes for these leaves, laid out over the devices that do not drain."""
-    names = [each.device_id for each in store.devices if each.device_id not in store.membership.draining]
-    layout = plan_layout(leaves, [], [DeviceWeight(device_id=name) for name in names])
+def make_state(
+    store: DeviceSet,
+    seed: int = 0,
+    leaves: Sequence[LeafSpec] = SMALL_LEAVES,
+    *,
+    segment_count: int | None = None,
+) -> State:
+    """Return random bytes for these leaves, laid out for the store's devices or in so many segments."""
+    count = segment_count_for(leaves, len(store.devices)) if segment_count is None else segment_count
+    layout = plan_layout(leaves, [], segment_count=count)
     random_bytes = random.Random(seed).randbytes
     return State(layout, {leaf.name: random_bytes(leaf.size_bytes) for leaf in leaves})
 
@@ -214,6 +221,7 @@ def save(
     world_size: int = 1,
     notes: Mapping[str, str] | None = None,
     make_engine: Callable[[], Engine] = PlainEngine,
+    on_failed_try: Callable[[FailedTry], object] = ignore_try,
 ) -> PersistResult:
     """Persist a state from an arena of its own."""
     draft = state.draft(checkpoint, rank=rank, world_size=world_size)
@@ -224,7 +232,21 @@ def save(
         each_engine(run.store, make_engine) as engines,
     ):
         state.copy_into(arena)
-        return persist_shard(run, draft, arena, engines=engines)
+        return persist_shard(run, draft, arena, engines=engines, on_failed_try=on_failed_try)
+
+
+def save_again(run: RunStore, state: State, checkpoint: CheckpointId, *, rank: int = 0) -> PersistResult:
+    """Write a committed shard again that has lost a device, from an arena that holds it."""
+    committed = run.manifest(checkpoint, rank)
+    draft = replace(
+        state.draft(checkpoint, rank=rank, world_size=committed.world_size), notes=committed.notes
+    )
+    with (
+        memory_arena(state.layout.slot_size_bytes, slot_offset_bytes=8192) as arena,
+        each_engine(run.store) as engines,
+    ):
+        state.copy_into(arena)
+        return persist_again(run, draft, committed, arena, engines=engines)
 
 
 def load(

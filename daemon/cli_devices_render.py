@@ -61,7 +61,7 @@ def _remarks(device: DeviceDetail) -> list[str]:
             return [_drain_text(device)]
         case DeviceStatus.RETIRED:
             return [f"retired {time_text(device.retired_unix_s)}: what it holds is ignored"]
-        case DeviceStatus.OK:
+        case DeviceStatus.OK | DeviceStatus.SLOW:
             return [device.reason] if device.reason else []
 
 

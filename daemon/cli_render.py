@@ -45,6 +45,7 @@ STATE_STYLES = {
     RankState.LINGERING: WARN,
     RankState.CLOSED: DIM,
     DeviceStatus.OK: GOOD,
+    DeviceStatus.SLOW: WARN,
     DeviceStatus.SUSPECT: WARN,
     DeviceStatus.MISSING: BAD,
     DeviceStatus.DRAINING: WARN,
@@ -151,12 +152,13 @@ def _slots_text(rank: RankView) -> str:
 
 
 def _store(console: Console, store: StoreView) -> None:
-    table = _table("DEVICE", "STATE", "ENGINE", "DIRECT", "FREE", "OF")
+    table = _table("DEVICE", "STATE", "WRITES", "ENGINE", "DIRECT", "FREE", "OF")
     for device in store.devices:
         is_there = device.state is not DeviceStatus.MISSING
         table.add_row(
             Text(device.path, overflow="fold"),
             Text(device.state.value, STATE_STYLES[device.state]),
+            f"{size_text(device.write_bytes_per_s)}/s" if device.write_bytes_per_s else "-",
             device.engine or "-",
             ("yes" if device.is_direct else "no") if is_there else "-",
             size_text(device.free_bytes) if is_there else "-",

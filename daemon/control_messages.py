@@ -49,6 +49,7 @@ DEVICE_STATES = {
     DeviceStatus.MISSING: pb.DEVICE_STATE_MISSING,
     DeviceStatus.DRAINING: pb.DEVICE_STATE_DRAINING,
     DeviceStatus.RETIRED: pb.DEVICE_STATE_RETIRED,
+    DeviceStatus.SLOW: pb.DEVICE_STATE_SLOW,
 }
 _CHECKPOINT_STATES = {
     CheckpointStatus.COMPLETE: pb.CHECKPOINT_STATE_COMPLETE,
@@ -194,6 +195,7 @@ def _store_to_message(store: StoreView) -> pb.StoreStatus:
                 direct=device.is_direct,
                 state=DEVICE_STATES[device.state],
                 reason=device.reason,
+                write_bytes_per_second=device.write_bytes_per_s,
             )
             for device in store.devices
         ],
@@ -217,6 +219,7 @@ def _store_from_message(store: pb.StoreStatus) -> StoreView:
                 is_direct=device.direct,
                 state=DEVICE_STATE_OF[device.state],
                 reason=device.reason,
+                write_bytes_per_s=device.write_bytes_per_second,
             )
             for device in store.devices
         ),

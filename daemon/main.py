@@ -25,7 +25,7 @@ from .node import Node
 from .peer import identify
 from .service_manager import notify
 from .session import Session
-from .stores import use_short_switch_interval
+from .stores import use_all_descriptors, use_short_switch_interval
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ def _address_path(path: Path) -> Path:
 async def _serve(config: DaemonConfig, listener: socket.socket, *, private: bool) -> None:
     """Start, serve and end. What can fail for a reason that a user can mend comes before the first task."""
     use_short_switch_interval()
+    use_all_descriptors()
     path = config.socket_path()
     control_path = control_socket_path(path)
     node = Node(config, private=private, version=VERSION, control_socket=control_path)

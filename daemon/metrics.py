@@ -1,4 +1,7 @@
-"""Prometheus metrics of a daemon: node totals only, no run, path or step as a label. Nothing starts on import."""
+"""Prometheus metrics of a daemon: node totals, and what each of its few devices does; no run or step as a label.
+
+Nothing starts on import.
+"""
 
 from collections.abc import Callable
 from threading import Thread
@@ -6,6 +9,7 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from ..checkpoint.device_set import DeviceSet, DeviceState
 from ..checkpoint.recovery import RecoveryReport
 from ..core.errors import ConfigError
 
@@ -36,6 +40,20 @@ class Metrics:
         self.sealed_total = self._counter("everstep_snapshots_sealed", "Snapshots that trainers sealed")
         self.persisted_total = self._counter("everstep_shards_persisted", "Shards committed to the devices")
         self.failed_total = self._counter("everstep_shards_failed", "Shards that could not be committed")
+        self.retried_total = Counter(
+            "everstep_shard_writes_retried",
+            "Generations abandoned because a device failed or was full, and written again to the rest",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.rewritten_total = self._counter(
+            "everstep_shards_rewritten",
+            "Committed shards written again because one of their devices was lost",
+        )
+        self.rewrite_failed_total = self._counter(
+            "everstep_shards_rewrite_failed",
+            "Committed shards that lost a device and could not be written again",
+        )
         self.abandoned_total = self._counter(
             "everstep_snapshots_abandoned", "Snapshots dropped before they were sealed"
         )
@@ -86,6 +104,18 @@ class Metrics:
             registry=self.registry,
         )
         self._engine_count = 0
+        self._device_speed = Gauge(
+            "everstep_device_write_bytes_per_second",
+            "Speed of a device's own writes, averaged over the last seconds of them; 0 before the first large one",
+            ["device"],
+            registry=self.registry,
+        )
+        self._device_state = Gauge(
+            "everstep_device_state",
+            "1 for the state that a device is in, 0 for the others",
+            ["device", "state"],
+            registry=self.registry,
+        )
         self._recovery = [
             (self._gauge(f"everstep_recovery_{name}", f"{text}; of all open stores"), of)
             for name, text, of in _RECOVERY
@@ -100,6 +130,20 @@ class Metrics:
         """Say which engine the next opened device has, and whether it goes past the page cache."""
         self._engine_info.labels(self._engine_count, engine, str(direct).lower()).set(1)
         self._engine_count += 1
+
+    def add_devices(self, devices: DeviceSet) -> None:
+        """Show the speed and state of a store's devices from now on, as they are when somebody asks."""
+        for device in devices.devices:
+            self._device_speed.labels(device.path).set_function(
+                lambda key=device.device_id: devices.speeds.reading(key).bytes_per_s or 0.0
+            )
+        members = {device.device_id: str(device.path) for device in devices.devices}
+        members |= {missing.device_id: missing.path for missing in devices.missing}
+        for device_id, path in members.items():
+            for state in DeviceState:
+                self._device_state.labels(path, state.value).set_function(
+                    lambda key=device_id, state=state: float(devices.device_state(key)[0] is state)
+                )
 
     def serve(self, port: int) -> tuple[int, "MetricsServer"]:
         """Serve the metrics on loopback; return the port taken and the server to close.

@@ -22,6 +22,7 @@ from .arena_book import ArenaBook
 from .blocking import in_thread
 from .config import DaemonConfig
 from .device_desk import DeviceDesk
+from .device_watch import DeviceWatch
 from .lifetime import Lifetime
 from .metrics import Metrics
 from .persist import Persister
@@ -58,6 +59,7 @@ class Node:
         self.devices = DeviceDesk(self)
         self.persister = Persister(self)
         self.restorer = Restorer(self)
+        self.device_watch = DeviceWatch(self)
         self._control_socket = control_socket
         self._tasks: asyncio.TaskGroup | None = None
         self._opening = asyncio.Lock()
@@ -74,6 +76,7 @@ class Node:
             self.metrics.add_recovery(opened.report)
             for queue in opened.queues.values():
                 self.metrics.add_engine(queue.name, direct=queue.choice.alignment is not None)
+            self.device_watch.watch(opened)
             self.verifier.watch(opened)
             self.scrubber.watch(opened)
             self.devices.watch(opened)
@@ -169,8 +172,10 @@ class Node:
             async with self._opening:
                 run = await self._find_run(session.peer.uid, frame)
             rank = run.rank(frame.rank)
+            devices = self.stores.chosen(run.opened, frame.storage)
             self._give_lease(rank, session, frame)
             run.keep = keep
+            rank.device_ids = frozenset(device.device_id for device in devices)
         finally:
             self.lifetime.changed()
         return frames.RunOpened(
@@ -178,7 +183,7 @@ class Node:
             run_id=run.run_id,
             highest_attempt=max(run.attempt, run.store.highest_attempt()),
             new_store=run.opened.is_new,
-            devices=self.stores.chosen(run.opened, frame.storage),
+            devices=devices,
             notes=list(run.opened.notes),
         )
 

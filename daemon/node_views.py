@@ -175,6 +175,7 @@ def _device_view(opened: OpenStore, device_id: str, path: str) -> DeviceView:
         is_direct=choice.alignment is not None,
         state=DeviceStatus(state.value),
         reason=reason,
+        write_bytes_per_s=round(opened.store.speeds.reading(device_id).bytes_per_s or 0),
     )
 
 
@@ -189,4 +190,5 @@ def _missing_view(device_id: str, path: str) -> DeviceView:
         is_direct=False,
         state=DeviceStatus.MISSING,
         reason="mount it: nothing is deleted while a member is missing",
+        write_bytes_per_s=0,
     )

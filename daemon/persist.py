@@ -4,23 +4,26 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..checkpoint.collect import collect_garbage
-from ..checkpoint.commit import PersistResult, persist_shard
+from ..checkpoint.commit import FailedTry, persist_shard
 from ..checkpoint.draft_format import decode_draft
 from ..checkpoint.manifest_types import Draft, Manifest
+from ..checkpoint.publication import PersistResult
 from ..checkpoint.shard_rules_plan import check_draft
 from ..checkpoint.slot_manifest import slot_manifest
-from ..checkpoint.storage_ops import ArenaRange
 from ..core.errors import CorruptDataError, DeadlineError, EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .arena import Arena
 from .blocking import in_thread
+from .mend import Mender, Mending
 from .registry import RankRecord, RunRecord, Snapshot
 from .slot_machine import SlotState
+from .stores import OpenStore
 
 if TYPE_CHECKING:
     from .node import Node
@@ -36,6 +39,7 @@ class Persister:
         self._settled = asyncio.Condition()
         self._collecting: dict[str, asyncio.Lock] = {}
         self._completing = 0
+        self._mender = Mender(node)
 
     def seal(self, rank: RankRecord, frame: frames.Seal) -> None:
         """Take over a slot: from here on its snapshot is written, whatever happens to the trainer."""
@@ -45,6 +49,26 @@ class Persister:
         arena.machine.seal(frame.slot, checkpoint)
         expected = _Expected(checkpoint=checkpoint, rank=rank.rank, world_size=rank.world_size)
         self._node.spawn(self._take_over(rank, arena, frame, expected), f"persisting {checkpoint}")
+
+    def mend(self, opened: OpenStore) -> None:
+        """A device of a store was lost, perhaps: what ranks hold in memory that needs it is written again."""
+        for rank in self._node.registry.ranks():
+            if rank.run.opened is opened:
+                self._mend_rank(rank)
+
+    def _mend_rank(self, rank: RankRecord) -> None:
+        work = self._mender.begin(rank)
+        if work is not None:
+            self._node.spawn(self._mended(rank, work), f"writing {work.checkpoint} again")
+
+    async def _mended(self, rank: RankRecord, work: Mending) -> None:
+        try:
+            await self._mender.carry_out(work)
+        except Exception:
+            self._node.free_slots(rank, work.arena.number, work.arena.machine.drop(work.slot))
+            raise
+        finally:
+            await self._has_settled(rank)
 
     async def settled(self, rank: RankRecord) -> None:
         """Return when nothing that `rank` sealed is being written."""
@@ -76,8 +100,12 @@ class Persister:
             bug = self._node.bug(f"persisting {expected.checkpoint}", error)
             self._report_failure(rank, expected.checkpoint, bug)
         finally:
-            self._node.drop_outdated_arenas(rank)
-            await self._notify()
+            await self._has_settled(rank)
+
+    async def _has_settled(self, rank: RankRecord) -> None:
+        self._node.drop_outdated_arenas(rank)
+        await self._notify()
+        self._mend_rank(rank)
 
     async def _accept(
         self, rank: RankRecord, arena: Arena, frame: frames.Seal, expected: "_Expected"
@@ -98,17 +126,18 @@ class Persister:
     async def _persist(self, rank: RankRecord, arena: Arena, slot: int, draft: Draft) -> None:
         began_s = time.monotonic()
         self._node.metrics.persisting.inc()
-        view = memoryview(arena.view)
-        place = ArenaRange(
-            fd=arena.fd,
-            map=view,
-            slot_offset_bytes=arena.slot_offset_bytes(slot),
-            slot_size_bytes=arena.slot_size_bytes,
-        )
-        engines = rank.run.opened.queues
+        place = arena.slot_range(slot)
         try:
             with rank.run.opened.needed():
-                result = await in_thread(persist_shard, rank.run.store, draft, place, engines=engines)
+                result = await in_thread(
+                    persist_shard,
+                    rank.run.store,
+                    draft,
+                    place,
+                    engines=rank.run.opened.queues,
+                    device_ids=rank.device_ids,
+                    on_failed_try=self._from_thread(rank, draft.checkpoint),
+                )
         except DeadlineError as error:
             arena.machine.lose(slot)
             self._report_failure(rank, draft.checkpoint, error)
@@ -120,7 +149,7 @@ class Persister:
             self._keep(rank, arena, slot, draft, result.manifest)
             self._report_success(rank, result, time.monotonic() - began_s)
         finally:
-            view.release()
+            place.map.release()
             self._node.metrics.persisting.dec()
         if arena.machine.slots[slot].state is SlotState.PERSISTING:
             self._node.free_slots(rank, arena.number, arena.machine.settle(slot))
@@ -135,6 +164,7 @@ class Persister:
             checkpoint=draft.checkpoint,
             world_size=draft.world_size,
             manifest=manifest,
+            draft=draft,
             offsets_bytes=tuple(
                 arena.slot_offset_bytes(slot) + segment.slot_offset_bytes for segment in draft.segments
             ),
@@ -170,6 +200,25 @@ class Persister:
             )
         if result.manifest.world_size == 1:
             self.complete(rank.run, checkpoint)
+
+    def _from_thread(self, rank: RankRecord, checkpoint: CheckpointId) -> Callable[[FailedTry], object]:
+        """Return what a persisting thread calls when a generation was abandoned and the next one begins."""
+        loop = asyncio.get_running_loop()
+        return lambda failed: loop.call_soon_threadsafe(self._report_failed_try, rank, checkpoint, failed)
+
+    def _report_failed_try(self, rank: RankRecord, checkpoint: CheckpointId, failed: FailedTry) -> None:
+        self._node.metrics.retried_total.labels(failed.code).inc()
+        logger.warning(
+            "shard_written_again run=%s rank=%d checkpoint=%s without=%s reason=%s",
+            rank.run.run_id,
+            rank.rank,
+            checkpoint,
+            ",".join(failed.device_paths),
+            failed.message,
+        )
+        if rank.lessee is not None:
+            message = f"rank {rank.rank} of checkpoint {checkpoint} is written again without {failed.message}"
+            rank.lessee.send(frames.Notice(code=failed.code, message=message))
 
     def _report_failure(self, rank: RankRecord, checkpoint: CheckpointId, error: EverstepError) -> None:
         self._node.metrics.failed_total.inc()

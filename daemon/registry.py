@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..checkpoint.keep import Keep
-from ..checkpoint.manifest_types import Manifest
+from ..checkpoint.manifest_types import Draft, Manifest
 from ..checkpoint.run_store import RunStore
 from ..core.errors import FencedError, NotFoundError, UsageError
 from ..core.ids import CheckpointId
@@ -92,6 +92,10 @@ class Snapshot:
     world_size: int
     manifest: Manifest
     """What is or will be committed: complete with checksums, so that memory is verified like a disk."""
+    draft: Draft
+    """What the manifest was made of, to write it again."""
+    again_failed_for: tuple[int, ...] = ()
+    """Lost segments that could not be written again: not tried once more for the same ones."""
     offsets_bytes: tuple[int, ...]
     """Offset in the arena of each segment's first byte."""
 
@@ -107,6 +111,8 @@ class RankRecord:
     """Attempt that this rank's lessee has begun; 0 before."""
     lease: Lease | None = None
     """Who holds the rank; None: nobody."""
+    device_ids: frozenset[str] = frozenset()
+    """Devices that its new bytes may go to, as chosen when it was opened last."""
     kept_until_s: float | None = None
     """Its last holder died or vanished: until then (the loop's clock) its snapshots wait for a restart."""
     step: int = 0

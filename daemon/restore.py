@@ -69,6 +69,7 @@ class Restorer:
             NotFoundError: it is neither in memory nor on the devices.
         """
         checkpoint = CheckpointId(frame.attempt, frame.step)
+        await self._node.persister.settled(lease.rank)  # what is written again has other headers meanwhile
         found = self._in_memory(lease.rank, checkpoint) if frame.rank == lease.rank.rank else None
         if found is not None:
             try:
@@ -99,7 +100,7 @@ class Restorer:
         self, lease: Lease, arena: Arena, snapshot: Snapshot, request_id: int
     ) -> tuple[frames.Fetched, int]:
         rank = lease.rank
-        await in_thread(_verify_memory, arena, snapshot)
+        await in_thread(verify_memory, arena, snapshot)
         encoded = await in_thread(encode_manifest, snapshot.manifest)
         lease.check()
         if rank.arena(arena.number).shared_with_dead:
@@ -185,7 +186,7 @@ def _lost_offer(checkpoint: CheckpointId, problem: str) -> frames.Offer:
     )
 
 
-def _verify_memory(arena: Arena, snapshot: Snapshot) -> None:
+def verify_memory(arena: Arena, snapshot: Snapshot) -> None:
     """Compare every block with its checksum: the dead trainer could write to the slot until it died."""
     with memoryview(arena.view) as view:
         for segment, offset in zip(snapshot.manifest.segments, snapshot.offsets_bytes, strict=True):

@@ -63,6 +63,10 @@ class SlotMachine:
         """Its draft is accepted, the daemon starts to write the snapshot."""
         self._take(slot, SlotState.SEALED, SlotState.PERSISTING)
 
+    def persist_again(self, slot: int) -> None:
+        """A device of a kept snapshot was lost: the daemon writes it again."""
+        self._take(slot, SlotState.KEPT, SlotState.PERSISTING)
+
     def settle(self, slot: int) -> list[int]:
         """Writing ended, well or not; the bytes stay until a newer snapshot is sealed everywhere."""
         self._take(slot, SlotState.PERSISTING, SlotState.KEPT)

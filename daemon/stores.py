@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import os
+import resource
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..checkpoint.device import Device
 from ..checkpoint.engine import EngineKind
 from ..checkpoint.engine_choice import EngineChoice, EngineRules, choose_engine, fallback_engine
 from ..checkpoint.readmission import Readmission, check_readmission, prepare_readmission
@@ -64,12 +66,23 @@ class OpenStore:
         """Return the device directories as text."""
         return ", ".join(self.paths)
 
-    def device_infos(self) -> list[frames.DeviceInfo]:
-        """Return the devices that new segments may go to, as the hook needs them for a layout; else all."""
+    def device_infos(self, device_ids: Collection[str] | None = None) -> list[frames.DeviceInfo]:
+        """Return the present devices (of these ids), and how they are, for a trainer."""
         return [
-            frames.DeviceInfo(device_id=device.device_id, path=str(device.path), weight=1.0)
-            for device in self.store.writable or self.store.devices
+            self._info(device)
+            for device in self.store.devices
+            if device_ids is None or device.device_id in device_ids
         ]
+
+    def _info(self, device: Device) -> frames.DeviceInfo:
+        state, reason = self.store.device_state(device.device_id)
+        return frames.DeviceInfo(
+            device_id=device.device_id,
+            path=str(device.path),
+            condition=frames.DeviceCondition(state.value),
+            reason=reason,
+            write_bytes_per_s=self.store.speeds.reading(device.device_id).bytes_per_s or 0.0,
+        )
 
     async def forget_arena(self, fd: int) -> None:
         """Return when the engines, after the transfers before it, have unmapped an arena that is to be closed."""
@@ -236,6 +249,12 @@ def _notes(store: Store, queues: dict[str, DeviceQueue]) -> list[str]:
         for device in store.devices
         if (choice := queues[device.device_id].choice).alignment is None
     ]
+
+
+def use_all_descriptors() -> None:
+    """Raise the soft limit of open files to the hard one: all segments of a shard are open while it is written."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def use_short_switch_interval() -> None:

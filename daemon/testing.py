@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..checkpoint.draft_format import encode_draft
-from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
+from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.leaf import LeafSpec
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.testing import SMALL_LEAVES
@@ -222,8 +222,8 @@ class FakeTrainer:
         return FakeArena(self, reply, layout)
 
     def layout(self, leaves: tuple[LeafSpec, ...] = SMALL_LEAVES) -> Layout:
-        """Return a layout over the run's devices."""
-        return plan_layout(leaves, [], [DeviceWeight(device_id=device.device_id) for device in self.devices])
+        """Return a layout for the run's devices."""
+        return plan_layout(leaves, [], segment_count=segment_count_for(leaves, len(self.devices)))
 
 
 class FakeArena:

@@ -34,6 +34,7 @@ class DeviceStatus(Enum):
     """Whether a device can be relied on."""
 
     OK = "ok"
+    SLOW = "slow"
     SUSPECT = "suspect"
     MISSING = "missing"
     DRAINING = "draining"
@@ -108,6 +109,8 @@ class DeviceView:
     state: DeviceStatus
     reason: str
     """Why the state is not OK."""
+    write_bytes_per_s: int
+    """As measured by its own writes; 0 while nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

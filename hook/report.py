@@ -25,6 +25,8 @@ class Report:
     """Reason -> how many due checkpoints were not taken."""
     failures: tuple[str, ...]
     """Newest last."""
+    notes: tuple[str, ...]
+    """What happened to devices and to writes that were repeated, newest last."""
     boundary_s: float
     """All that `run.step()` took; `eager_s` and `wait_s` are its large parts."""
     eager_s: float
@@ -78,6 +80,7 @@ class CostBook:
     last_complete: str = ""
     skipped: Counter[str] = field(default_factory=Counter[str])
     failures: deque[str] = field(default_factory=lambda: deque[str](maxlen=FAILURES_KEPT))
+    notes: deque[str] = field(default_factory=lambda: deque[str](maxlen=FAILURES_KEPT))
     eager_s: float = 0.0
     eager_bytes: int = 0
     largest_eager_leaf: str = ""
@@ -121,6 +124,7 @@ class CostBook:
             last_complete=self.last_complete,
             skipped=dict(self.skipped),
             failures=tuple(self.failures),
+            notes=tuple(self.notes),
             boundary_s=self.boundary_s,
             eager_s=self.eager_s,
             largest_eager_leaf=self.largest_eager_leaf,

@@ -29,6 +29,7 @@ from .run_state import RunState
 from .shard_stream import StreamEvents
 from .snapshot import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, SnapshotFacts, Snapshotter
 from .state_protocol import Component
+from .storage_notes import StorageNotes
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Run:
         self._loader = position_loader(objects)
         self._loaders = all_loaders(objects)
         self._costs = CostBook()
+        self._storage_notes = StorageNotes(name, link.devices, self._costs)
         self._outstanding: set[CheckpointId] = set()
         self._settled = threading.Condition()
         self._unusable: FencedError | CorruptDataError | None = None
@@ -380,6 +382,8 @@ class Run:
             case frames.PersistFailed():
                 told = f"{event.message} ({event.hint})" if event.hint else event.message
                 self._ranks.failed(CheckpointId(event.attempt, event.step), told)
+            case frames.DevicesChanged() | frames.Notice():
+                self._storage_notes.take(event)
             case frames.Fenced():
                 self._unusable = FencedError(event.message, hint="stop this process")
             case frames.Failure():

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 from ..checkpoint.draft_format import encode_draft
-from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
+from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.value_format import dump_values
 from ..core.errors import EverstepError, StateTypeError
@@ -253,12 +253,14 @@ class Snapshotter:
     def _layout_of(self, capture: StateCapture, values_size_bytes: int) -> Layout:
         """Return the layout of this structure; computed anew only when the structure or the values' room changes."""
         specs = tuple(leaf.spec for leaf in capture.leaves)
-        devices = tuple(DeviceWeight(device_id=d.device_id, weight=d.weight) for d in self._link.devices)
-        what, known = (specs, capture.aliases, devices), self._layout
+        segment_count = segment_count_for(specs, len(self._link.devices))
+        what, known = (specs, capture.aliases, segment_count), self._layout
         if known is not None and what == self._layout_of_what and known.has_room_for(values_size_bytes):
             return known
         leaves = [replace(spec, replicas=self._world_size) for spec in specs] if self._replicated else specs
-        layout = plan_layout(leaves, capture.aliases, devices, values_size_bytes=values_size_bytes)
+        layout = plan_layout(
+            leaves, capture.aliases, segment_count=segment_count, values_size_bytes=values_size_bytes
+        )
         self._layout, self._layout_of_what, self._placed = layout, what, _places(layout)
         return layout
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ..checkpoint.checksum import block_checksums
-from ..checkpoint.draft_format import draft_pieces_of
-from ..checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
+from ..checkpoint.draft_format import written_pieces
+from ..checkpoint.layout_plan import Layout, plan_layout
 from ..checkpoint.manifest_format import decode_manifest, encode_manifest
 from ..checkpoint.manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
 from ..checkpoint.segment_format import SegmentStamp, build_header
@@ -81,8 +81,7 @@ def store_files(components: Sequence[Component], *, device_count: int = 2) -> St
     """Return the components' state as it would lie on that many devices."""
     capture = capture_state(components)
     values = dump_values(capture.values)
-    devices = [DeviceWeight(device_id=f"{number:032x}") for number in range(device_count)]
-    layout = plan_layout([leaf.spec for leaf in capture.leaves], capture.aliases, devices)
+    layout = plan_layout([leaf.spec for leaf in capture.leaves], capture.aliases, segment_count=device_count)
     slot = bytearray(layout.slot_size_bytes)
     _fill(slot, capture, layout)
     draft = _draft(layout, values)
@@ -146,6 +145,7 @@ def _draft(layout: Layout, values: bytes) -> Draft:
 
 
 def _manifest(layout: Layout, draft: Draft, slot: bytearray) -> Manifest:
+    records = tuple(_record(plan, slot) for plan in layout.segments)
     return Manifest(
         run_id=run_id_of(_RUN_NAME),
         run_name=_RUN_NAME,
@@ -159,8 +159,8 @@ def _manifest(layout: Layout, draft: Draft, slot: bytearray) -> Manifest:
         layout_digest=layout.digest,
         leaves=layout.leaves,
         aliases=layout.aliases,
-        pieces=draft_pieces_of(draft, _GENERATION),
-        segments=tuple(_record(plan, slot) for plan in layout.segments),
+        pieces=written_pieces(draft, records),
+        segments=records,
         values=draft.values,
         notes={},
     )
@@ -170,7 +170,7 @@ def _record(plan: SegmentPlan, slot: bytearray) -> SegmentRecord:
     file = memoryview(slot)[plan.slot_offset_bytes : plan.slot_offset_bytes + plan.file_size_bytes]
     return SegmentRecord(
         segment=plan.segment,
-        device_id=plan.device_id,
+        device_id=f"{plan.segment:032x}",
         generation=_GENERATION,
         file_size_bytes=plan.file_size_bytes,
         header_size_bytes=plan.header_size_bytes,

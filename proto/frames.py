@@ -9,7 +9,7 @@ from enum import Enum
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -25,6 +25,20 @@ class Role(Enum):
     TRAINER = "trainer"
     CONTROL = "control"
     DAEMON = "daemon"
+
+
+class DeviceCondition(Enum):
+    """How a device of a store is."""
+
+    OK = "ok"
+    SLOW = "slow"
+    """It gets fewer segments."""
+    SUSPECT = "suspect"
+    """A call on it failed: it gets nothing new."""
+    MISSING = "missing"
+    DRAINING = "draining"
+    """It gets nothing new."""
+    RETIRED = "retired"
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -203,12 +217,15 @@ Request = (
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
-    """One device of the run's store."""
+    """One present device of the run's store."""
 
     device_id: str
     path: str
-    weight: float
-    """Share of the bytes; relative to the other devices."""
+    condition: DeviceCondition
+    reason: str
+    """Why it is not well; empty when it is."""
+    write_bytes_per_s: float
+    """As measured; 0 while nobody knows."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -366,6 +383,21 @@ class PersistFailed(msgspec.Struct, frozen=True, tag="persist_failed"):
     hint: str
 
 
+class DevicesChanged(msgspec.Struct, frozen=True, tag="devices_changed"):
+    """A device of the run's store failed, became slow or is well again. The state is cut as before."""
+
+    devices: list[DeviceInfo]
+    """All that the run's new bytes may go to."""
+
+
+class Notice(msgspec.Struct, frozen=True, tag="notice"):
+    """What whoever looks after the run should know, and what needs no answer."""
+
+    code: str
+    """Class of core/errors.py, or empty: nothing went wrong."""
+    message: str
+
+
 class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
     """Somebody took the run over; this client can start nothing new."""
 
@@ -387,5 +419,7 @@ Reply = (
     | SlotFree
     | Persisted
     | PersistFailed
+    | DevicesChanged
+    | Notice
     | Fenced
 )

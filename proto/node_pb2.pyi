@@ -38,6 +38,7 @@ class DeviceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DEVICE_STATE_MISSING: _ClassVar[DeviceState]
     DEVICE_STATE_DRAINING: _ClassVar[DeviceState]
     DEVICE_STATE_RETIRED: _ClassVar[DeviceState]
+    DEVICE_STATE_SLOW: _ClassVar[DeviceState]
 
 class CheckpointState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -72,6 +73,7 @@ DEVICE_STATE_SUSPECT: DeviceState
 DEVICE_STATE_MISSING: DeviceState
 DEVICE_STATE_DRAINING: DeviceState
 DEVICE_STATE_RETIRED: DeviceState
+DEVICE_STATE_SLOW: DeviceState
 CHECKPOINT_STATE_UNSPECIFIED: CheckpointState
 CHECKPOINT_STATE_COMPLETE: CheckpointState
 CHECKPOINT_STATE_LOCAL: CheckpointState
@@ -172,7 +174,7 @@ class RunStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "engine_reason")
+    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "engine_reason", "write_bytes_per_second")
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +184,7 @@ class DeviceStatus(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ENGINE_REASON_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     device_id: str
     path: str
     free_bytes: int
@@ -191,7 +194,8 @@ class DeviceStatus(_message.Message):
     state: DeviceState
     reason: str
     engine_reason: str
-    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., engine_reason: _Optional[str] = ...) -> None: ...
+    write_bytes_per_second: int
+    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., engine_reason: _Optional[str] = ..., write_bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
     __slots__ = ("store_id", "devices", "notes", "problems", "scrub")

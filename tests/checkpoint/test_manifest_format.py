@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.checkpoint.draft_format import decode_draft, draft_pieces_of, encode_draft
-from everstep.checkpoint.layout_plan import DeviceWeight, plan_layout
+from everstep.checkpoint.draft_format import decode_draft, encode_draft, written_pieces
+from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_format import (
     ManifestName,
@@ -56,9 +56,7 @@ ALIASES = (
 def make_draft(
     leaves: tuple[LeafSpec, ...] = LEAVES, values: bytes = b'{"lr":0.1,"big":123456789012345678901}'
 ) -> Draft:
-    layout = plan_layout(
-        leaves, ALIASES if leaves is LEAVES else (), [DeviceWeight(device_id=each) for each in DEVICES]
-    )
+    layout = plan_layout(leaves, ALIASES if leaves is LEAVES else (), segment_count=len(DEVICES))
     return Draft(
         checkpoint=CheckpointId(2, 40),
         rank=1,
@@ -76,6 +74,20 @@ def make_draft(
 
 def make_manifest(draft: Draft | None = None) -> Manifest:
     draft = draft or make_draft()
+    records = tuple(
+        SegmentRecord(
+            segment=plan.segment,
+            device_id=DEVICES[plan.segment],
+            generation=GENERATION,
+            file_size_bytes=plan.file_size_bytes,
+            header_size_bytes=plan.header_size_bytes,
+            dio_alignment_bytes=512,
+            block_checksums=tuple(
+                2**64 - 1 - block for block in range(-(-plan.file_size_bytes // BLOCK_SIZE_BYTES))
+            ),
+        )
+        for plan in draft.segments
+    )
     return Manifest(
         run_id=run_id_of("demo"),
         run_name="demo",
@@ -89,21 +101,8 @@ def make_manifest(draft: Draft | None = None) -> Manifest:
         layout_digest=draft.layout_digest,
         leaves=draft.leaves,
         aliases=draft.aliases,
-        pieces=draft_pieces_of(draft, GENERATION),
-        segments=tuple(
-            SegmentRecord(
-                segment=plan.segment,
-                device_id=plan.device_id,
-                generation=GENERATION,
-                file_size_bytes=plan.file_size_bytes,
-                header_size_bytes=plan.header_size_bytes,
-                dio_alignment_bytes=512,
-                block_checksums=tuple(
-                    2**64 - 1 - block for block in range(-(-plan.file_size_bytes // BLOCK_SIZE_BYTES))
-                ),
-            )
-            for plan in draft.segments
-        ),
+        pieces=written_pieces(draft, records),
+        segments=records,
         values=draft.values,
         notes=draft.notes,
     )
@@ -142,6 +141,15 @@ def test_draft_reads_back_and_holds_together() -> None:
     found = decode_draft(encode_draft(draft))
     assert found == replace(draft, pieces=by_leaf(draft, draft.pieces))
     check_draft(found, 1 << 30)
+
+
+def test_a_draft_names_no_device_and_no_generation() -> None:
+    document = json.loads(encode_draft(make_draft()))
+    assert set(document["leaves"][0]["pieces"][0]) == {"segment", "key", "offset_in_leaf", "size"}
+    assert set(document["segments"][0]) == {"segment", "slot_offset", "header_size", "data_size", "entries"}
+    document["segments"][0]["device_id"] = "a" * 32
+    with pytest.raises(CorruptDataError, match="unknown field"):
+        decode_draft(json.dumps(document).encode())
 
 
 def test_payload_is_the_json_that_the_design_names() -> None:

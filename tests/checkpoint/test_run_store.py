@@ -137,10 +137,12 @@ def test_the_floor_only_rises_and_remembers_the_one_before(run: RunStore, dirs: 
 @pytest.mark.parametrize("mode", [Mode.NOT_DONE, Mode.DONE])
 def test_a_floor_is_never_half_written(dirs: list[Path], mode: Mode) -> None:
     ops = FaultyStorage(RealStorage())
-    with opened(dirs, ops=ops.as_ops()) as (store, _):
-        run = store.run(UID, "demo", create=True)
-        run.set_complete_floor(CheckpointId(1, 1))
-        for count in range(1, 30):
+    with opened(dirs) as (store, _):
+        store.run(UID, "demo", create=True).set_complete_floor(CheckpointId(1, 1))
+    for count in range(1, 30):
+        ops.arm(0)
+        with opened(dirs, ops=ops.as_ops()) as (store, _):  # a device that failed is left out until then
+            run = store.run(UID, "demo")
             ops.arm(count, mode)
             try:
                 run.set_complete_floor(CheckpointId(1, count + 1))
@@ -157,7 +159,31 @@ def test_a_floor_is_never_half_written(dirs: list[Path], mode: Mode) -> None:
                     CheckpointId(1, count),
                     CheckpointId(1, count + 1),
                 )
-        assert count == 7  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert count == 7  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def test_a_device_that_failed_is_left_out_of_attempts_and_floors_and_catches_up_at_the_next_opening(
+    dirs: list[Path],
+) -> None:
+    ops = FaultyStorage(RealStorage())
+    with opened(dirs, ops=ops.as_ops()) as (store, _):
+        run = store.run(UID, "demo", create=True)
+        bad = store.devices[0]
+        ops.arm(1, only=lambda call: call.name == "replace" and bad.path in call.path.parents)
+        with pytest.raises(StorageError):
+            run.set_complete_floor(CheckpointId(1, 1))
+        ops.arm(0)
+        run.set_complete_floor(CheckpointId(1, 2))
+        run.begin_attempt(2, fresh=False)
+        store.run(UID, "another", create=True)
+        assert not [call for call in ops.calls if bad.path in call.path.parents]
+    with opened(dirs) as (store, report):
+        run = store.run(UID, "demo")
+        assert (run.highest_attempt(), run.complete_floor()) == (2, CheckpointId(1, 2))
+        assert report.problems == []
+        for path in dirs:
+            assert len(list(path.glob("runs/*/*/attempts/2"))) == 1
+            assert len(list(path.glob("runs/*/*/run.json"))) == 2
 
 
 def test_the_newest_checkpoint_comes_first_and_older_ones_than_a_fresh_attempt_are_not_offered(

@@ -65,16 +65,6 @@ def moved(offset_bytes: int) -> Callable[[Draft], Draft]:
     )
 
 
-def elsewhere(draft: Draft) -> Draft:
-    """On a device that the store does not have: refused by the write, which then describes the slot in memory."""
-    device_id = "f" * 32
-    return replace(
-        draft,
-        pieces=tuple(replace(piece, device_id=device_id) for piece in draft.pieces),
-        segments=tuple(replace(plan, device_id=device_id) for plan in draft.segments),
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "code", "reason"),
     [
@@ -84,9 +74,8 @@ def elsewhere(draft: Draft) -> Draft:
         (lambda draft: replace(draft, pieces=()), "CorruptDataError", "belongs to no leaf"),
         (lambda draft: replace(draft, leaves=(), pieces=()), "CorruptDataError", "belongs to no leaf"),
         (lambda draft: replace(draft, parent=BAD), "CorruptDataError", "which is not older"),
-        (elsewhere, "DeviceMissingError", "the layout names device"),
     ],
-    ids=["outside", "huge", "odd", "no pieces", "no leaves", "its own parent", "unknown device"],
+    ids=["outside", "huge", "odd", "no pieces", "no leaves", "its own parent"],
 )
 def test_a_draft_that_cannot_be_is_refused_by_name_and_the_daemon_goes_on(
     trainer: FakeTrainer, change: Callable[[Draft], Draft], code: str, reason: str

@@ -146,6 +146,7 @@ statuses = st.builds(
                     engine=words,
                     engine_reason=words,
                     reason=words,
+                    write_bytes_per_s=large,
                 )
             ),
             notes=some(words),

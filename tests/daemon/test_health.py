@@ -35,7 +35,7 @@ def test_a_daemon_that_takes_work_is_serving(node_config: Path, socket_path: Pat
 
 
 def test_one_that_drains_is_not(socket_path: Path, devices: list[Path], pause: Pause) -> None:
-    phase = Phase("everstep.checkpoint.commit:_ShardWrite.publish")
+    phase = Phase("everstep.checkpoint.commit:manifest_of")
     with (
         pausing_daemon(pause, phase) as daemon,
         FakeTrainer(socket_path) as trainer,

@@ -1,11 +1,10 @@
 """The metrics as Prometheus gets them: over HTTP, from a real daemon."""
 
 import socket
-import urllib.request
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from scraping import scrape
 
 from everstep.checkpoint.testing import opened
 from everstep.core.errors import ConfigError
@@ -14,21 +13,6 @@ from everstep.daemon.control_client import connected
 from everstep.daemon.metrics import Metrics
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
-
-LABELS = {"version", "source", "result", "le", "device_index", "engine", "direct"}
-"""All that there are: none grows with the runs, their steps or their paths."""
-
-
-def scrape(port: int) -> dict[str, float]:
-    """Return the samples, those with a label but `version` under `name{value}`."""
-    samples: dict[str, float] = {}
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        for family in text_string_to_metric_families(answer.read().decode()):
-            for sample in family.samples:
-                assert set(sample.labels) <= LABELS
-                values = [value for name, value in sample.labels.items() if name != "version"]
-                samples[sample.name + (f"{{{','.join(values)}}}" if values else "")] = sample.value
-    return samples
 
 
 def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path], socket_path: Path) -> None:
@@ -53,6 +37,12 @@ def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path]
     assert after["everstep_last_commit_timestamp_seconds"] > 1.7e9
     assert after["everstep_requests_refused_total"] == 1
     assert after["everstep_internal_errors_total"] == 0
+    for device in devices:
+        assert after[f"everstep_device_state{{{device},ok}}"] == 1
+        assert after[f"everstep_device_state{{{device},suspect}}"] == 0
+        assert (
+            after[f"everstep_device_write_bytes_per_second{{{device}}}"] == 0
+        )  # too little was written to tell
     engines = [name for name in after if name.startswith("everstep_engine_info")]
     assert [name.partition("{")[2].split(",")[0] for name in sorted(engines)] == ["0", "1"]
 

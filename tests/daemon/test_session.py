@@ -17,7 +17,7 @@ from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
 from everstep.proto import frames
 
 OPENING = Phase("everstep.checkpoint.recovery:recover")
-PUBLISHING = Phase("everstep.checkpoint.commit:_ShardWrite.publish")
+PUBLISHING = Phase("everstep.checkpoint.commit:manifest_of")
 
 
 def attached(trainer: FakeTrainer, devices: list[Path], name: str = "test") -> FakeArena:

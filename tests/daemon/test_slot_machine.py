@@ -39,6 +39,19 @@ def test_a_slot_still_being_written_is_freed_when_the_write_ends() -> None:
     assert machine.settle(1) == []
 
 
+def test_a_kept_snapshot_may_be_written_again_and_stays_until_that_has_ended() -> None:
+    machine = SlotMachine(1)
+    machine.begin(0, step(10))
+    machine.seal(0, step(10))
+    machine.persist(0)
+    machine.settle(0)
+    machine.persist_again(0)
+    assert machine.sealed_everywhere(step(20)) == []
+    with pytest.raises(UsageError, match="expected kept"):
+        machine.persist_again(0)
+    assert machine.settle(0) == [0]
+
+
 def test_a_dead_trainer_loses_only_what_it_was_copying() -> None:
     machine = SlotMachine(2)
     machine.begin(0, step(10))

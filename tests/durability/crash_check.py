@@ -248,10 +248,10 @@ class Checker:
         floors = self._floors(storage, members)
         if floors and (len(floors) < len(members) or len(set(floors)) != 1):
             yield f"the floors differ after recovery: {floors}"
-        used = {ref.generation for shard in run.shards() for ref in shard.segments} if run else set[str]()
+        used = _generations(run) if run else set[tuple[int, str]]()
         for device in members:
             for generation, content in storage.files_below(device, *RUN_PARTS, "data"):
-                if content is None and "/" not in generation and generation not in used:
+                if content is None and "/" not in generation and (device, generation) not in used:
                     yield f"ORPHAN {generation} on device {device}"
             for path, _ in storage.files_below(device):
                 name = path.rsplit("/", 1)[-1]
@@ -285,6 +285,28 @@ class Checker:
             if again.image.key(again.roots) != key:
                 yield f"a second recovery changes the store (read-only: {read_only})"
         self._stable.add(key)
+
+    # --- without a device ---------------------------------------------------------------------------------------
+
+    def without(self, image: Image, device: int, shards: Sequence[Shard]) -> list[str]:
+        """Open the store while a device is absent that these shards were made independent of."""
+        storage = ModelStorage(self.device_count, image)
+        present = [path for index, path in enumerate(storage.directories) if index != device]
+        try:
+            with _opened(storage, present) as store:
+                recover(store)
+                run = store.run(HOLDER.uid, RUN_NAME)
+                intact = {(each.checkpoint, each.rank) for each in run.shards() if not each.problem}
+                violations = [
+                    f"{_named(shard)} is not there without device {device}"
+                    for shard in shards
+                    if shard not in intact
+                ]
+                for shard in intact.intersection(shards):
+                    violations += self._bytes(storage, run, shard)
+        except EverstepError as exc:
+            return [f"cannot be opened without device {device}: {exc}"]
+        return violations
 
     # --- on a partial view ----------------------------------------------------------------------------------------
 
@@ -332,6 +354,13 @@ def _opened(
         uid=HOLDER.uid,
         read_only=read_only,
     )
+
+
+def _generations(run: RunStore) -> set[tuple[int, str]]:
+    """Return the generations that shards refer to, by the number of their device."""
+    devices = {device.device_id: place_of(device.path)[0] for device in run.store.devices}
+    refs = [ref for shard in run.shards() for ref in shard.segments]
+    return {(devices[ref.device_id], ref.generation) for ref in refs if ref.device_id in devices}
 
 
 def _run(store: Store) -> RunStore | None:

@@ -40,6 +40,8 @@ class Effort:
     """Cuts at which the daemon alone dies first and recovers, and then the power goes."""
     inner_max: int = 8
     """Cuts tried of such a recovery, each with as many losses."""
+    without_share: float = 0.25
+    """States that are also opened without a device that shards were made independent of."""
     partial_share: float = 0.1
     """States that are also opened with a device missing or unreadable, where the workload asks for it."""
 
@@ -131,6 +133,8 @@ class Exploration:
         if recovered is None or recovered.violations:
             return
         assert isinstance(promise, Promise)
+        if promise.dispensable and rng.random() < self._effort.without_share:
+            self._without_devices(image, promise)
         if depth < 3 and recovered.trace and rng.random() < self._effort.again_share:
             told = self._told(promise, recovered)
             self._inside(CutState(image, promise), recovered.trace, told, rng, depth)
@@ -139,6 +143,13 @@ class Exploration:
                 left, violations = self._checker.with_a_part(image, fault, absent)
                 self._report(violations, image, "")
                 self._check(left, promise, depth)
+
+    def _without_devices(self, image: Image, promise: Promise) -> None:
+        """Open it without each device that some shards can do without."""
+        for device in sorted({device for _, device in promise.dispensable}):
+            shards = [shard for shard, without in promise.dispensable if without == device]
+            violations = self._checker.without(image, device, sorted(shards))
+            self._report(violations, image, f"without device {device}, {promise}")
 
     def _parts(self, rng: Random) -> Iterator[tuple[int | None, Fault | None]]:
         device = rng.randrange(self._workload.device_count)

@@ -20,7 +20,7 @@ SEEDS = (1, 2, 3)
 CONTROL = Mutant(
     name="control: nothing changed",
     file="checkpoint/commit.py",
-    edits=(("import logging\n", "import logging\n"),),
+    edits=(("import time\n", "import time\n"),),
     workloads=("birth", "manifest on one device only"),
 )
 """Must not be found."""

@@ -25,6 +25,7 @@ from everstep.checkpoint.aio_engine import AioEngine
 from everstep.checkpoint.collect import collect_garbage
 from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.engine import Engine
+from everstep.checkpoint.engine_lanes import LanedEngine
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import ArenaRange
@@ -46,7 +47,7 @@ class Rank:
 
     def __init__(self, number: int, arena: ArenaRange, device_count: int) -> None:
         self.number, self._arena = number, arena
-        self._engines = [AioEngine() for _ in range(device_count)]
+        self._engines = [LanedEngine(AioEngine) for _ in range(device_count)]
 
     def save(self, run: RunStore, state: State, checkpoint: CheckpointId) -> None:
         """Persist this rank's shard, and say so."""

@@ -34,6 +34,8 @@ class Promise:
     fresh_max: int = 0
     floor: CheckpointId | None = None
     floor_max: CheckpointId | None = None
+    dispensable: frozenset[tuple[Shard, int]] = frozenset()
+    """Shards that must be there also while this device is absent."""
     tags: frozenset[tuple[str, CheckpointId]] = frozenset()
     """There for sure, on every device."""
     tags_may: frozenset[tuple[str, CheckpointId]] = frozenset()
@@ -77,7 +79,12 @@ class Promise:
         named = set(checkpoints)
         gone = {shard for shard in self.shards() | self.lost if shard[0] in named}
         left = frozenset(each for each in self.must if each[0] not in gone)
-        return replace(self, must=left, may=self.may | gone)
+        dispensable = frozenset(each for each in self.dispensable if each[0] not in gone)
+        return replace(self, must=left, may=self.may | gone, dispensable=dispensable)
+
+    def without(self, shard: Shard, devices: Iterable[int]) -> "Promise":
+        """It was written again so that it does without these devices."""
+        return replace(self, dispensable=self.dispensable | {(shard, device) for device in devices})
 
     def removed(self, checkpoints: Iterable[CheckpointId]) -> "Promise":
         """Their removal was acknowledged: they never come back."""
@@ -206,6 +213,7 @@ class Promise:
             fresh_max=self.fresh_max,
             tags=frozenset(tags),
             tags_may=frozenset(),
+            dispensable=frozenset(each for each in self.dispensable if each[0] in told),
         )
 
 
@@ -214,7 +222,8 @@ class Witness:
     """What was really saved, kept outside the product."""
 
     content: dict[Shard, Mapping[str, bytes]] = field(default_factory=dict[Shard, Mapping[str, bytes]])
-    manifests: dict[Shard, bytes] = field(default_factory=dict[Shard, bytes])
+    manifests: dict[Shard, list[bytes]] = field(default_factory=dict[Shard, list[bytes]])
+    """The newest last: a shard that was written again has several, each of which brings it back."""
 
     def expect(self, shard: Shard, content: Mapping[str, bytes]) -> None:
         """Take the bytes of a shard about to be saved, by leaf."""
@@ -226,7 +235,13 @@ class Witness:
         assert len(found) == 1, (
             f"{shard}: manifests differ, or there is none, after {copies} were acknowledged"
         )
-        (self.manifests[shard],) = found
+        self.manifests[shard] = list(found)
+
+    def committed_again(self, shard: Shard, storage: ModelStorage) -> None:
+        """Take the manifest of a shard that was written again."""
+        copies = manifest_copies(storage, shard, range(len(storage.roots)))
+        (new,) = set(copies) - set(self.manifests[shard])
+        self.manifests[shard].append(new)
 
     def copy_count(self, storage: ModelStorage, shard: Shard, devices: Iterable[int]) -> int:
         """Return how many of these devices have the shard's manifest, whole and under its name.
@@ -235,7 +250,7 @@ class Witness:
         """
         expected = self.manifests.get(shard)
         return sum(
-            content == expected if expected else _is_whole(content)
+            content in expected if expected else _is_whole(content)
             for content in manifest_copies(storage, shard, devices)
         )
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from crash_check import shards_on
 from crash_plan import Restart
-from model_storage import Fault, ModelStorage
-from promises import RUN_NAME, Promise, Witness
+from model_storage import Fault, ModelStorage, place_of
+from promises import RUN_NAME, Promise, Shard, Witness
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.device import Device
 from everstep.checkpoint.device_change import (
     cancel_drain,
     drain,
@@ -17,17 +18,19 @@ from everstep.checkpoint.device_change import (
     retire,
 )
 from everstep.checkpoint.keep import Keep
-from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.leaf import LeafSpec, whole_leaf
 from everstep.checkpoint.readmission import prepare_readmission
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.tags import add_tag, remove_tag
-from everstep.checkpoint.testing import HOLDER, make_state, save
-from everstep.core.errors import EverstepError
+from everstep.checkpoint.testing import HOLDER, State, make_state, save, save_again
+from everstep.core.errors import EverstepError, StorageError
 from everstep.core.ids import CheckpointId
 
 LEAVES = (whole_leaf("weight", "float32", (1000,)), whole_leaf("bias", "float32", (200,)))
+FOUR_LEAVES = tuple(whole_leaf(f"weight.{number}", "float32", (100,)) for number in range(4))
+"""One in each of four segments."""
 
 
 class UnexpectedError(AssertionError):
@@ -102,6 +105,22 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
+class Lose:
+    """A device counts as failed from here on, until the store is opened again."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAgain:
+    """Persist the shards of a step again, so that they do without the devices that are lost."""
+
+    step: int
+    copies: int
+    ranks: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
 class Reopen:
     """End the daemon, start it again."""
 
@@ -138,7 +157,8 @@ class Readmit:
 
 
 DeviceStep = Drain | Unplug | Retire | Readmit
-Step = Begin | Save | Complete | Collect | Remove | Label | Break | Reopen | DeviceStep
+StepOfRun = Begin | Save | SaveAgain | Complete | Collect | Remove | Label | Lose
+Step = StepOfRun | Break | Reopen | DeviceStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +171,9 @@ class Workload:
     world_size: int = 1
     from_birth: bool = False
     """The making of the store and of the run is recorded too."""
+    leaves: tuple[LeafSpec, ...] = LEAVES
+    segment_count: int | None = None
+    """As many as fit the devices, unless given."""
     partial_views: bool = False
     """The store is also opened while a device is missing or cannot be read."""
 
@@ -168,6 +191,8 @@ class Player:
         self._store: Store | None = None
         self._run: RunStore | None = None
         self._unplugged: set[int] = set()
+        self._states: dict[Shard, State] = {}
+        self._lost: set[int] = set()
 
     def open(self, adopt: Sequence[Path] = ()) -> None:
         """Open the store and the run in it, both made if new."""
@@ -202,8 +227,6 @@ class Player:
         self._storage.mark(promise)
 
     def _step(self, step: Step) -> None:
-        run = self._run
-        assert run is not None
         match step:
             case Break():
                 self._broken = Fault(
@@ -215,11 +238,26 @@ class Player:
                     is_done=step.is_done,
                 )
             case Reopen():
+                self._lost.clear()
                 self.close()
                 self._storage.recorder.add(Restart())
                 self._promised(self._promise.unplugged(self._unplugged))
                 self.open()
                 self._promised(self._promise.decided(self._out(), len(self._storage.roots)))
+            case Drain() | Unplug() | Retire() | Readmit():
+                self._change(step)
+            case _:
+                assert self._run is not None
+                self._step_of_run(step, self._run)
+
+    def _step_of_run(self, step: StepOfRun, run: RunStore) -> None:
+        match step:
+            case Lose(device):
+                run.store.mark_suspect(self._device(run, device).device_id, StorageError("it hurts"))
+                self._lost.add(device)
+            case SaveAgain():
+                for rank in step.ranks:
+                    self._save_again(run, step, rank)
             case Begin(fresh):
                 self._attempt += 1
                 self._promised(self._promise.beginning(self._attempt, fresh=fresh))
@@ -235,8 +273,6 @@ class Player:
                     self._promised(self._promise.completed(checkpoint))
             case Collect() | Remove() | Label():
                 self._retain(run, step)
-            case Drain() | Unplug() | Retire() | Readmit():
-                self._change(step)
 
     def _retain(self, run: RunStore, step: Collect | Remove | Label) -> None:
         match step:
@@ -322,7 +358,13 @@ class Player:
     def _save(self, run: RunStore, step: Save, rank: int) -> None:
         assert self._store is not None
         shard = (CheckpointId(self._attempt, step.step), rank)
-        state = make_state(self._store, seed=hash((self._attempt, step.step, rank)) & 0xFFFF, leaves=LEAVES)
+        state = make_state(
+            self._store,
+            hash((self._attempt, step.step, rank)) & 0xFFFF,
+            self._workload.leaves,
+            segment_count=self._workload.segment_count,
+        )
+        self._states[shard] = state
         self._witness.expect(shard, state.content)
         self._promised(self._promise.trying(shard))
         copies = self._device_count() if step.copies is None else step.copies
@@ -338,6 +380,17 @@ class Player:
             raise UnexpectedError(f"{shard} has {result.copy_count} copies, expected {copies}")
         self._witness.committed(shard, self._storage, copies)
         self._promised(self._promise.kept(shard, copies))
+
+    def _save_again(self, run: RunStore, step: SaveAgain, rank: int) -> None:
+        shard = (CheckpointId(self._attempt, step.step), rank)
+        result = save_again(run, self._states[shard], shard[0], rank=rank)
+        if result.copy_count != step.copies:
+            raise UnexpectedError(f"{shard} has {result.copy_count} copies, expected {step.copies}")
+        self._witness.committed_again(shard, self._storage)
+        self._promised(self._promise.without(shard, self._lost))
+
+    def _device(self, run: RunStore, index: int) -> Device:
+        return next(each for each in run.store.devices if place_of(each.path)[0] == index)
 
 
 _SAVES = (Begin(), Save(1), Complete(1), Save(2), Complete(2), Save(3), Complete(3))
@@ -417,7 +470,7 @@ WORKLOADS = (
         steps=(
             *_SAVES,
             Break(call="sync_data", device=1),
-            Save(4, copies=0),
+            Save(4, copies=1),  # on the other device
             Collect(1),  # a device is suspect
             Reopen(),
             Collect(1, removes=((1, 1),)),
@@ -426,16 +479,26 @@ WORKLOADS = (
     ),
     Workload(
         name="failed write",
-        steps=(Begin(), Save(1), Break(call="write_segment", device=0), Save(2, copies=0), Save(3)),
+        steps=(
+            Begin(),
+            Save(1),
+            Break(call="write_segment", device=0),
+            Save(2, copies=1),
+            Save(3, copies=1),
+            Reopen(),
+            Break(call="write_segment", times=2),
+            Save(4, copies=0),
+            Save(5),
+        ),
     ),
     Workload(
         name="failed fsync of data directories",
         steps=(
             *_SAVES[:3],
             Break(call="sync_directory", device=0, part="/data"),
-            Save(2, copies=0),
+            Save(2, copies=1),
             Break(call="sync_directory", device=1, part="/data", nth=2),
-            Save(3, copies=0),
+            Save(3),  # both have failed now: on the first again, rather than nowhere
             Save(4),
         ),
     ),
@@ -445,6 +508,7 @@ WORKLOADS = (
             *_SAVES[:3],
             Break(call="rename_noreplace", device=1),
             Save(2, copies=1),
+            Reopen(),
             Break(call="write_small_new", device=0, part="/commits"),
             Save(3, copies=1),
             Collect(1),
@@ -460,6 +524,7 @@ WORKLOADS = (
             *_SAVES[:3],
             Break(call="sync_directory", device=0, part="/commits"),
             Save(2, copies=1),
+            Reopen(),
             Break(call="sync_directory", part="/commits", times=2),
             Save(3, copies=0, is_unknown=True),
             Save(4),
@@ -471,6 +536,7 @@ WORKLOADS = (
             *_SAVES[:3],
             Break(call="rename_noreplace", device=1, is_done=True),
             Save(2, copies=1),
+            Reopen(),
             Break(call="rename_noreplace", times=2, is_done=True),
             Save(3, copies=0, is_unknown=True),
             Break(call="replace", device=1, is_done=True),
@@ -508,14 +574,14 @@ WORKLOADS = (
             *_SAVES[:4],
             Break(call="replace", device=0),
             Complete(2, fails=True),
-            Save(3),
+            Save(3, copies=1),
             Reopen(),
             Complete(3),
         ),
     ),
     Workload(
         name="a device missing",
-        steps=(Begin(), Save(1), Save(2), Complete(2), Break(call="sync_data", device=0), Save(3, copies=0)),
+        steps=(Begin(), Save(1), Save(2), Complete(2), Break(call="sync_data", device=0), Save(3, copies=1)),
         partial_views=True,
     ),
     Workload(
@@ -658,5 +724,59 @@ WORKLOADS = (
         ),
         device_count=3,
         partial_views=True,
+    ),
+    Workload(
+        name="a segment taken over",
+        # Made one after the other, the first device has run out while two segments wait for the second.
+        steps=(*_SAVES[:5], Break(call="write_segment", device=1), Save(3, copies=1), Reopen(), Save(4)),
+        leaves=FOUR_LEAVES,
+        segment_count=4,
+    ),
+    Workload(
+        name="one of three devices fails",
+        steps=(
+            Begin(),
+            Save(1),
+            Complete(1),
+            Break(call="sync_data", device=1),
+            Save(2, copies=2),
+            Save(3, copies=2),
+            Reopen(),
+            Complete(3),
+            Save(4),
+            Collect(1, removes=((1, 1),)),
+        ),
+        device_count=3,
+    ),
+    Workload(
+        name="a device lost after the commit",
+        steps=(
+            *_SAVES[:5],
+            Lose(1),
+            SaveAgain(2, copies=1),
+            Save(3, copies=1),
+            Reopen(),
+            Complete(3),
+            Collect(1, removes=((1, 1),)),
+            Lose(0),
+            SaveAgain(3, copies=1),
+        ),
+    ),
+    Workload(
+        name="two devices lost one after the other",
+        steps=(
+            Begin(),
+            Save(1),
+            Save(2, (0, 1)),
+            Lose(2),
+            SaveAgain(2, copies=2, ranks=(0, 1)),
+            Lose(0),
+            SaveAgain(2, copies=1, ranks=(0, 1)),
+            Reopen(),
+            Save(3),
+            Remove((1, 2)),
+        ),
+        device_count=3,
+        world_size=2,
     ),
 )

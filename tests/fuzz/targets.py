@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from everstep.checkpoint.draft_format import decode_draft, draft_pieces_of, encode_draft
-from everstep.checkpoint.layout_plan import DeviceWeight, plan_layout
+from everstep.checkpoint.draft_format import decode_draft, encode_draft, written_pieces
+from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_format import decode_manifest, decode_manifest_head, encode_manifest
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Draft, Manifest, SegmentRecord
@@ -95,7 +95,7 @@ class Target:
 
 
 def _draft() -> Draft:
-    layout = plan_layout(LEAVES, ALIASES, [DeviceWeight(device_id=each) for each in DEVICES])
+    layout = plan_layout(LEAVES, ALIASES, segment_count=len(DEVICES))
     return Draft(
         checkpoint=CHECKPOINT,
         rank=1,
@@ -112,6 +112,18 @@ def _draft() -> Draft:
 
 
 def _manifest(draft: Draft) -> Manifest:
+    records = tuple(
+        SegmentRecord(
+            segment=plan.segment,
+            device_id=device_id,
+            generation=GENERATION,
+            file_size_bytes=plan.file_size_bytes,
+            header_size_bytes=plan.header_size_bytes,
+            dio_alignment_bytes=512,
+            block_checksums=tuple(range(-(-plan.file_size_bytes // BLOCK_SIZE_BYTES))),
+        )
+        for device_id, plan in zip(DEVICES, draft.segments, strict=True)
+    )
     return Manifest(
         run_id=run_id_of("demo"),
         run_name="demo",
@@ -125,19 +137,8 @@ def _manifest(draft: Draft) -> Manifest:
         layout_digest=draft.layout_digest,
         leaves=draft.leaves,
         aliases=draft.aliases,
-        pieces=draft_pieces_of(draft, GENERATION),
-        segments=tuple(
-            SegmentRecord(
-                segment=plan.segment,
-                device_id=plan.device_id,
-                generation=GENERATION,
-                file_size_bytes=plan.file_size_bytes,
-                header_size_bytes=plan.header_size_bytes,
-                dio_alignment_bytes=512,
-                block_checksums=tuple(range(-(-plan.file_size_bytes // BLOCK_SIZE_BYTES))),
-            )
-            for plan in draft.segments
-        ),
+        pieces=written_pieces(draft, records),
+        segments=records,
         values=draft.values,
         notes=draft.notes,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.checkpoint.layout_plan import DeviceWeight, Layout, plan_layout
+from everstep.checkpoint.layout_plan import Layout, plan_layout
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.errors import NodeError
 from everstep.hook.mapped_arena import MappedArena
@@ -111,7 +111,7 @@ def test_slots_follow_each_other_and_are_taken_once() -> None:
 
 def layout(columns: int) -> Layout:
     leaf = whole_leaf("w", "float32", (4, columns))
-    return plan_layout([leaf], [], [DeviceWeight(device_id="0" * 32)])
+    return plan_layout([leaf], [], segment_count=1)
 
 
 def test_it_fits_the_same_layout_with_room_only() -> None:

@@ -153,6 +153,7 @@ def main() -> None:
         done=digest(inner, optimizer, run.history("loss")),
         complete=report.last_complete,
         failures=list(report.failures),
+        notes=list(report.notes),
         skipped=report.skipped,
         stall_s=report.stall_s,
     )

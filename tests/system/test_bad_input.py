@@ -448,21 +448,22 @@ class TestDamage:
     def test_when_all_are_damaged_no_step_is_taken_from_a_mixture_and_fresh_starts_anew(
         self, storage: list[Path]
     ) -> None:
-        saved = saved_run(storage)
+        """Damaged where only weights lie: what is compared before anything is written can be read."""
+        saved = saved_run(storage, width=400_000)
         for name in saved:
             (path,) = segments(storage[0], name)
-            flip(path, path.stat().st_size - 1)
+            flip(path, 9 * MIB)
         with service():
-            with contextlib.suppress(KeyboardInterrupt), training(storage) as trained:
+            with contextlib.suppress(KeyboardInterrupt), training(storage, width=400_000) as trained:
                 with refused(CorruptDataError, "none of the 2 checkpoints", *saved, hint="fresh=True"):
                     trained.run.restore()
                 with refused(CorruptDataError, "hold parts of a checkpoint", hint="new process"):
                     trained.run.step()
                 raise KeyboardInterrupt
-            with training(storage, fresh=True) as fresh:
+            with training(storage, width=400_000, fresh=True) as fresh:
                 assert fresh.run.restore() is None
                 fresh.save()
-        assert_restores(storage, fresh.saved)
+        assert_restores(storage, fresh.saved, width=400_000)
 
     def test_an_abandoned_branch_stays_abandoned(self, storage: list[Path]) -> None:
         """The restart after a restore of an older step goes on from the newest attempt, not from the largest step."""

@@ -19,14 +19,14 @@ from everstep.hook.trainer_testing import Job, Trainer, daemon_pid, end_daemon
 
 ALLOCATING = Phase("everstep.checkpoint.linux:fallocate")
 PERSISTING = Phase("everstep.checkpoint.storage_ops:RealStorage.write_segment", 3)
-BETWEEN = Phase("everstep.checkpoint.commit:_ShardWrite.publish", 2)
+BETWEEN = Phase("everstep.checkpoint.commit:manifest_of", 2)
 """All data of the second checkpoint are durable, no manifest refers to them."""
 HALF = Phase("everstep.checkpoint.storage_ops:RealStorage.rename_noreplace", 4, ".0.mf")
 """The second checkpoint's manifest is on one device of two."""
 COMPLETING = Phase("everstep.checkpoint.run_store:RunStore.set_complete_floor", 2)
 COPYING = Phase("everstep.hook.copier:memmove", 37)
 """The small state has 18 lazy leaves, at first fewer: not the first snapshot."""
-LAST = Phase("everstep.checkpoint.commit:_ShardWrite.publish", 1, "step=25")
+LAST = Phase("everstep.checkpoint.commit:manifest_of", 1, "step=25")
 
 ATTACH_PHASES = {
     "opening": Phase("everstep.checkpoint.recovery:recover"),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from everstep.checkpoint.commit import persist_shard
-from everstep.checkpoint.layout_plan import DeviceWeight, plan_layout
+from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.testing import State, each_engine, memory_arena, opened
@@ -56,8 +56,7 @@ def content_of(leaf: LeafSpec, checkpoint: CheckpointId, rank: int) -> bytes:
 
 
 def save(run: RunStore, checkpoint: CheckpointId, rank: int, parent: CheckpointId | None) -> None:
-    devices = [DeviceWeight(device_id=device.device_id) for device in run.store.devices]
-    layout = plan_layout(LEAVES, ALIASES, devices)
+    layout = plan_layout(LEAVES, ALIASES, segment_count=len(run.store.devices))
     state = State(layout, {leaf.name: content_of(leaf, checkpoint, rank) for leaf in LEAVES})
     draft = replace(
         state.draft(checkpoint, rank=rank, world_size=2),

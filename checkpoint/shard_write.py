@@ -1,0 +1,322 @@
+"""One generation of a shard: its segments made durable on the devices that they are dealt to, or none of them.
+
+The order of calls is that of commit.py.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ..core.errors import DeadlineError, NodeError, StorageError
+from ..core.ids import random_id
+from .checksum import block_checksums
+from .device import Device
+from .engine import Engine
+from .engine_lanes import LANE_COUNT
+from .manifest_types import Draft, SegmentPlan, SegmentRecord
+from .run_store import SEGMENT_SUFFIX, RunStore
+from .segment_dealer import SegmentDealer
+from .segment_format import SegmentStamp, align_up, build_header
+from .space_ledger import Reservation
+from .storage_ops import ArenaRange, SegmentHandle
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+WRITERS_PER_DEVICE = LANE_COUNT
+"""One hands its next segment over while the other's is written, so that the device never waits."""
+
+DEVICES_PER_CHECKSUM_THREAD = 2
+"""XXH3 reads memory at several times the speed of a drive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWrite:
+    """What one device did for a shard."""
+
+    device_id: str
+    size_bytes: int
+    write_s: float
+    """From its first byte to its last."""
+    sync_s: float
+    """Cutting, fdatasync and fsync of directories."""
+    is_direct: bool
+    """All of its segments were written with O_DIRECT."""
+
+
+class WriteFailedError(Exception):
+    """Devices failed or are full: the generation is abandoned."""
+
+    def __init__(self, failures: Mapping[Device, StorageError]) -> None:
+        super().__init__("; ".join(f"{device.path}: {error}" for device, error in failures.items()))
+        self.failures = failures
+
+
+class _StoppedError(Exception):
+    """Another device failed: this one need not go on."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one device has of the generation; used by its threads alone."""
+
+    device: Device
+    files: dict[int, SegmentHandle] = field(default_factory=dict[int, SegmentHandle])
+    """Open files by segment."""
+    written: dict[int, SegmentPlan] = field(default_factory=dict[int, SegmentPlan])
+    alignments_bytes: dict[int, int] = field(default_factory=dict[int, int])
+    write_s: float = 0.0
+
+
+class ShardWrite:
+    """One generation being written; used by the thread that persists the shard, which starts the others."""
+
+    def __init__(
+        self,
+        run: RunStore,
+        draft: Draft,
+        plans: Sequence[SegmentPlan],
+        arena: ArenaRange,
+        *,
+        engines: Mapping[str, Engine],
+        devices: Sequence[Device],
+    ) -> None:
+        self.generation = random_id()
+        self.writes: tuple[DeviceWrite, ...] = ()
+        self._run = run
+        self._ops = run.store.ops
+        self._draft = draft
+        self._plans = plans
+        self._arena = arena
+        self._engines = engines
+        self._dealer = SegmentDealer(run.store, plans, devices)
+        self._parts: list[_Part] = []
+        self._stop = threading.Event()
+
+    def write(self) -> tuple[SegmentRecord, ...]:
+        """Return the records of all segments, durable.
+
+        Raises:
+            NoSpaceError: there is no room; nothing was written.
+            WriteFailedError: devices failed; `abandon` removes what was written.
+            DeadlineError: a device hangs and may still read from the slot.
+        """
+        with self._dealer.reserve() as reservation:
+            self._parts = [_Part(device) for device in self._dealer.devices]
+            self._seal_headers()
+            # A device's thread mostly waits for the kernel, so the checksums have threads of their own.
+            hashing = ThreadPoolExecutor(
+                -(-len(self._parts) // DEVICES_PER_CHECKSUM_THREAD) + 1,
+                thread_name_prefix="everstep-checksum",
+            )
+            try:
+                checksums = [hashing.submit(self._checksums, plan) for plan in self._plans]
+                self._on_each_device(lambda part: self._prepare(part, reservation))
+                self.writes = tuple(self._on_each_device(self._write_part))
+                return self._records([checksum.result() for checksum in checksums])
+            finally:
+                hashing.shutdown(cancel_futures=True)
+                self._let_go()
+
+    def abandon(self) -> None:
+        """Remove what was written, as far as the devices let us; recovery removes the rest as an orphan."""
+        for part in self._parts:
+            directory = self._directory(part)
+            with contextlib.suppress(StorageError):
+                for name in self._ops.list_directory(directory):
+                    self._ops.unlink(directory / name)
+                self._ops.remove_directory(directory)
+
+    def _directory(self, part: _Part) -> Path:
+        return self._run.generation_path(part.device, self.generation)
+
+    def _seal_headers(self) -> None:
+        """Write each segment's header into the slot, and zeros behind its end: direct I/O writes whole blocks."""
+        for plan in self._plans:
+            stamp = SegmentStamp(
+                generation=self.generation,
+                run_id=self._run.run_id,
+                checkpoint=self._draft.checkpoint,
+                rank=self._draft.rank,
+                segment=plan.segment,
+            )
+            header = build_header(plan.entries, stamp)
+            self._arena.view(plan.slot_offset_bytes, len(header))[:] = header
+            padding_bytes = align_up(plan.file_size_bytes) - plan.file_size_bytes
+            tail_offset = plan.slot_offset_bytes + plan.file_size_bytes
+            self._arena.view(tail_offset, padding_bytes)[:] = bytes(padding_bytes)
+
+    def _checksums(self, plan: SegmentPlan) -> tuple[int, ...]:
+        with self._arena.view(plan.slot_offset_bytes, plan.file_size_bytes) as view:
+            return block_checksums(view, plan.file_size_bytes)
+
+    # --- one thread per device ----------------------------------------------------------------------------------
+
+    def _on_each_device(self, call: Callable[[_Part], _T]) -> list[_T]:
+        """Return what `call` says of each part, made at the same time; a failure stops the others."""
+        with ThreadPoolExecutor(len(self._parts) or 1, thread_name_prefix="everstep-persist") as pool:
+            done = {part.device: pool.submit(self._guarded, call, part) for part in self._parts}
+        self._raise_failures(done)
+        return [each.result() for each in done.values()]
+
+    def _guarded(self, call: Callable[[_Part], _T], part: _Part) -> _T:
+        try:
+            with self._run.store.watching(part.device.device_id):
+                return call(part)
+        except BaseException:
+            self._stop.set()
+            raise
+
+    def _raise_failures(self, done: Mapping[Device, Future[_T]]) -> None:
+        """Raise what the devices raised: a hanging one before all (the slot is lost), then what nobody expected."""
+        errors = {device: error for device, each in done.items() if (error := each.exception()) is not None}
+        for device, error in errors.items():
+            if not isinstance(error, _StoppedError):
+                _log.warning(
+                    "persist_failed run=%s checkpoint=%s rank=%d device=%s error=%s",
+                    self._run.run_id,
+                    self._draft.checkpoint,
+                    self._draft.rank,
+                    device.path,
+                    error,
+                )
+        for device, error in errors.items():
+            if isinstance(error, DeadlineError):
+                raise named(self._draft, device, error)
+        failed = {device: error for device, error in errors.items() if isinstance(error, StorageError)}
+        for error in errors.values():
+            if not isinstance(error, StorageError | _StoppedError):
+                raise error
+        if failed:
+            raise WriteFailedError(failed)
+
+    def _prepare(self, part: _Part, reservation: Reservation) -> None:
+        """Make the device's files and allocate them, before a byte moves anywhere."""
+        self._ops.make_directory(self._directory(part))
+        for plan in self._dealer.dealt_to(part.device):
+            self._create(part, plan)
+        reservation.settle(part.device.device_id)
+
+    def _create(self, part: _Part, plan: SegmentPlan) -> SegmentHandle:
+        handle = self._ops.open_new_segment(self._directory(part) / f"{plan.segment}{SEGMENT_SUFFIX}")
+        part.files[plan.segment] = handle
+        self._ops.reserve(handle, plan.file_size_bytes)
+        return handle
+
+    def _write_part(self, part: _Part) -> DeviceWrite:
+        started_s = time.perf_counter()
+        with ThreadPoolExecutor(WRITERS_PER_DEVICE, thread_name_prefix="everstep-writer") as pool:
+            writers = [pool.submit(self._write_segments, part) for _ in range(WRITERS_PER_DEVICE)]
+        errors = [error for writer in writers if (error := writer.exception()) is not None]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, _StoppedError))
+        part.write_s = time.perf_counter() - started_s
+        self._drop_taken_over(part)
+        return self._sync(part)
+
+    def _write_segments(self, part: _Part) -> None:
+        try:
+            self._write_until_none_is_left(part)
+        except BaseException:
+            self._stop.set()
+            raise
+
+    def _write_until_none_is_left(self, part: _Part) -> None:
+        self._check_stop()
+        while (plan := self._dealer.take(part.device)) is not None:
+            handle = part.files.get(plan.segment) or self._create(part, plan)
+            busy_s = self._ops.write_segment(
+                handle,
+                self._arena,
+                plan.slot_offset_bytes,
+                plan.file_size_bytes,
+                self._engines[part.device.device_id],
+            )
+            self._written(part, plan, handle, busy_s)
+            self._check_stop()
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise _StoppedError
+
+    def _written(self, part: _Part, plan: SegmentPlan, handle: SegmentHandle, busy_s: float) -> None:
+        self._dealer.written(part.device, plan)
+        part.written[plan.segment] = plan
+        part.alignments_bytes[plan.segment] = handle.alignment_bytes
+        if handle.is_direct:
+            self._run.store.measured(part.device.device_id, plan.file_size_bytes, busy_s)
+
+    def _drop_taken_over(self, part: _Part) -> None:
+        """Remove the files that were made here for segments which another device has written."""
+        for segment in part.files.keys() - part.written.keys():
+            handle = part.files.pop(segment)
+            self._ops.close(handle)
+            self._ops.unlink(handle.path)
+
+    def _sync(self, part: _Part) -> DeviceWrite:
+        ops, device = self._ops, part.device
+        started_s = time.perf_counter()
+        buffered = [segment for segment, handle in part.files.items() if not handle.is_direct]
+        for segment, plan in part.written.items():
+            ops.truncate(part.files[segment], plan.file_size_bytes)
+        for segment in part.written:
+            ops.sync_data(part.files[segment])
+        while part.files:
+            ops.close(part.files.popitem()[1])
+        ops.sync_directory(self._directory(part))
+        ops.sync_directory(self._run.data_path(device))
+        sync_s = time.perf_counter() - started_s
+        # Through the page cache: how long that takes shows only in the sync.
+        buffered_bytes = sum(part.written[segment].file_size_bytes for segment in buffered)
+        self._run.store.measured(device.device_id, buffered_bytes, part.write_s + sync_s)
+        return DeviceWrite(
+            device_id=device.device_id,
+            size_bytes=sum(plan.file_size_bytes for plan in part.written.values()),
+            write_s=part.write_s,
+            sync_s=sync_s,
+            is_direct=not buffered,
+        )
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        """Close what a failure left open."""
+        self._dealer.close()
+        with contextlib.ExitStack() as left:
+            for part in self._parts:
+                for handle in part.files.values():
+                    left.callback(self._close_quietly, handle)
+                part.files.clear()
+
+    def _close_quietly(self, handle: SegmentHandle) -> None:
+        with contextlib.suppress(StorageError):
+            self._ops.close(handle)
+
+    def _records(self, checksums: Iterable[tuple[int, ...]]) -> tuple[SegmentRecord, ...]:
+        homes = {segment: part for part in self._parts for segment in part.written}
+        return tuple(
+            SegmentRecord(
+                segment=plan.segment,
+                device_id=homes[plan.segment].device.device_id,
+                generation=self.generation,
+                file_size_bytes=plan.file_size_bytes,
+                header_size_bytes=plan.header_size_bytes,
+                dio_alignment_bytes=homes[plan.segment].alignments_bytes[plan.segment],
+                block_checksums=block_sums,
+            )
+            for plan, block_sums in zip(self._plans, checksums, strict=True)
+        )
+
+
+def named(draft: Draft, device: Device, error: NodeError) -> NodeError:
+    """Return the error with the shard and the device in its message, caused by it."""
+    what = f"rank {draft.rank} of checkpoint {draft.checkpoint}"
+    made = type(error)(f"{what} was not saved: device {device.path}: {error.message}", hint=error.hint)
+    made.__cause__ = error
+    return made

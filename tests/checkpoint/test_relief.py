@@ -1,0 +1,161 @@
+"""A slow device is relieved: real files, and engines that move real bytes at a bounded rate."""
+
+import itertools
+import os
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from places import memory_folder
+
+from everstep.checkpoint import device_set
+from everstep.checkpoint.commit import persist_shard
+from everstep.checkpoint.device_set import DeviceState
+from everstep.checkpoint.engine import Transfer, TransferDone
+from everstep.checkpoint.layout_plan import plan_layout
+from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.manifest_types import Manifest
+from everstep.checkpoint.plain_engine import PlainEngine
+from everstep.checkpoint.publication import PersistResult
+from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.testing import State, load, memory_arena, opened
+from everstep.core.ids import CheckpointId
+
+MB = 10**6
+FAST, SLOW = 20 * MB, 4 * MB
+SEGMENT_BYTES = 4 << 20
+STATE_BYTES = 16 * SEGMENT_BYTES
+
+
+class BoundedEngine:
+    """Moves bytes as PlainEngine does, and takes at least as long as a drive of this rate would."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.name = "bounded"
+        self._engine = PlainEngine()
+        self._one_at_a_time = threading.Lock()
+
+    def run(self, transfer: Transfer) -> TransferDone:
+        began_s = time.perf_counter()
+        with self._one_at_a_time:
+            until_s = time.perf_counter() + transfer.length_bytes / self.bytes_per_s
+            done = self._engine.run(transfer)
+            threading.Event().wait(max(until_s - time.perf_counter(), 0.0))
+        return TransferDone(bytes_moved=done.bytes_moved, busy_s=time.perf_counter() - began_s)
+
+    def forget(self, arena_fd: int) -> None:
+        self._engine.forget(arena_fd)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+@pytest.fixture
+def dirs() -> Generator[list[Path]]:
+    with memory_folder() as folder:
+        made = [folder / name for name in "abcd"]
+        for path in made:
+            path.mkdir()
+        yield made
+
+
+@pytest.fixture
+def run(dirs: list[Path]) -> Generator[RunStore]:
+    with opened(dirs) as (store, _):
+        made = store.run(os.geteuid(), "demo", create=True)
+        made.begin_attempt(1, fresh=False)
+        yield made
+
+
+@pytest.fixture
+def engines(run: RunStore) -> Generator[dict[str, BoundedEngine]]:
+    """One bounded engine for each device, the last one slow."""
+    with ExitStack() as stack:
+        made = {device.device_id: BoundedEngine(FAST) for device in run.store.devices}
+        made[run.store.devices[-1].device_id].bytes_per_s = SLOW
+        for engine in made.values():
+            stack.callback(engine.close)
+        yield made
+
+
+def make_large_state(segment_count: int) -> State:
+    leaf = whole_leaf("w", "uint8", (STATE_BYTES >> 10, 1 << 10))
+    content = os.urandom(1 << 20) * (STATE_BYTES >> 20)
+    return State(plan_layout([leaf], [], segment_count=segment_count), {"w": content})
+
+
+def persist(run: RunStore, state: State, step: int, engines: Mapping[str, BoundedEngine]) -> PersistResult:
+    with memory_arena(state.layout.slot_size_bytes) as arena:
+        state.copy_into(arena)
+        return persist_shard(run, state.draft(CheckpointId(1, step)), arena, engines=engines)
+
+
+def counts(manifest: Manifest) -> Counter[str]:
+    return Counter(record.device_id for record in manifest.segments)
+
+
+@pytest.mark.timeout(120)
+def test_a_drive_five_times_slower_costs_little_from_the_second_checkpoint_on(
+    run: RunStore, engines: dict[str, BoundedEngine]
+) -> None:
+    state = make_large_state(16)
+    ideal_s = STATE_BYTES / (3 * FAST + SLOW)
+    results = [persist(run, state, step, engines) for step in range(1, 6)]
+    slow_id = run.store.devices[-1].device_id
+    for result in results:
+        assert load(run, result.manifest) == state.content
+    assert all(counts(result.manifest)[slow_id] <= 1 for result in results[1:])
+    assert statistics.median(result.persist_s for result in results[1:]) <= 1.3 * ideal_s
+
+
+def test_a_drive_that_turns_slow_is_relieved_within_the_same_checkpoint(
+    run: RunStore, engines: dict[str, BoundedEngine]
+) -> None:
+    state = make_large_state(16)
+    slow_id = run.store.devices[-1].device_id
+    engines[slow_id].bytes_per_s = FAST
+    before = persist(run, state, 1, engines)
+    assert set(counts(before.manifest).values()) == {
+        4
+    }  # equal drives get equal parts, and none takes any over
+    engines[slow_id].bytes_per_s = SLOW
+    result = persist(run, state, 2, engines)
+    assert counts(result.manifest)[slow_id] <= 2
+    assert load(run, result.manifest) == state.content
+
+
+def test_a_segment_that_was_taken_over_is_on_one_device_only(
+    run: RunStore, engines: dict[str, BoundedEngine], dirs: list[Path]
+) -> None:
+    result = persist(run, make_large_state(16), 1, engines)
+    assert counts(result.manifest)[run.store.devices[-1].device_id] < 4
+    names = [path.name for each in dirs for path in each.rglob("*.safetensors")]
+    assert sorted(names) == sorted(f"{number}.safetensors" for number in range(16))
+    assert all(run.store.speeds.backlog_bytes(device.device_id) == 0 for device in run.store.devices)
+    run.store.close()
+    with opened(dirs) as (_, report):
+        assert report.problems == []
+
+
+def test_a_slow_device_is_said_to_be_slow_and_to_be_well_again(
+    run: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[tuple[DeviceState, str]] = []
+    device_id = run.store.devices[-1].device_id
+    run.store.on_change = lambda: changes.append(run.store.device_state(device_id))
+    monkeypatch.setattr(device_set, "time", SimpleNamespace(monotonic=itertools.count(1).__next__))
+    for device in run.store.devices:
+        run.store.measured(device.device_id, 100 * MB, 0.5)
+    for speed in (20, 200):
+        for _ in range(12):
+            run.store.measured(device_id, speed * MB, 1.0)
+    assert [state for state, _ in changes] == [DeviceState.SLOW, DeviceState.OK]
+    assert "MB/s" in changes[0][1]
+    assert run.store.writable == run.store.devices  # relieved by its share, not taken out

@@ -1,0 +1,177 @@
+"""A device that dies or fills under a daemon: what is sealed goes to the rest, and everybody is told."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loop_disk import LoopDisk, skip_without
+from scraping import scrape
+
+from everstep.checkpoint.testing import load, opened
+from everstep.core.ids import CheckpointId
+from everstep.daemon.control_client import connected
+from everstep.daemon.testing import FakeArena, FakeTrainer, node_daemon
+from everstep.daemon.views import DeviceStatus
+from everstep.proto import frames
+from everstep.proto.frames import DeviceCondition
+
+pytestmark = pytest.mark.root
+
+FIRST, SECOND, THIRD = CheckpointId(1, 1), CheckpointId(1, 2), CheckpointId(1, 3)
+NAMES = [Path("nvme0"), Path("nvme1")]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[LoopDisk]:
+    skip_without("ext4")
+    made = LoopDisk(tmp_path, "ext4", "disk")
+    try:
+        made.mount()
+        (made.path / "everstep").mkdir(mode=0o700)
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture
+def devices(disk: LoopDisk, tmp_path: Path) -> list[Path]:
+    """The first one's power can be cut."""
+    good = tmp_path / "good"
+    good.mkdir()
+    return [disk.path / "everstep", good]
+
+
+def attached(trainer: FakeTrainer, *, world_size: int = 1) -> FakeArena:
+    reply = trainer.open_run(NAMES, world_size=world_size)
+    assert isinstance(reply, frames.RunOpened), reply
+    assert [device.condition for device in reply.devices] == [DeviceCondition.OK] * 2
+    trainer.begin_attempt(1)
+    return trainer.make_arena(trainer.layout())
+
+
+def conditions(event: frames.Reply) -> dict[str, DeviceCondition]:
+    assert isinstance(event, frames.DevicesChanged)
+    return {device.path: device.condition for device in event.devices}
+
+
+def check_restored_from(device: Path, arena: FakeArena, expected: CheckpointId, seed: int) -> None:
+    """The good device alone is enough."""
+    with opened([device], read_only=True) as (store, _):
+        (run,) = store.runs()
+        assert run.offered()[0] == expected
+        assert load(run, run.manifest(expected, 0)) == arena.content(seed)
+
+
+def test_a_device_that_dies_is_left_out_and_the_snapshot_is_written_at_once_to_the_rest(
+    node_config: Path, disk: LoopDisk, devices: list[Path], socket_path: Path
+) -> None:
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        with FakeTrainer(socket_path) as trainer:
+            arena = attached(trainer)
+            arena.save(FIRST, seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            disk.cut()
+            arena.save(SECOND, seed=2, slot=1)
+            saved = trainer.event(frames.Persisted)
+            assert isinstance(saved, frames.Persisted)
+            assert (saved.step, saved.under_replicated) == (2, True)
+            changed = conditions(trainer.event(frames.DevicesChanged))
+            assert changed == {
+                str(devices[0]): DeviceCondition.SUSPECT,
+                str(devices[1]): DeviceCondition.OK,
+            }
+            notice = trainer.event(frames.Notice)
+            assert isinstance(notice, frames.Notice)
+            assert "1.2 is written again without" in notice.message
+            assert str(devices[0]) in notice.message
+            states = {device.path: device for device in client.status().stores[0].devices}
+            metrics = scrape(port)
+            check_restored_from(devices[1], arena, SECOND, 2)
+            arena.close()
+    assert states[str(devices[0])].state is DeviceStatus.SUSPECT
+    assert states[str(devices[0])].reason
+    assert states[str(devices[1])].state is DeviceStatus.OK
+    assert metrics[f"everstep_device_state{{{devices[0]},suspect}}"] == 1
+    assert metrics["everstep_shard_writes_retried_total{StorageError}"] == 1
+    assert (metrics["everstep_shards_persisted_total"], metrics["everstep_shards_failed_total"]) == (2, 0)
+    log = socket_path.with_name("daemon.log").read_text()
+    assert "persist_failed" in log
+    assert "shard_written_again" in log
+
+
+def test_when_a_device_dies_what_is_committed_there_is_written_again_from_memory(
+    node_config: Path, disk: LoopDisk, devices: list[Path], socket_path: Path
+) -> None:
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        with FakeTrainer(socket_path) as trainer:
+            arena = attached(trainer, world_size=2)
+            arena.save(FIRST, seed=1, world_size=2)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            disk.cut()
+            trainer.send(frames.Complete(attempt=1, step=1))  # its floor cannot be written there
+            assert DeviceCondition.SUSPECT in conditions(trainer.event(frames.DevicesChanged)).values()
+            notice = trainer.event(frames.Notice)
+            assert isinstance(notice, frames.Notice)
+            assert notice.code == ""
+            assert "rank 0 of checkpoint 1.1 was written again to the devices that are left" in notice.message
+            metrics = scrape(port)
+            check_restored_from(devices[1], arena, FIRST, 1)
+            # From memory, too: its headers are those of the new generation now.
+            fetched = trainer.fetch(FIRST)
+            assert isinstance(fetched, frames.Fetched), fetched
+            arena.close()
+    assert metrics["everstep_shards_rewritten_total"] == 1
+    assert metrics["everstep_shards_rewrite_failed_total"] == 0
+    assert "shard_mended" in socket_path.with_name("daemon.log").read_text()
+
+
+def test_a_device_that_fills_gets_nothing_more_and_counts_as_well(
+    node_config: Path, disk: LoopDisk, devices: list[Path], socket_path: Path
+) -> None:
+    with (
+        node_daemon(node_config, socket_path),
+        connected(socket_path) as client,
+        FakeTrainer(socket_path) as trainer,
+    ):
+        arena = attached(trainer)
+        arena.save(FIRST, seed=1)
+        assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+        filler = subprocess.run(
+            ["dd", "if=/dev/zero", f"of={disk.path}/filler", "bs=64k"], capture_output=True, check=False
+        )
+        assert b"No space left" in filler.stderr
+        arena.save(SECOND, seed=2, slot=1)
+        saved = trainer.event(frames.Persisted)
+        assert isinstance(saved, frames.Persisted)
+        assert saved.step == 2
+        states = {device.path: device.state for device in client.status().stores[0].devices}
+        (run,) = _runs(devices[1:])
+        arena.close()
+    assert set(states.values()) == {DeviceStatus.OK}
+    assert len(run) == 2
+
+
+def _runs(devices: list[Path]) -> list[list[Path]]:
+    return [sorted(device.glob("runs/*/*/data/*")) for device in devices]
+
+
+def test_where_nothing_is_left_the_trainer_is_told(tmp_path: Path, disk: LoopDisk, socket_path: Path) -> None:
+    config = tmp_path / "one.toml"
+    config.write_text(
+        f'[devices]\nnvme0 = "{disk.path}/everstep"\n[daemon]\nsocket = "{socket_path}"\n[metrics]\nenabled = true\n'
+    )
+    with node_daemon(config, socket_path), FakeTrainer(socket_path) as trainer:
+        assert isinstance(trainer.open_run(NAMES[:1]), frames.RunOpened)
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(trainer.layout())
+        disk.cut()
+        arena.save(FIRST, seed=1)
+        failed = trainer.event(frames.PersistFailed)
+        assert isinstance(failed, frames.PersistFailed)
+        assert "1.1 was not saved: device" in failed.message
+        fetched = trainer.fetch(FIRST)
+        assert isinstance(fetched, frames.Fetched), fetched
+        arena.close()

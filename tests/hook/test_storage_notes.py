@@ -1,0 +1,38 @@
+import logging
+
+import pytest
+
+from everstep.hook.report import FAILURES_KEPT, CostBook
+from everstep.hook.storage_notes import StorageNotes
+from everstep.proto import frames
+from everstep.proto.frames import DeviceCondition
+
+
+def info(name: str, condition: DeviceCondition, reason: str = "") -> frames.DeviceInfo:
+    return frames.DeviceInfo(
+        device_id=name, path=f"/nvme/{name}", condition=condition, reason=reason, write_bytes_per_s=0.0
+    )
+
+
+def test_each_change_of_a_device_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    book = CostBook()
+    notes = StorageNotes("demo", [info("a", DeviceCondition.OK), info("b", DeviceCondition.SLOW)], book)
+    suspect = info("a", DeviceCondition.SUSPECT, "writing failed")
+    with caplog.at_level(logging.WARNING):
+        for devices in ([info("b", DeviceCondition.SLOW), suspect], [info("b", DeviceCondition.OK), suspect]):
+            notes.take(frames.DevicesChanged(devices=devices))
+            notes.take(frames.DevicesChanged(devices=devices))
+    told = ("device /nvme/a is suspect: writing failed", "device /nvme/b is ok")
+    assert book.report().notes == told
+    assert [record.message for record in caplog.records] == [
+        f"storage_note run=demo: {each}" for each in told
+    ]
+
+
+def test_what_the_daemon_notes_stands_in_the_report_and_old_notes_go() -> None:
+    book = CostBook()
+    notes = StorageNotes("demo", [], book)
+    for number in range(FAILURES_KEPT + 1):
+        notes.take(frames.Notice(code="", message=f"note {number}"))
+    kept = book.report().notes
+    assert (len(kept), kept[0], kept[-1]) == (FAILURES_KEPT, "note 1", f"note {FAILURES_KEPT}")
