@@ -12,6 +12,9 @@ The order, for a shard dealt to D devices (docs/format.md, docs/assumptions.md s
     on each device: write manifest under a temporary name, fsync -> rename, never over an existing one -> fsync commits
     one such copy is the commit
 
+A snapshot that is still being copied is written the same way: each segment when it is copied, and the second barrier
+waits for the seal too.
+
 Nothing refers to a generation before the second barrier, so a failure until then leaves no trace but an orphan. A
 failed fsync is never repeated: the generation is dropped, and the slot, which still has the bytes, is written at once
 as a new generation to the devices that are left.
@@ -26,6 +29,7 @@ from dataclasses import dataclass, replace
 
 from ..core.errors import NoSpaceError, StorageError
 from .catalogue import SegmentRef
+from .copy_gate import CopyAbandonedError, CopyGate
 from .device import Device
 from .draft_format import written_pieces
 from .engine import Engine
@@ -60,15 +64,18 @@ def persist_shard(
     engines: Mapping[str, Engine],
     device_ids: Collection[str] | None = None,
     on_failed_try: Callable[[FailedTry], object] = ignore_try,
+    gate: CopyGate | None = None,
 ) -> PersistResult:
     """Return when the shard in this slot is durable and committed, and in the run's catalogue.
 
     `draft` is checked first. The slot must not change meanwhile, except that this call writes headers and zero
     padding into it. `engines` holds one engine per device id that takes transfers of several threads. The segments are
     dealt to the writable devices (of `device_ids`, if given). When some fail or are full, they are dealt anew to the
-    rest, and `on_failed_try` hears of it in this thread.
+    rest, and `on_failed_try` hears of it in this thread. With a `gate` the slot is still being filled: each segment is
+    written when it is copied, and the manifest when the snapshot is sealed.
 
     Raises:
+        CopyAbandonedError: the snapshot was given up; nothing of this call remains.
         CorruptDataError: the draft does not hold together.
         FencedError: the shard has another writer; nothing of this call remains.
         NoSpaceError: it does not fit on the devices that are left.
@@ -78,10 +85,20 @@ def persist_shard(
     check_draft(draft, arena.slot_size_bytes)
     started_s = time.perf_counter()
     with run.writing(draft.checkpoint, draft.rank):
-        writing = _Writing(run, draft, arena, engines, device_ids)
+        writing = _Writing(run, draft, arena, engines, device_ids, gate=gate)
         write, records = writing.until_done(draft.segments, on_failed_try)
+        if gate is not None:
+            _wait_sealed(gate, write)
         manifest = manifest_of(run, draft, write.generation, records)
         return Publication(run, manifest, write, started_s).publish()
+
+
+def _wait_sealed(gate: CopyGate, write: ShardWrite) -> None:
+    try:
+        gate.wait_sealed()
+    except CopyAbandonedError:
+        write.abandon()
+        raise
 
 
 def lost_segments(run: RunStore, segments: Iterable[SegmentRef | SegmentRecord]) -> tuple[int, ...]:
@@ -132,12 +149,15 @@ class _Writing:
         arena: ArenaRange,
         engines: Mapping[str, Engine],
         device_ids: Collection[str] | None,
+        *,
+        gate: CopyGate | None = None,
     ) -> None:
         self._run = run
         self._draft = draft
         self._arena = arena
         self._engines = engines
         self._device_ids = device_ids
+        self._gate = gate
         self._left_out: dict[Device, StorageError] = {}
 
     def until_done(
@@ -146,7 +166,13 @@ class _Writing:
         while True:
             devices = self._devices()
             write = ShardWrite(
-                self._run, self._draft, plans, self._arena, engines=self._engines, devices=devices
+                self._run,
+                self._draft,
+                plans,
+                self._arena,
+                engines=self._engines,
+                devices=devices,
+                gate=self._gate,
             )
             try:
                 return write, write.write()

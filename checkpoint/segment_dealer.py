@@ -102,6 +102,11 @@ class SegmentDealer:
                 hand.running[plan.segment], hand.running_since_s = plan, time.monotonic()
             return plan
 
+    def began(self, device: Device) -> None:
+        """A device has begun to write the segment that it took: until now that had to be copied first."""
+        with self._lock:
+            self._hands[device.device_id].running_since_s = time.monotonic()
+
     def _taken_over(self, thief: _Hand) -> SegmentPlan | None:
         if thief.running:
             return None

@@ -16,6 +16,7 @@ from typing import TypeVar
 from ..core.errors import DeadlineError, NodeError, StorageError
 from ..core.ids import random_id
 from .checksum import block_checksums
+from .copy_gate import CopyGate
 from .device import Device
 from .engine import Engine
 from .engine_lanes import LANE_COUNT
@@ -86,6 +87,7 @@ class ShardWrite:
         *,
         engines: Mapping[str, Engine],
         devices: Sequence[Device],
+        gate: CopyGate | None = None,
     ) -> None:
         self.generation = random_id()
         self.writes: tuple[DeviceWrite, ...] = ()
@@ -98,6 +100,7 @@ class ShardWrite:
         self._dealer = SegmentDealer(run.store, plans, devices)
         self._parts: list[_Part] = []
         self._stop = threading.Event()
+        self._gate = gate
 
     def write(self) -> tuple[SegmentRecord, ...]:
         """Return the records of all segments, durable.
@@ -106,6 +109,7 @@ class ShardWrite:
             NoSpaceError: there is no room; nothing was written.
             WriteFailedError: devices failed; `abandon` removes what was written.
             DeadlineError: a device hangs and may still read from the slot.
+            CopyAbandonedError: the snapshot, which was still being copied, was given up.
         """
         with self._dealer.reserve() as reservation:
             self._parts = [_Part(device) for device in self._dealer.devices]
@@ -153,8 +157,19 @@ class ShardWrite:
             self._arena.view(tail_offset, padding_bytes)[:] = bytes(padding_bytes)
 
     def _checksums(self, plan: SegmentPlan) -> tuple[int, ...]:
+        self._wait_copied(plan)
         with self._arena.view(plan.slot_offset_bytes, plan.file_size_bytes) as view:
             return block_checksums(view, plan.file_size_bytes)
+
+    def _wait_copied(self, plan: SegmentPlan) -> None:
+        """Return when the trainer has copied a segment; _StoppedError when nobody needs it any more."""
+        if self._gate is not None and not self._gate.wait_copied(plan.segment, self._stop.is_set):
+            raise _StoppedError
+
+    def _stop_all(self) -> None:
+        self._stop.set()
+        if self._gate is not None:
+            self._gate.wake()
 
     # --- one thread per device ----------------------------------------------------------------------------------
 
@@ -170,7 +185,7 @@ class ShardWrite:
             with self._run.store.watching(part.device.device_id):
                 return call(part)
         except BaseException:
-            self._stop.set()
+            self._stop_all()
             raise
 
     def _raise_failures(self, done: Mapping[Device, Future[_T]]) -> None:
@@ -224,13 +239,15 @@ class ShardWrite:
         try:
             self._write_until_none_is_left(part)
         except BaseException:
-            self._stop.set()
+            self._stop_all()
             raise
 
     def _write_until_none_is_left(self, part: _Part) -> None:
         self._check_stop()
         while (plan := self._dealer.take(part.device)) is not None:
             handle = part.files.get(plan.segment) or self._create(part, plan)
+            self._wait_copied(plan)
+            self._dealer.began(part.device)
             busy_s = self._ops.write_segment(
                 handle,
                 self._arena,

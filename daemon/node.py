@@ -312,6 +312,8 @@ class Node:
         """The trainer gave up a copy."""
         self.metrics.abandoned_total.inc()
         self.free_slots(rank, arena, rank.arena(arena).machine.abandon(slot))
+        if (arena, slot) in rank.overlaps:
+            rank.overlaps[arena, slot].gate.abandon()
 
     def sealed_everywhere(self, rank: RankRecord, checkpoint: CheckpointId) -> None:
         """Every rank has sealed `checkpoint`: what is older may be overwritten."""
@@ -343,6 +345,8 @@ class Node:
 
     def _drop_copies(self, rank: RankRecord) -> None:
         rank.end_streams()
+        for overlap in rank.overlaps.values():
+            overlap.gate.abandon()
         for number, arena in rank.arenas.items():
             dropped = arena.machine.trainer_gone()
             self.metrics.abandoned_total.inc(len(dropped))

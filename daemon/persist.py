@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint.collect import collect_garbage
 from ..checkpoint.commit import FailedTry, persist_shard
+from ..checkpoint.copy_gate import CopyAbandonedError
 from ..checkpoint.draft_format import decode_draft
 from ..checkpoint.manifest_types import Draft, Manifest
 from ..checkpoint.publication import PersistResult
@@ -21,7 +22,7 @@ from ..proto import frames
 from .arena import Arena
 from .blocking import in_thread
 from .mend import Mender, Mending
-from .registry import RankRecord, RunRecord, Snapshot
+from .registry import Overlap, RankRecord, RunRecord, Snapshot
 from .slot_machine import SlotState
 from .stores import OpenStore
 
@@ -46,9 +47,73 @@ class Persister:
         checkpoint = CheckpointId(frame.attempt, frame.step)
         rank.check_attempt(frame.attempt)
         arena = rank.arena(frame.arena)
+        if (frame.arena, frame.slot) in rank.overlaps:
+            self._seal_overlap(rank, arena, frame, rank.overlaps[frame.arena, frame.slot])
+            return
         arena.machine.seal(frame.slot, checkpoint)
         expected = _Expected(checkpoint=checkpoint, rank=rank.rank, world_size=rank.world_size)
         self._node.spawn(self._take_over(rank, arena, frame, expected), f"persisting {checkpoint}")
+
+    def announce(self, rank: RankRecord, frame: frames.Announce) -> None:
+        """Begin to write a snapshot that is still being copied: each segment when it is whole."""
+        checkpoint = CheckpointId(frame.attempt, frame.step)
+        rank.check_attempt(frame.attempt)
+        arena = rank.arena(frame.arena)
+        arena.machine.stream(frame.slot, checkpoint)
+        overlap = Overlap(checkpoint=checkpoint, draft_sha256=frame.draft_sha256)
+        rank.overlaps[frame.arena, frame.slot] = overlap
+        self._node.spawn(
+            self._write_copying(rank, arena, frame, overlap), f"writing {checkpoint} as it comes"
+        )
+
+    @staticmethod
+    def copied(rank: RankRecord, frame: frames.Copied) -> None:
+        """A segment of an announced snapshot is whole; nothing where writing it has ended already."""
+        overlap = rank.overlaps.get((frame.arena, frame.slot))
+        if overlap is not None:
+            overlap.gate.copied(frame.segment)
+
+    def _seal_overlap(self, rank: RankRecord, arena: Arena, frame: frames.Seal, overlap: Overlap) -> None:
+        """The copy of an announced snapshot is finished: what is left of it is written, then its manifest."""
+        if frame.draft_sha256 != overlap.draft_sha256:
+            self._node.abandon(rank, frame.arena, frame.slot)
+            error = CorruptDataError("the draft of the manifest is not the one that was announced")
+            self._report_failure(rank, overlap.checkpoint, error)
+            return
+        arena.machine.seal_streaming(frame.slot, CheckpointId(frame.attempt, frame.step))
+        self._node.metrics.sealed_total.inc()
+        rank.step = frame.step
+        overlap.sealed_at_s = time.monotonic()
+        overlap.gate.seal()
+
+    async def _write_copying(
+        self, rank: RankRecord, arena: Arena, frame: frames.Announce, overlap: Overlap
+    ) -> None:
+        expected = _Expected(checkpoint=overlap.checkpoint, rank=rank.rank, world_size=rank.world_size)
+        try:
+            draft = await in_thread(_read_draft, arena, frame, expected)
+            await self._persist(rank, arena, frame.slot, draft, overlap)
+        except EverstepError as error:  # of the draft: the seal, which refuses it, tells the trainer
+            self._end_early(rank, arena, frame.slot, overlap, error)
+        except Exception as error:  # noqa: BLE001 - logged, counted and reported
+            self._node.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
+            self._report_failure(rank, overlap.checkpoint, self._node.bug("writing a copy", error))
+        finally:
+            rank.overlaps.pop((arena.number, frame.slot), None)
+            await self._has_settled(rank)
+
+    def _end_early(
+        self, rank: RankRecord, arena: Arena, slot: int, overlap: Overlap, error: EverstepError
+    ) -> None:
+        """What was written of a snapshot in the copying is dropped; the seal begins anew, or there will be none."""
+        logger.warning("written_in_vain checkpoint=%s reason=%s", overlap.checkpoint, error)
+        if arena.machine.slots[slot].state is SlotState.ABANDONED:
+            self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
+        elif overlap.sealed_at_s is None:
+            arena.machine.stream_failed(slot)
+        else:
+            self._node.free_slots(rank, arena.number, arena.machine.drop(slot))
+            self._report_failure(rank, overlap.checkpoint, error)
 
     def mend(self, opened: OpenStore) -> None:
         """A device of a store was lost, perhaps: what ranks hold in memory that needs it is written again."""
@@ -123,7 +188,9 @@ class Persister:
         arena.machine.persist(frame.slot)
         return draft
 
-    async def _persist(self, rank: RankRecord, arena: Arena, slot: int, draft: Draft) -> None:
+    async def _persist(
+        self, rank: RankRecord, arena: Arena, slot: int, draft: Draft, overlap: Overlap | None = None
+    ) -> None:
         began_s = time.monotonic()
         self._node.metrics.persisting.inc()
         place = arena.slot_range(slot)
@@ -137,17 +204,24 @@ class Persister:
                     engines=rank.run.opened.queues,
                     device_ids=rank.device_ids,
                     on_failed_try=self._from_thread(rank, draft.checkpoint),
+                    gate=overlap.gate if overlap else None,
                 )
+        except CopyAbandonedError:
+            self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
         except DeadlineError as error:
             arena.machine.lose(slot)
             self._report_failure(rank, draft.checkpoint, error)
         except EverstepError as error:
+            if overlap is not None and overlap.sealed_at_s is None:
+                self._end_early(rank, arena, slot, overlap, error)
+                return
             manifest = await in_thread(slot_manifest, rank.run.store, draft, place)
             self._keep(rank, arena, slot, draft, manifest)
             self._report_failure(rank, draft.checkpoint, error)
         else:
             self._keep(rank, arena, slot, draft, result.manifest)
-            self._report_success(rank, result, time.monotonic() - began_s)
+            sealed_at_s = overlap.sealed_at_s if overlap else None
+            self._report_success(rank, result, time.monotonic() - (sealed_at_s or began_s))
         finally:
             place.map.release()
             self._node.metrics.persisting.dec()
@@ -270,7 +344,7 @@ class _Expected:
         return f"{self.checkpoint} rank {self.rank} of {self.world_size}"
 
 
-def _read_draft(arena: Arena, frame: frames.Seal, expected: _Expected) -> Draft:
+def _read_draft(arena: Arena, frame: frames.Seal | frames.Announce, expected: _Expected) -> Draft:
     """Copy the draft out of shared memory, check its digest, then parse: the trainer can still write there."""
     begin = frame.draft_offset_bytes
     end = begin + frame.draft_size_bytes

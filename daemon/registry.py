@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..checkpoint.copy_gate import CopyGate
 from ..checkpoint.keep import Keep
 from ..checkpoint.manifest_types import Draft, Manifest
 from ..checkpoint.run_store import RunStore
@@ -100,6 +101,17 @@ class Snapshot:
     """Offset in the arena of each segment's first byte."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Overlap:
+    """A snapshot that is written while it is being copied."""
+
+    checkpoint: CheckpointId
+    draft_sha256: str
+    gate: CopyGate = field(default_factory=CopyGate)
+    sealed_at_s: float | None = None
+    """By the monotonic clock; None: it is still being copied."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RankRecord:
     """One rank of a run: who holds it, and its arenas."""
@@ -122,6 +134,8 @@ class RankRecord:
     """The arena that new snapshots go to."""
     snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
     """By (arena, slot)."""
+    overlaps: dict[tuple[int, int], Overlap] = field(default_factory=dict[tuple[int, int], Overlap])
+    """Snapshots that are written while they are being copied, by (arena, slot)."""
     streams: dict[int, Stream] = field(default_factory=dict[int, Stream])
     """Shards on their way to the lessee, by the arena of their ring."""
 
@@ -146,7 +160,7 @@ class RankRecord:
     @property
     def writing(self) -> bool:
         """Tell whether something sealed is not yet settled."""
-        states = (SlotState.SEALED, SlotState.PERSISTING)
+        states = (SlotState.SEALED, SlotState.PERSISTING, SlotState.ABANDONED)
         return any(slot.state in states for arena in self.arenas.values() for slot in arena.machine.slots)
 
     def arena(self, number: int) -> Arena:
@@ -162,6 +176,13 @@ class RankRecord:
             return self.streams[number]
         except KeyError:
             raise NotFoundError(f"nothing streams through arena {number} of rank {self.rank}") from None
+
+    def overlap(self, arena: int, slot: int) -> Overlap:
+        """Return the announced snapshot in a slot; NotFoundError when there is none."""
+        try:
+            return self.overlaps[arena, slot]
+        except KeyError:
+            raise NotFoundError(f"slot {slot} of arena {arena} holds no announced snapshot") from None
 
     def end_streams(self) -> None:
         """Stop what is on its way: its taker is gone."""

@@ -134,6 +134,10 @@ class Session:
             case frames.BeginSnapshot():
                 rank.check_attempt(frame.attempt)
                 rank.arena(frame.arena).machine.begin(frame.slot, CheckpointId(frame.attempt, frame.step))
+            case frames.Announce():
+                node.persister.announce(rank, frame)
+            case frames.Copied():
+                node.persister.copied(rank, frame)
             case frames.Abandon():
                 node.abandon(rank, frame.arena, frame.slot)
             case frames.Stream():

@@ -1,5 +1,8 @@
 """The life of an arena's slots: free -> copying -> sealed -> persisting -> kept -> free. Pure.
 
+A large snapshot is written while it is still being copied: copying -> streaming -> persisting, or, when it is given up,
+streaming -> abandoned -> free, since what reads from the slot must come to its end first.
+
 A kept snapshot may be overwritten only when a newer one is sealed on all ranks: until then it is the newest state
 that every rank can give back from memory; or when another rank has none of the same step, so that it is of no use.
 """
@@ -16,6 +19,10 @@ class SlotState(Enum):
 
     FREE = "free"
     COPYING = "copying"
+    STREAMING = "streaming"
+    """Being copied, and written as far as it is."""
+    ABANDONED = "abandoned"
+    """Given up while it was streaming: free when nobody writes it any more."""
     SEALED = "sealed"
     PERSISTING = "persisting"
     KEPT = "kept"
@@ -45,6 +52,27 @@ class SlotMachine:
         """The trainer starts to copy `checkpoint` into a free slot."""
         self._take(slot, SlotState.FREE, SlotState.COPYING).checkpoint = checkpoint
 
+    def stream(self, slot: int, checkpoint: CheckpointId) -> None:
+        """The daemon starts to write a snapshot that is still being copied."""
+        if self._at(slot).checkpoint != checkpoint:
+            raise UsageError(f"slot {slot} holds {self._at(slot).checkpoint}, not {checkpoint}")
+        self._take(slot, SlotState.COPYING, SlotState.STREAMING)
+
+    def stream_failed(self, slot: int) -> None:
+        """Writing it ended before the copy did: it is written whole, once it is sealed."""
+        self._take(slot, SlotState.STREAMING, SlotState.COPYING)
+
+    def seal_streaming(self, slot: int, checkpoint: CheckpointId) -> None:
+        """The copy of a snapshot that is being written is finished; its draft was accepted."""
+        if self._at(slot).checkpoint != checkpoint:
+            raise UsageError(f"slot {slot} holds {self._at(slot).checkpoint}, not {checkpoint}")
+        self._take(slot, SlotState.STREAMING, SlotState.PERSISTING)
+
+    def abandoned_written(self, slot: int) -> list[int]:
+        """Nobody reads from an abandoned slot any more."""
+        self._take(slot, SlotState.ABANDONED, SlotState.FREE).checkpoint = None
+        return [slot]
+
     def seal(self, slot: int, checkpoint: CheckpointId) -> None:
         """The copy is finished; its draft is yet to be checked."""
         if self._at(slot).checkpoint != checkpoint:
@@ -54,7 +82,7 @@ class SlotMachine:
     def drop(self, slot: int) -> list[int]:
         """Its draft was refused, or writing it failed in a way that nobody expected: it is of no use to anybody."""
         held = self._at(slot)
-        if held.state not in (SlotState.SEALED, SlotState.PERSISTING):
+        if held.state in (SlotState.FREE, SlotState.COPYING, SlotState.KEPT, SlotState.LOST):
             return []
         held.state, held.checkpoint = SlotState.FREE, None
         return [slot]
@@ -74,20 +102,27 @@ class SlotMachine:
 
     def lose(self, slot: int) -> None:
         """Writing did not end: a device hangs in the kernel with this memory."""
-        self._take(slot, SlotState.PERSISTING, SlotState.LOST)
+        held = self._at(slot)
+        if held.state not in (SlotState.STREAMING, SlotState.ABANDONED):
+            self._take(slot, SlotState.PERSISTING, SlotState.LOST)
+        held.state = SlotState.LOST
 
     def keep(self, slot: int, checkpoint: CheckpointId) -> None:
         """A free slot was filled from the devices."""
         self._take(slot, SlotState.FREE, SlotState.KEPT).checkpoint = checkpoint
 
     def abandon(self, slot: int) -> list[int]:
-        """The trainer gives its copy up."""
+        """The trainer gives its copy up; one that is being written is free only later."""
+        if self._at(slot).state is SlotState.STREAMING:
+            self._take(slot, SlotState.STREAMING, SlotState.ABANDONED)
+            return []
         self._take(slot, SlotState.COPYING, SlotState.FREE).checkpoint = None
         return [slot]
 
     def trainer_gone(self) -> list[int]:
         """The trainer died or left: what it was copying is dropped, the rest stands."""
-        copying = [index for index, slot in enumerate(self.slots) if slot.state is SlotState.COPYING]
+        moving = (SlotState.COPYING, SlotState.STREAMING)
+        copying = [index for index, slot in enumerate(self.slots) if slot.state in moving]
         return [freed for index in copying for freed in self.abandon(index)]
 
     def sealed_everywhere(self, checkpoint: CheckpointId) -> list[int]:
@@ -105,8 +140,8 @@ class SlotMachine:
     @property
     def busy(self) -> bool:
         """Tell whether a slot is being copied or not yet written."""
-        moving = (SlotState.COPYING, SlotState.SEALED, SlotState.PERSISTING)
-        return any(slot.state in moving for slot in self.slots)
+        still = (SlotState.FREE, SlotState.KEPT, SlotState.LOST)
+        return any(slot.state not in still for slot in self.slots)
 
     @property
     def free_slots(self) -> list[int]:

@@ -272,6 +272,46 @@ class FakeArena:
         spoil: bool = False,
     ) -> None:
         """Write the draft and seal; `spoil` changes a byte after its digest was taken."""
+        size_bytes, digest = self._write_draft(checkpoint, slot, rank, world_size)
+        if spoil:
+            self.map[self._base(slot) + self.layout.draft_offset_bytes + 10] ^= 1
+        self.trainer.send(
+            frames.Seal(
+                arena=self.ready.arena,
+                slot=slot,
+                attempt=checkpoint.attempt,
+                step=checkpoint.step,
+                draft_offset_bytes=self.layout.draft_offset_bytes,
+                draft_size_bytes=size_bytes,
+                draft_sha256=digest,
+            )
+        )
+
+    def announce(
+        self, checkpoint: CheckpointId, slot: int = 0, *, rank: int = 0, world_size: int = 1
+    ) -> None:
+        """Write the draft of what is still to be filled in, and say so."""
+        size_bytes, digest = self._write_draft(checkpoint, slot, rank, world_size)
+        self.trainer.send(
+            frames.Announce(
+                arena=self.ready.arena,
+                slot=slot,
+                attempt=checkpoint.attempt,
+                step=checkpoint.step,
+                draft_offset_bytes=self.layout.draft_offset_bytes,
+                draft_size_bytes=size_bytes,
+                draft_sha256=digest,
+            )
+        )
+
+    def copied(self, segment: int, slot: int = 0) -> None:
+        """Say that a segment is whole."""
+        self.trainer.send(frames.Copied(arena=self.ready.arena, slot=slot, segment=segment))
+
+    def _write_draft(
+        self, checkpoint: CheckpointId, slot: int, rank: int, world_size: int
+    ) -> tuple[int, str]:
+        """Put the draft into its place; return its size and digest."""
         draft = encode_draft(
             Draft(
                 checkpoint=checkpoint,
@@ -289,19 +329,7 @@ class FakeArena:
         )
         begin = self._base(slot) + self.layout.draft_offset_bytes
         self.map[begin : begin + len(draft)] = draft
-        if spoil:
-            self.map[begin + 10] ^= 1
-        self.trainer.send(
-            frames.Seal(
-                arena=self.ready.arena,
-                slot=slot,
-                attempt=checkpoint.attempt,
-                step=checkpoint.step,
-                draft_offset_bytes=self.layout.draft_offset_bytes,
-                draft_size_bytes=len(draft),
-                draft_sha256=hashlib.sha256(draft).hexdigest(),
-            )
-        )
+        return len(draft), hashlib.sha256(draft).hexdigest()
 
     def save(
         self, checkpoint: CheckpointId, seed: int, slot: int = 0, *, rank: int = 0, world_size: int = 1

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 
@@ -23,6 +24,8 @@ class Move:
     target: int
     source: int
     size_bytes: int
+    segment: int
+    """Where it goes; moves are in the order of the segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class CopyJob:
     unchanged: list[Unchanged]
     keep_alive: list[object]
     """Tensors whose memory is read."""
+    begin: Callable[[], None]
+    """Runs before the copy."""
+    copied: Callable[[int], None]
+    """Hears of each segment whose last move has been made."""
     wait_cuda: Callable[[], None]
     """Returns when the copies on the side stream have ended."""
     finish: Callable[[], None]
@@ -67,8 +74,8 @@ class CopyJob:
         began_s = time.perf_counter()
         try:
             try:
-                for move in self.moves:
-                    memmove(move.target, move.source, move.size_bytes)
+                self.begin()
+                self._move()
             finally:
                 self.done.set()
             self.wait_cuda()
@@ -83,6 +90,13 @@ class CopyJob:
             self.fail(EverstepError(f"the copy failed: {error}"))
         finally:
             self.keep_alive.clear()
+
+    def _move(self) -> None:
+        following = [move.segment for move in self.moves[1:]]
+        for move, next_segment in zip_longest(self.moves, following):
+            memmove(move.target, move.source, move.size_bytes)
+            if move.segment != next_segment:
+                self.copied(move.segment)
 
     def compare(self) -> None:
         """Compare the leaves that must not change, once: at the copy's end, or before the guard lets writers in."""

@@ -1,6 +1,5 @@
 """Snapshots: at a boundary the eager part is copied at once, the rest by the copy thread, then the slot is sealed."""
 
-import hashlib
 import logging
 import os
 import threading
@@ -9,11 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
-from ..checkpoint.draft_format import encode_draft
 from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.value_format import dump_values
-from ..core.errors import EverstepError, StateTypeError
+from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .capture import StateCapture, capture_state
@@ -23,6 +21,7 @@ from .cuda_copy import CudaCopies
 from .link import Link
 from .mapped_arena import MappedArena
 from .report import CostBook
+from .slot_sealing import SlotSealing
 from .state_protocol import Captured, Laziness, TensorLeaf
 from .tensor_bytes import memmove
 
@@ -45,12 +44,13 @@ class SnapshotFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A piece's place: bytes [offset_in_leaf, +size) of leaf number `leaf` go to `slot_offset`."""
+    """A piece's place: bytes [offset_in_leaf, +size) of leaf number `leaf` go to `slot_offset`, in a segment."""
 
     leaf: int
     offset_in_leaf_bytes: int
     size_bytes: int
     slot_offset_bytes: int
+    segment: int
 
 
 class Snapshotter:
@@ -221,7 +221,7 @@ class Snapshotter:
             )
         except EverstepError:
             return NO_DAEMON
-        self._copy(capture, layout, arena, slot, _Sealing(facts=facts, values=values))
+        self._copy(capture, layout, arena, slot, facts=facts, values=values)
         return None
 
     def guard(self) -> float:
@@ -265,7 +265,14 @@ class Snapshotter:
         return layout
 
     def _copy(
-        self, capture: StateCapture, layout: Layout, arena: MappedArena, slot: int, sealing: "_Sealing"
+        self,
+        capture: StateCapture,
+        layout: Layout,
+        arena: MappedArena,
+        slot: int,
+        *,
+        facts: SnapshotFacts,
+        values: bytes,
     ) -> None:
         base = arena.slot_address(slot)
         moves: list[Move] = []
@@ -279,7 +286,7 @@ class Snapshotter:
                 self._cuda.copy(target, leaf.tensor, place.offset_in_leaf_bytes, eager=eager)
             else:
                 source = leaf.tensor.data_ptr() + place.offset_in_leaf_bytes
-                move = Move(base + place.slot_offset_bytes, source, place.size_bytes)
+                move = Move(base + place.slot_offset_bytes, source, place.size_bytes, place.segment)
                 if eager:
                     memmove(move.target, move.source, move.size_bytes)
                 else:
@@ -287,57 +294,51 @@ class Snapshotter:
             if eager:
                 eager_bytes += place.size_bytes
                 largest = max(largest, (place.size_bytes, leaf.spec.name))
+        sealing = SlotSealing(
+            link=self._link,
+            arena=arena,
+            slot=slot,
+            layout=layout,
+            make_draft=lambda: self._draft(layout, facts, values),
+        )
+        on_cuda = (place.segment for place in self._placed if capture.leaves[place.leaf].tensor.is_cuda)
+        sealing.plan(moves, set(on_cuda))
         wait_cuda = self._cuda.record()
         self._costs.eager_bytes, self._costs.largest_eager_leaf = eager_bytes, largest[1]
         job = CopyJob(
             moves=moves,
             unchanged=[_unchanged(leaf) for leaf in capture.leaves if leaf.laziness is Laziness.FROZEN],
             keep_alive=[leaf.tensor for leaf in capture.leaves],
+            begin=sealing.begin,
+            copied=sealing.copied,
             wait_cuda=wait_cuda,
-            finish=lambda: self._seal(job, layout, arena, slot, sealing),
-            fail=lambda error: self._drop(arena, slot, sealing.facts.checkpoint, error),
+            finish=lambda: self._seal(job, sealing, facts.checkpoint),
+            fail=lambda error: self._drop(arena, slot, facts.checkpoint, error),
         )
         self._copier.submit(job)
 
     # -- on the copy thread
 
-    def _seal(self, job: CopyJob, layout: Layout, arena: MappedArena, slot: int, sealing: "_Sealing") -> None:
+    def _seal(self, job: CopyJob, sealing: SlotSealing, checkpoint: CheckpointId) -> None:
         self._costs.copy_s += job.copy_s
-        checkpoint = sealing.facts.checkpoint
-        draft = encode_draft(
-            Draft(
-                checkpoint=checkpoint,
-                rank=self._rank,
-                world_size=self._world_size,
-                parent=sealing.facts.parent,
-                layout_digest=layout.digest,
-                leaves=layout.leaves,
-                aliases=layout.aliases,
-                pieces=layout.pieces,
-                segments=layout.segments,
-                values=sealing.values,
-                notes=sealing.facts.notes,
-            )
-        )
-        if len(draft) > layout.draft_capacity_bytes:
-            raise StateTypeError(
-                f"the manifest takes {len(draft)} bytes, more than {layout.draft_capacity_bytes}"
-            )
-        offset = arena.slot_address(slot) - arena.address + layout.draft_offset_bytes
-        arena.view(offset, len(draft))[:] = draft
-        self._link.client.send(
-            frames.Seal(
-                arena=arena.number,
-                slot=slot,
-                attempt=checkpoint.attempt,
-                step=checkpoint.step,
-                draft_offset_bytes=layout.draft_offset_bytes,
-                draft_size_bytes=len(draft),
-                draft_sha256=hashlib.sha256(draft).hexdigest(),
-            )
-        )
+        sealing.seal()
         self._costs.sealed += 1
         self._on_sealed(checkpoint)
+
+    def _draft(self, layout: Layout, facts: SnapshotFacts, values: bytes) -> Draft:
+        return Draft(
+            checkpoint=facts.checkpoint,
+            rank=self._rank,
+            world_size=self._world_size,
+            parent=facts.parent,
+            layout_digest=layout.digest,
+            leaves=layout.leaves,
+            aliases=layout.aliases,
+            pieces=layout.pieces,
+            segments=layout.segments,
+            values=values,
+            notes=facts.notes,
+        )
 
     def _drop(self, arena: MappedArena, slot: int, checkpoint: CheckpointId, error: EverstepError) -> None:
         logger.warning("snapshot_dropped checkpoint=%s reason=%s", checkpoint, error)
@@ -346,16 +347,8 @@ class Snapshotter:
         self._on_failed(checkpoint, str(error))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sealing:
-    """What goes into the draft beside the layout."""
-
-    facts: SnapshotFacts
-    values: bytes
-
-
 def _places(layout: Layout) -> list[_Placed]:
-    """Return where each piece goes in a slot, in the order of the pieces."""
+    """Return where each piece goes in a slot, in the order of the segments."""
     number = {leaf.name: index for index, leaf in enumerate(layout.leaves)}
     begins = {
         (plan.segment, entry.key): plan.slot_offset_bytes + plan.header_size_bytes + entry.begin
@@ -364,9 +357,13 @@ def _places(layout: Layout) -> list[_Placed]:
     }
     return [
         _Placed(
-            number[piece.leaf], piece.offset_in_leaf_bytes, piece.size_bytes, begins[piece.segment, piece.key]
+            number[piece.leaf],
+            piece.offset_in_leaf_bytes,
+            piece.size_bytes,
+            begins[piece.segment, piece.key],
+            piece.segment,
         )
-        for piece in layout.pieces
+        for piece in sorted(layout.pieces, key=lambda piece: piece.segment)
     ]
 
 

@@ -141,6 +141,26 @@ class BeginSnapshot(msgspec.Struct, frozen=True, tag="begin_snapshot"):
     step: int
 
 
+class Announce(msgspec.Struct, frozen=True, tag="announce"):
+    """The draft of a snapshot that is still being copied lies in the slot: its segments may be written as they come."""
+
+    arena: int
+    slot: int
+    attempt: int
+    step: int
+    draft_offset_bytes: int
+    draft_size_bytes: int
+    draft_sha256: str
+
+
+class Copied(msgspec.Struct, frozen=True, tag="copied"):
+    """A segment of an announced snapshot is whole; the client no longer writes to that part of the slot."""
+
+    arena: int
+    slot: int
+    segment: int
+
+
 class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
     """The client gives up the snapshot it was copying."""
 
@@ -150,7 +170,10 @@ class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
 
 
 class Seal(msgspec.Struct, frozen=True, tag="seal"):
-    """The copy is finished; the draft of the manifest lies in the slot. The client no longer writes to the slot."""
+    """The copy is finished and holds; the draft of the manifest lies in the slot, the same as announced if it was.
+
+    The client no longer writes to the slot.
+    """
 
     arena: int
     slot: int
@@ -206,6 +229,8 @@ Request = (
     | Release
     | MakeArena
     | BeginSnapshot
+    | Announce
+    | Copied
     | Abandon
     | Seal
     | SealedEverywhere

@@ -29,6 +29,8 @@ class SlotState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SLOT_STATE_PERSISTING: _ClassVar[SlotState]
     SLOT_STATE_KEPT: _ClassVar[SlotState]
     SLOT_STATE_LOST: _ClassVar[SlotState]
+    SLOT_STATE_STREAMING: _ClassVar[SlotState]
+    SLOT_STATE_ABANDONED: _ClassVar[SlotState]
 
 class DeviceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -67,6 +69,8 @@ SLOT_STATE_SEALED: SlotState
 SLOT_STATE_PERSISTING: SlotState
 SLOT_STATE_KEPT: SlotState
 SLOT_STATE_LOST: SlotState
+SLOT_STATE_STREAMING: SlotState
+SLOT_STATE_ABANDONED: SlotState
 DEVICE_STATE_UNSPECIFIED: DeviceState
 DEVICE_STATE_OK: DeviceState
 DEVICE_STATE_SUSPECT: DeviceState

@@ -165,14 +165,33 @@ class TestWithoutADaemon:
 
 class TestARunningDaemon:
     def test_drain_applies_at_once(self, stored: list[Path], socket_path: Path) -> None:
+        """To a trainer that is attached, with the layout that it has; and it is told."""
         with daemon_process(socket_path), trainer_of(socket_path, stored) as trainer:
-            assert [device.path for device in trainer.devices] == [str(stored[0])]
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+
+            def save(number: int) -> bool:
+                """Tell whether a new checkpoint has put something on the device."""
+                before = set(stored[1].rglob("*.safetensors"))
+                arena.save(CheckpointId(1, number), seed=number, slot=number % 2)
+                assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+                trainer.send(frames.SealedEverywhere(attempt=1, step=number))
+                return bool(set(stored[1].rglob("*.safetensors")) - before)
+
+            assert not save(30)
             assert everstep("device", "drain", stored[1], "--cancel").returncode == 0
-            with trainer_of(socket_path, stored, "other") as other:
-                assert {device.path for device in other.devices} == set(map(str, stored))
+            assert save(31)
             assert everstep("device", "drain", stored[1]).returncode == 0
+            assert not save(32)
+            told = [event for event in trainer.events if isinstance(event, frames.DevicesChanged)]
+            conditions = [
+                {info.path: info.condition for info in event.devices}[str(stored[1])] for event in told
+            ]
+            assert frames.DeviceCondition.OK in conditions
+            assert conditions[-1] is frames.DeviceCondition.DRAINING
             status = document("status")["stores"][0]["devices"]
             assert {device["path"]: device["state"] for device in status}[str(stored[1])] == "draining"
+            arena.close()
 
     def test_a_missing_device_is_retired_while_a_trainer_trains(
         self, stored: list[Path], socket_path: Path

@@ -69,11 +69,11 @@ def test_a_device_that_dies_is_left_out_and_the_snapshot_is_written_at_once_to_t
     with node_daemon(node_config, socket_path), connected(socket_path) as client:
         port = client.status().daemon.metrics_port
         with FakeTrainer(socket_path) as trainer:
-            arena = attached(trainer)
-            arena.save(FIRST, seed=1)
+            arena = attached(trainer, world_size=2)  # nothing is completed meanwhile
+            arena.save(FIRST, seed=1, world_size=2)
             assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
             disk.cut()
-            arena.save(SECOND, seed=2, slot=1)
+            arena.save(SECOND, seed=2, slot=1, world_size=2)
             saved = trainer.event(frames.Persisted)
             assert isinstance(saved, frames.Persisted)
             assert (saved.step, saved.under_replicated) == (2, True)

@@ -96,6 +96,40 @@ def test_what_is_settled_is_not_dropped_any_more() -> None:
     assert machine.slots[0].state is SlotState.KEPT
 
 
+def test_one_that_is_written_while_it_is_copied_is_persisting_when_sealed() -> None:
+    machine = SlotMachine(1)
+    machine.begin(0, step(10))
+    with pytest.raises(UsageError, match=r"holds 1\.10"):
+        machine.stream(0, step(11))
+    machine.stream(0, step(10))
+    assert machine.busy
+    with pytest.raises(UsageError, match=r"holds 1\.10"):
+        machine.seal_streaming(0, step(11))
+    machine.seal_streaming(0, step(10))
+    assert machine.slots[0].state is SlotState.PERSISTING
+
+
+def test_one_that_is_given_up_while_it_is_written_is_free_when_nobody_reads_it() -> None:
+    for give_up in (lambda machine: machine.abandon(0), SlotMachine.trainer_gone):
+        machine = SlotMachine(1)
+        machine.begin(0, step(10))
+        machine.stream(0, step(10))
+        assert give_up(machine) == []
+        assert machine.busy
+        assert machine.free_slots == []
+        assert machine.abandoned_written(0) == [0]
+        assert machine.is_free()
+
+
+def test_a_write_that_failed_before_the_seal_leaves_a_copy_as_any_other() -> None:
+    machine = SlotMachine(1)
+    machine.begin(0, step(10))
+    machine.stream(0, step(10))
+    machine.stream_failed(0)
+    machine.seal(0, step(10))
+    assert machine.slots[0].state is SlotState.SEALED
+
+
 @pytest.mark.parametrize("slot", [-1, 2, 10**9])
 def test_a_slot_that_does_not_exist_is_refused(slot: int) -> None:
     with pytest.raises(UsageError, match="there is no slot"):
@@ -134,6 +168,25 @@ class AnyOrder(RuleBasedStateMachine):
             held = self.machine.slots[slot].checkpoint
             assert held is not None
             self.machine.seal(slot, held)
+
+    @rule(pick=st.integers(0, 2))
+    def stream(self, pick: int) -> None:
+        for slot in self._in(SlotState.COPYING)[pick : pick + 1]:
+            held = self.machine.slots[slot].checkpoint
+            assert held is not None
+            self.machine.stream(slot, held)
+
+    @rule(pick=st.integers(0, 2), fails=st.booleans())
+    def end_streaming(self, pick: int, fails: bool) -> None:
+        for slot in self._in(SlotState.STREAMING)[pick : pick + 1]:
+            held = self.machine.slots[slot].checkpoint
+            assert held is not None
+            if fails:
+                self.machine.stream_failed(slot)
+            else:
+                self.machine.seal_streaming(slot, held)
+        for slot in self._in(SlotState.ABANDONED):
+            assert self.machine.abandoned_written(slot) == [slot]
 
     @rule(pick=st.integers(0, 2), is_accepted=st.booleans())
     def check_draft(self, pick: int, is_accepted: bool) -> None:

@@ -32,7 +32,7 @@ class Effort:
 
     lanes_max: int = 150
     """Combinations of distances per parallel section."""
-    losses_max: int = 28
+    losses_max: int = 20
     """Choices per cut, each also torn."""
     again_share: float = 0.06
     """States in which recovery itself is crashed (power)."""

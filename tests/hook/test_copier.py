@@ -38,6 +38,7 @@ class Outcome:
     def __init__(self) -> None:
         self.sealed = 0
         self.errors: list[EverstepError] = []
+        self.copied: list[int] = []
 
     def seal(self) -> None:
         self.sealed += 1
@@ -53,10 +54,18 @@ def job(
     *,
     wait_cuda: Callable[[], None] = nothing,
     finish: Callable[[], None] | None = None,
+    begin: Callable[[], None] = nothing,
+    segments: list[int] | None = None,
 ) -> CopyJob:
-    """Copy each first tensor into the second."""
+    """Copy each first tensor into the second, in segments of their own unless said otherwise."""
+    places = segments or range(len(pairs))
     return CopyJob(
-        moves=[Move(into.data_ptr(), of.data_ptr(), of.nbytes) for of, into in pairs],
+        moves=[
+            Move(into.data_ptr(), of.data_ptr(), of.nbytes, segment)
+            for (of, into), segment in zip(pairs, places, strict=True)
+        ],
+        begin=begin,
+        copied=outcome.copied.append,
         unchanged=unchanged or [],
         keep_alive=[tensor for pair in pairs for tensor in pair],
         wait_cuda=wait_cuda,
@@ -215,3 +224,35 @@ def test_closing_ends_the_running_job_first(gate: threading.Event) -> None:
     threading.Timer(0.05, gate.set).start()
     copier.close()
     assert outcome.sealed == 1
+
+
+def test_each_segment_is_told_when_its_last_piece_is_copied(copier: Copier) -> None:
+    outcome, told = Outcome(), list[tuple[list[int], list[float]]]()
+    pairs = [(torch.full((4,), float(index)), torch.zeros(4)) for index in range(1, 5)]
+    work = job(outcome, pairs, segments=[0, 0, 2, 5], begin=lambda: told.append(([], [])))
+
+    def copied(segment: int) -> None:
+        outcome.copied.append(segment)
+        told.append((list(outcome.copied), [float(into[0]) for _, into in pairs]))
+
+    work.copied = copied
+    copier.submit(work)
+    assert copier.drain(20)
+    assert told == [
+        ([], []),
+        ([0], [1.0, 2.0, 0.0, 0.0]),
+        ([0, 2], [1.0, 2.0, 3.0, 0.0]),
+        ([0, 2, 5], [1.0, 2.0, 3.0, 4.0]),
+    ]
+
+
+def test_what_fails_before_the_copy_lets_the_writers_go_on(copier: Copier) -> None:
+    def refuse() -> None:
+        raise UsageError("too large")
+
+    of, into, outcome = torch.ones(4), torch.zeros(4), Outcome()
+    copier.submit(job(outcome, [(of, into)], begin=refuse))
+    copier.guard()
+    assert copier.drain(20)
+    assert outcome.sealed == 0
+    assert [str(error) for error in outcome.errors] == ["too large"]

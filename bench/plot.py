@@ -1,0 +1,65 @@
+"""The picture of a storage benchmark: every ratio with its quartiles beside its goal.
+
+python bench/plot.py bench/results/storage-….json docs/images/storage.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TypedDict
+
+import matplotlib.pyplot as plt
+
+MET, MISSED, PLAIN = "#2b8a3e", "#c92a2a", "#1864ab"
+
+
+class Row(TypedDict):
+    """A row of the benchmark's file (bench/paired.py)."""
+
+    measure: str
+    value: float
+    low: float
+    high: float
+    goal: float | None
+    met: bool
+    unit: str
+
+
+def draw(rows: list[Row], title: str, target: Path) -> None:
+    """Write the picture: one line per ratio, the goal as a bar, on a logarithmic axis."""
+    ratios = [row for row in rows if row["unit"] == "ratio"][::-1]
+    figure, axes = plt.subplots(figsize=(10, 0.34 * len(ratios) + 1.4), layout="constrained")
+    for place, row in enumerate(ratios):
+        colour = PLAIN if row["goal"] is None else (MET if row["met"] else MISSED)
+        axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=3, alpha=0.4)
+        axes.plot(row["value"], place, "o", color=colour)
+        axes.annotate(
+            f"{row['value']:.2f}", (row["value"], place), (6, 5), textcoords="offset points", fontsize=8
+        )
+        if row["goal"] is not None:
+            axes.plot(row["goal"], place, "|", color="black", markersize=12)
+    axes.set_yticks(range(len(ratios)), [row["measure"] for row in ratios], fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xticks([0.5, 0.8, 1, 1.3, 2, 4, 8], ["0.5", "0.8", "1", "1.3", "2", "4", "8"])
+    axes.minorticks_off()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("ratio: point median, line quartiles, bar goal; green met, red missed")
+    axes.set_title(title, fontsize=9)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=110)
+
+
+def main() -> None:
+    """Draw one file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path)
+    parser.add_argument("target", type=Path)
+    args = parser.parse_args()
+    found = json.loads(args.results.read_text())
+    draw(found["rows"], f"{found['machine']}, {found['date']}, commit {found['commit']}", args.target)
+
+
+if __name__ == "__main__":
+    main()
