@@ -190,7 +190,7 @@ class _Writing:
         """Return the devices to deal to; StorageError when none is left."""
         left = [
             device
-            for device in self._run.store.writable or self._run.store.trusted
+            for device in self._run.store.writable
             if device not in self._left_out
             and (self._device_ids is None or device.device_id in self._device_ids)
         ]

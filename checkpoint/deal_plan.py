@@ -21,6 +21,8 @@ class DeviceLoad:
     """What is known of a device before a deal."""
 
     device_id: str
+    name: str
+    """For messages."""
     volume: int
     """The file system it lies on: devices of one volume share its room."""
     speed_bytes_per_s: float | None = None
@@ -66,10 +68,10 @@ def _known_or_median(devices: Iterable[DeviceLoad]) -> dict[str, float]:
 def _no_room(
     sizes_bytes: Sequence[int], devices: Sequence[DeviceLoad], room_bytes: Mapping[int, int]
 ) -> NoSpaceError:
-    rooms = [max(room_bytes[volume], 0) for volume in dict.fromkeys(each.volume for each in devices)]
+    names = {each.volume: each.name for each in reversed(devices)}
+    rooms = [f"{name} has room for {max(room_bytes[volume], 0)} bytes" for volume, name in names.items()]
     return NoSpaceError(
-        f"{len(devices)} devices have room for {' + '.join(map(str, rooms)) or 0} bytes,"
-        f" {sum(sizes_bytes)} are needed in {len(sizes_bytes)} segments",
+        f"{', '.join(reversed(rooms))}, {sum(sizes_bytes)} are needed in {len(sizes_bytes)} segments",
         hint="free space there, lower keep_last, or add a device",
     )
 

@@ -110,6 +110,25 @@ class DeviceSet:
             if key not in present
         )
 
+    @property
+    def trusted(self) -> tuple[Device, ...]:
+        """Present members of which no call has failed; all of them when every one has: better those than none.
+
+        What small files of the store are made durable on.
+        """
+        return self._well(self.devices)
+
+    @property
+    def writable(self) -> tuple[Device, ...]:
+        """Members that may get new segments: not draining, and as `trusted` says; none when all drain."""
+        draining = self.membership.draining
+        return self._well([device for device in self.devices if device.device_id not in draining])
+
+    def _well(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        with self._lock:
+            well = [device for device in devices if device.device_id not in self._suspects]
+        return tuple(well or devices)
+
     @contextmanager
     def changing(self) -> Generator[None]:
         """Hold the right to change the membership; RunBusyError when another change does not end."""
@@ -201,24 +220,6 @@ class DeviceSet:
 
     def _may_delete(self) -> bool:
         return self._is_whole() and not (self._is_holding or self.is_read_only)
-
-    @property
-    def trusted(self) -> tuple[Device, ...]:
-        """Present devices of which no call has failed; all of them when every one has: better those than none.
-
-        What small files of the store are made durable on. Never empty.
-        """
-        with self._lock:
-            suspects = self._suspects.keys()
-            members = self._membership.members
-            there = tuple(device for device in self._present if device.device_id in members)
-            return tuple(device for device in there if device.device_id not in suspects) or there
-
-    @property
-    def writable(self) -> tuple[Device, ...]:
-        """Trusted devices that new segments may be dealt to: those that do not drain."""
-        draining = self.membership.draining
-        return tuple(device for device in self.trusted if device.device_id not in draining)
 
     def device(self, device_id: str) -> Device | None:
         """Return the present device of this id."""

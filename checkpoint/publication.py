@@ -126,20 +126,6 @@ class Publication:
             persist_s=time.perf_counter() - self._started_s,
         )
 
-    def _refuse_retired(self) -> None:
-        """Raise where a device was retired while it was written to: what lies on it is lost, and not acknowledged.
-
-        After the shard is in the catalogue: whoever retires a device first takes it out, then looks there.
-        """
-        for device_id in {record.device_id for record in self._manifest.segments}:
-            if device_id in self._run.store.membership.retired:
-                self._run.lose_device(device_id)
-                raise StorageError(
-                    f"rank {self._manifest.rank} of checkpoint {self._manifest.checkpoint} was not saved: device"
-                    f" {self._run.store.device_name(device_id)} was retired meanwhile",
-                    hint="the next checkpoint goes to the others",
-                )
-
     def _problems(self, results: Sequence[_CopyResult]) -> tuple[str, ...]:
         failed = [f"{result.device.path}: {result.error}" for result in results if result.error]
         tried = {result.device for result in results}
@@ -149,6 +135,20 @@ class Publication:
             if device not in tried
         ]
         return (*failed, *skipped)
+
+    def _refuse_retired(self) -> None:
+        """Raise where a device was retired while it was written to: what lies on it is lost, and not acknowledged.
+
+        After the shard is in the catalogue: whoever retires a device first takes it out, then looks there.
+        """
+        for device_id in dict.fromkeys(record.device_id for record in self._manifest.segments):
+            if self._run.store.device(device_id) is None:
+                self._run.lose_device(device_id)
+                raise StorageError(
+                    f"{self._what} was not saved: device {self._run.store.device_name(device_id)} was retired"
+                    " meanwhile",
+                    hint="the next checkpoint goes to the others",
+                )
 
     def _publish_on(self, device: Device, content: bytes) -> _CopyResult:
         commits = self._run.commits_path(device)

@@ -61,6 +61,7 @@ class SegmentDealer:
         loads = [
             DeviceLoad(
                 device_id=device.device_id,
+                name=str(device.path),
                 volume=device.file_system_id,
                 speed_bytes_per_s=speeds.reading(device.device_id).bytes_per_s,
                 backlog_bytes=speeds.backlog_bytes(device.device_id),

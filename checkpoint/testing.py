@@ -206,7 +206,7 @@ def make_state(
     segment_count: int | None = None,
 ) -> State:
     """Return random bytes for these leaves, laid out for the store's devices or in so many segments."""
-    count = segment_count_for(leaves, len(store.devices)) if segment_count is None else segment_count
+    count = segment_count_for(leaves, len(store.writable)) if segment_count is None else segment_count
     layout = plan_layout(leaves, [], segment_count=count)
     random_bytes = random.Random(seed).randbytes
     return State(layout, {leaf.name: random_bytes(leaf.size_bytes) for leaf in leaves})

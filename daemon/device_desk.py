@@ -37,7 +37,7 @@ class DeviceDesk:
         return [await in_thread(device_views.store_devices, store, uid) for store in stores]
 
     async def drain(self, name: str, *, cancel: bool) -> DeviceDetail:
-        """Let a device get no new segments from the next layout on, or end that."""
+        """Let a device get no new segments from the next write on, or end that."""
         store, device_id = self._find(name)
         detail = await in_thread(device_views.drain, store, device_id, cancel=cancel)
         logger.info("device_drain path=%s cancel=%s", detail.path, cancel)

@@ -88,15 +88,16 @@ class Mender:
         committed = await in_thread(store.manifest, checkpoint, work.rank.rank)
         place = work.arena.slot_range(work.slot)
         try:
-            return await in_thread(
-                persist_again,
-                store,
-                work.snapshot.draft,
-                committed,
-                place,
-                engines=work.rank.run.opened.queues,
-                device_ids=work.rank.device_ids,
-            )
+            with work.rank.run.opened.needed():
+                return await in_thread(
+                    persist_again,
+                    store,
+                    work.snapshot.draft,
+                    committed,
+                    place,
+                    engines=work.rank.run.opened.queues,
+                    device_ids=work.rank.device_ids,
+                )
         except DeadlineError:
             raise
         except EverstepError:

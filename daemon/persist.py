@@ -5,7 +5,9 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..checkpoint.collect import collect_garbage
@@ -20,7 +22,7 @@ from ..core.errors import CorruptDataError, DeadlineError, EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .arena import Arena
-from .blocking import in_thread
+from .blocking import in_executor, in_thread
 from .mend import Mender, Mending
 from .registry import Overlap, RankRecord, RunRecord, Snapshot
 from .slot_machine import SlotState
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from .node import Node
 
 logger = logging.getLogger(__name__)
+
+OVERLAPS_MAX = 256
+"""Snapshots written while they are copied: one for each rank of a node, and more. Threads are made when needed."""
 
 
 class Persister:
@@ -41,6 +46,8 @@ class Persister:
         self._collecting: dict[str, asyncio.Lock] = {}
         self._completing = 0
         self._mender = Mender(node)
+        # Of their own: a trainer that stops in the middle of a copy must not hold the threads that all others need.
+        self._overlapping = ThreadPoolExecutor(OVERLAPS_MAX, thread_name_prefix="everstep-overlap")
 
     def seal(self, rank: RankRecord, frame: frames.Seal) -> None:
         """Take over a slot: from here on its snapshot is written, whatever happens to the trainer."""
@@ -196,7 +203,7 @@ class Persister:
         place = arena.slot_range(slot)
         try:
             with rank.run.opened.needed():
-                result = await in_thread(
+                write = partial(
                     persist_shard,
                     rank.run.store,
                     draft,
@@ -206,6 +213,7 @@ class Persister:
                     on_failed_try=self._from_thread(rank, draft.checkpoint),
                     gate=overlap.gate if overlap else None,
                 )
+                result = await in_executor(self._overlapping if overlap else None, write)
         except CopyAbandonedError:
             self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
         except DeadlineError as error:

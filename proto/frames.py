@@ -37,8 +37,9 @@ class DeviceCondition(Enum):
     """A call on it failed: it gets nothing new."""
     MISSING = "missing"
     DRAINING = "draining"
-    """It gets nothing new."""
+    """It gets nothing new, as somebody asked."""
     RETIRED = "retired"
+    """No member any more."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

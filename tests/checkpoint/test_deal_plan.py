@@ -17,7 +17,13 @@ speeds = st.floats(1e6, 1e10)
 def loads(*speeds_bytes_per_s: float | None, backlog_bytes: int = 0) -> list[DeviceLoad]:
     """Devices on volumes of their own."""
     return [
-        DeviceLoad(device_id=f"d{index}", volume=index, speed_bytes_per_s=speed, backlog_bytes=backlog_bytes)
+        DeviceLoad(
+            device_id=f"d{index}",
+            name=f"/d{index}",
+            volume=index,
+            speed_bytes_per_s=speed,
+            backlog_bytes=backlog_bytes,
+        )
         for index, speed in enumerate(speeds_bytes_per_s)
     ]
 
@@ -45,7 +51,13 @@ def test_every_segment_goes_to_one_device_and_no_volume_gets_more_than_its_room(
     sizes_bytes: list[int], facts: list[tuple[float | None, int, int]], room_bytes: list[int]
 ) -> None:
     devices = [
-        DeviceLoad(device_id=f"d{index}", volume=volume, speed_bytes_per_s=speed, backlog_bytes=backlog)
+        DeviceLoad(
+            device_id=f"d{index}",
+            name=f"/d{index}",
+            volume=volume,
+            speed_bytes_per_s=speed,
+            backlog_bytes=backlog,
+        )
         for index, (speed, volume, backlog) in enumerate(facts)
     ]
     rooms_bytes = dict(enumerate(room_bytes))
@@ -105,8 +117,8 @@ def test_a_device_that_nobody_knows_counts_as_a_typical_one() -> None:
 
 
 def test_what_is_queued_already_counts() -> None:
-    busy = DeviceLoad(device_id="busy", volume=0, speed_bytes_per_s=100.0, backlog_bytes=200)
-    idle = DeviceLoad(device_id="idle", volume=1, speed_bytes_per_s=100.0)
+    busy = DeviceLoad(device_id="busy", name="busy", volume=0, speed_bytes_per_s=100.0, backlog_bytes=200)
+    idle = DeviceLoad(device_id="idle", name="idle", volume=1, speed_bytes_per_s=100.0)
     assert Counter(deal([100] * 6, [busy, idle], {0: PLENTY, 1: PLENTY})) == {"busy": 2, "idle": 4}
 
 
@@ -114,14 +126,15 @@ def test_a_device_with_little_room_gets_what_fits() -> None:
     devices = loads(100.0, 100.0)
     assert Counter(deal([10] * 8, devices, {0: 25, 1: PLENTY})) == {"d0": 2, "d1": 6}
     with pytest.raises(
-        NoSpaceError, match=r"2 devices have room for 25 \+ 30 bytes, 80 are needed in 8 segments"
+        NoSpaceError,
+        match="/d0 has room for 25 bytes, /d1 has room for 30 bytes, 80 are needed in 8 segments",
     ):
         deal([10] * 8, devices, {0: 25, 1: 30})
 
 
 def test_devices_of_one_volume_share_its_room() -> None:
-    one, two = (DeviceLoad(device_id=name, volume=7) for name in ("a", "b"))
-    with pytest.raises(NoSpaceError, match="room for 15 bytes"):
+    one, two = (DeviceLoad(device_id=name, name=name, volume=7) for name in ("a", "b"))
+    with pytest.raises(NoSpaceError, match=r"^a has room for 15 bytes, 20 are needed"):
         deal([10, 10], [one, two], {7: 15})
 
 

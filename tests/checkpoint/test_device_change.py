@@ -213,9 +213,9 @@ def test_a_well_device_leaves_by_force_and_knows_it(dirs: list[Path]) -> None:
         assert content(dirs[1]) == held
         with pytest.raises(UsageError, match="no member any more"):
             leave(store, dirs[1])
-        save(run, over_all, FOURTH)
-        assert name not in {record.device_id for record in run.manifest(FOURTH, 0).segments}
-        assert content(dirs[1]) == held
+        written = save(run, over_all, FOURTH).manifest  # laid out before it left
+        assert name not in {record.device_id for record in written.segments}
+        assert load(run, written) == over_all.content
     with pytest.raises(ConfigError, match="nothing but retired devices"), opened(dirs[1:2]):
         pytest.fail("it was opened alone")
 

@@ -239,8 +239,7 @@ class Witness:
 
     def committed_again(self, shard: Shard, storage: ModelStorage) -> None:
         """Take the manifest of a shard that was written again."""
-        copies = manifest_copies(storage, shard, range(len(storage.roots)))
-        (new,) = set(copies) - set(self.manifests[shard])
+        (new,) = set(manifest_copies(storage, shard, range(len(storage.roots)))) - set(self.manifests[shard])
         self.manifests[shard].append(new)
 
     def copy_count(self, storage: ModelStorage, shard: Shard, devices: Iterable[int]) -> int:

@@ -157,8 +157,8 @@ class Readmit:
 
 
 DeviceStep = Drain | Unplug | Retire | Readmit
-StepOfRun = Begin | Save | SaveAgain | Complete | Collect | Remove | Label | Lose
-Step = StepOfRun | Break | Reopen | DeviceStep
+StepOfRun = Begin | Save | SaveAgain | Complete | Collect | Remove | Label | Lose | DeviceStep
+Step = StepOfRun | Break | Reopen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +244,6 @@ class Player:
                 self._promised(self._promise.unplugged(self._unplugged))
                 self.open()
                 self._promised(self._promise.decided(self._out(), len(self._storage.roots)))
-            case Drain() | Unplug() | Retire() | Readmit():
-                self._change(step)
             case _:
                 assert self._run is not None
                 self._step_of_run(step, self._run)
@@ -273,6 +271,8 @@ class Player:
                     self._promised(self._promise.completed(checkpoint))
             case Collect() | Remove() | Label():
                 self._retain(run, step)
+            case Drain() | Unplug() | Retire() | Readmit():
+                self._change(step)
 
     def _retain(self, run: RunStore, step: Collect | Remove | Label) -> None:
         match step:
@@ -585,6 +585,60 @@ WORKLOADS = (
         partial_views=True,
     ),
     Workload(
+        name="a segment taken over",
+        # Made one after the other, the first device has run out while two segments wait for the second.
+        steps=(*_SAVES[:5], Break(call="write_segment", device=1), Save(3, copies=1), Reopen(), Save(4)),
+        leaves=FOUR_LEAVES,
+        segment_count=4,
+    ),
+    Workload(
+        name="one of three devices fails",
+        steps=(
+            Begin(),
+            Save(1),
+            Complete(1),
+            Break(call="sync_data", device=1),
+            Save(2, copies=2),
+            Save(3, copies=2),
+            Reopen(),
+            Complete(3),
+            Save(4),
+            Collect(1, removes=((1, 1),)),
+        ),
+        device_count=3,
+    ),
+    Workload(
+        name="a device lost after the commit",
+        steps=(
+            *_SAVES[:5],
+            Lose(1),
+            SaveAgain(2, copies=1),
+            Save(3, copies=1),
+            Reopen(),
+            Complete(3),
+            Collect(1, removes=((1, 1),)),
+            Lose(0),
+            SaveAgain(3, copies=1),
+        ),
+    ),
+    Workload(
+        name="two devices lost one after the other",
+        steps=(
+            Begin(),
+            Save(1),
+            Save(2, (0, 1)),
+            Lose(2),
+            SaveAgain(2, copies=2, ranks=(0, 1)),
+            Lose(0),
+            SaveAgain(2, copies=1, ranks=(0, 1)),
+            Reopen(),
+            Save(3),
+            Remove((1, 2)),
+        ),
+        device_count=3,
+        world_size=2,
+    ),
+    Workload(
         name="a device drains",
         steps=(
             Begin(),
@@ -716,7 +770,7 @@ WORKLOADS = (
             Break(call="replace", device=0, part="disk.id", nth=2),
             Retire(2, fails=True),
             Collect(1),  # not every member knows
-            Save(3, copies=2),
+            Save(3, copies=1),
             Reopen(),
             Save(4),
             Complete(4),
@@ -724,59 +778,5 @@ WORKLOADS = (
         ),
         device_count=3,
         partial_views=True,
-    ),
-    Workload(
-        name="a segment taken over",
-        # Made one after the other, the first device has run out while two segments wait for the second.
-        steps=(*_SAVES[:5], Break(call="write_segment", device=1), Save(3, copies=1), Reopen(), Save(4)),
-        leaves=FOUR_LEAVES,
-        segment_count=4,
-    ),
-    Workload(
-        name="one of three devices fails",
-        steps=(
-            Begin(),
-            Save(1),
-            Complete(1),
-            Break(call="sync_data", device=1),
-            Save(2, copies=2),
-            Save(3, copies=2),
-            Reopen(),
-            Complete(3),
-            Save(4),
-            Collect(1, removes=((1, 1),)),
-        ),
-        device_count=3,
-    ),
-    Workload(
-        name="a device lost after the commit",
-        steps=(
-            *_SAVES[:5],
-            Lose(1),
-            SaveAgain(2, copies=1),
-            Save(3, copies=1),
-            Reopen(),
-            Complete(3),
-            Collect(1, removes=((1, 1),)),
-            Lose(0),
-            SaveAgain(3, copies=1),
-        ),
-    ),
-    Workload(
-        name="two devices lost one after the other",
-        steps=(
-            Begin(),
-            Save(1),
-            Save(2, (0, 1)),
-            Lose(2),
-            SaveAgain(2, copies=2, ranks=(0, 1)),
-            Lose(0),
-            SaveAgain(2, copies=1, ranks=(0, 1)),
-            Reopen(),
-            Save(3),
-            Remove((1, 2)),
-        ),
-        device_count=3,
-        world_size=2,
     ),
 )

@@ -488,19 +488,19 @@ class TestDamage:
 
 class TestNewerFormat:
     @staticmethod
-    def raise_version(path: Path) -> bytes:
+    def raise_version(path: Path, version: int = 2) -> bytes:
         content = path.read_bytes()
         document = json.loads(content)
-        path.write_text(json.dumps(document | {"format": 2}))
+        path.write_text(json.dumps(document | {"format": version}))
         return content
 
     def test_of_disk_id(self, storage: list[Path]) -> None:
         saved = saved_run(storage)
         path = storage[1] / "disk.id"
-        content = self.raise_version(path)
+        content = self.raise_version(path, 3)
         with (
             service(),
-            refused(FormatVersionError, path, "format version 2", "up to 1", hint="upgrade everstep"),
+            refused(FormatVersionError, path, "format version 3", "up to 2", hint="upgrade everstep"),
             training(storage),
         ):
             pass
