@@ -159,7 +159,7 @@ def test_an_exported_torch_file_brings_the_loader_back(tmp_path: Path, devices: 
     weights = torch.cat([each.detach().reshape(-1) for each in fresh["model"].parameters()])
     assert torch.equal(weights, list(saved.values())[-1])
     assert fresh["loader"].state_dict()["cursor"] > 0
-    assert fresh["loader"].ledger.state()["tallies"]
+    assert fresh["loader"].ledger.record().tallies
 
 
 def test_weights_alone_leave_the_rest_as_given(
