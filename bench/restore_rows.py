@@ -27,6 +27,7 @@ class Holder(torch.nn.Module):
 def restore_row(name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int) -> Row:
     """Compare restore() with fio's reading of as many bytes from the same drives; caches cold."""
     model = Holder(size_bytes)
+    size_bytes = sum(each.numel() * each.element_size() for each in model.parameters())  # whole leaves of 64 MiB
     stores = [mount / "everstep" for mount in mounts]
     for store in stores:
         store.mkdir()
@@ -62,7 +63,11 @@ def _save_once(model: Holder, stores: Sequence[Path]) -> None:
     with contextlib.suppress(KeyboardInterrupt), scratch() as folder, _daemon(folder):  # noqa: SIM117
         with everstep.attach("bench", model=model, storage=stores) as run:
             run.step()
+            run.wait()  # the arena is there
+            run.checkpoint()
+            run.step()
             run.wait()
+            assert run.report().last_complete, run.report()
             raise KeyboardInterrupt
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from node import LEAF_BYTES
 from paired import PAIRS_MIN, Row, publish
 from persist_rows import (
     best_fio,
@@ -52,7 +53,7 @@ def on_rig(drives: int, *, pairs: int) -> list[Row]:
     """Measure that many drives of a known speed."""
     mb_s = RIG_SPEEDS[drives]
     name = f"rig {drives} x {mb_s} MB/s"
-    each_bytes = mb_s * MB * SAMPLE_S
+    each_bytes = -(-mb_s * MB * SAMPLE_S // LEAF_BYTES) * LEAF_BYTES  # fio and everstep write the same
     with rig([mb_s * MB] * drives, size_bytes=int(each_bytes * ROOM)) as made:
         mounts = [drive.mount for drive in made]
         options = best_fio(mounts, each_bytes // 4)
