@@ -27,7 +27,7 @@ class Holder(torch.nn.Module):
 def restore_row(name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int) -> Row:
     """Compare restore() with fio's reading of as many bytes from the same drives; caches cold."""
     model = Holder(size_bytes)
-    size_bytes = sum(each.numel() * each.element_size() for each in model.parameters())  # whole leaves of 64 MiB
+    size_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
     stores = [mount / "everstep" for mount in mounts]
     for store in stores:
         store.mkdir()
