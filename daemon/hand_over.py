@@ -23,7 +23,7 @@ async def ask_to_hand_over(directories: Sequence[Path], own: LockHolder) -> bool
     agreed = False
     for path in await in_thread(lambda: {_holder_socket(directory, own) for directory in directories}):
         if path:
-            agreed |= await in_thread(_ask, path)
+            agreed |= await in_thread(ask_holder, path)
     return agreed
 
 
@@ -37,7 +37,8 @@ def _holder_socket(directory: Path, own: LockHolder) -> str:
     return holder.socket if holder is not None and holder.pid != own.pid else ""
 
 
-def _ask(path: str) -> bool:
+def ask_holder(path: str) -> bool:
+    """Return whether the daemon that listens on `path` agrees to end."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as sock:
         sock.settimeout(ANSWER_DEADLINE_S)
         try:

@@ -4,12 +4,12 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from ..core.paths import control_socket_path, ensure_private_directory
 from ..core.version import VERSION
 from .config import DaemonConfig, load_config, private_config
 from .control import ControlServer, serve_control
+from .hand_over import ask_holder
 from .node import Node
 from .peer import identify
 from .service_manager import notify
@@ -31,6 +32,17 @@ logger = logging.getLogger(__name__)
 
 ACCEPT_BACKLOG = 128
 ACCEPT_PAUSE_S = 1.0
+HAND_OVER_DEADLINE_S = 10.0
+HAND_OVER_POLL_S = 0.05
+
+
+class Address(msgspec.Struct, kw_only=True):
+    """What stands in daemon.json beside the socket: for people, and for a daemon that finds the socket taken."""
+
+    pid: int
+    version: str
+    metrics_port: int
+    private: bool
 
 
 def run_daemon(*, config_path: Path | None, socket_path: Path | None, private: bool) -> None:
@@ -48,25 +60,29 @@ def run_daemon(*, config_path: Path | None, socket_path: Path | None, private: b
             config, daemon=msgspec.structs.replace(config.daemon, socket=str(socket_path))
         )
     os.umask(0o077)
-    with _listen(config.socket_path()) as listener:
+    with _listen(config.socket_path(), private=private) as listener:
         asyncio.run(_serve(config, listener, private=private))
 
 
 @contextlib.contextmanager
-def _listen(path: Path) -> Generator[socket.socket]:
+def _listen(path: Path, *, private: bool) -> Generator[socket.socket]:
     """Hold the socket's lock file and listen; what a dead daemon left there is removed.
 
-    The lock is taken before anything is bound: a stale socket file proves nothing, a held lock does.
+    The lock is taken before anything is bound: a stale socket file proves nothing, a held lock does. An idle private
+    daemon makes way for a node's.
     """
     ensure_private_directory(path.parent)
     lock = os.open(
         path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
     )
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another daemon listens on {path}", hint="use it, or stop it first") from None
+        if not _lock(lock) and (
+            private or not ask_holder(str(path)) or not _lock(lock, HAND_OVER_DEADLINE_S)
+        ):
+            raise ConfigError(
+                f"another daemon{_told(path)} listens on {path}",
+                hint="use it, or stop it first: everstep stop",
+            )
         for stale in (path, control_socket_path(path), _address_path(path)):
             stale.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -84,8 +100,31 @@ def _listen(path: Path) -> Generator[socket.socket]:
         os.close(lock)
 
 
+def _lock(fd: int, deadline_s: float = 0.0) -> bool:
+    """Return whether the lock was free, or became so in time."""
+    until_s = time.monotonic() + deadline_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(HAND_OVER_POLL_S)
+        else:
+            return True
+
+
+def _told(path: Path) -> str:
+    """Return what the daemon that listens there says of itself, in brackets; nothing when it has not said it yet."""
+    try:
+        facts = msgspec.json.decode(_address_path(path).read_bytes(), type=Address)
+    except (OSError, msgspec.MsgspecError):
+        return ""
+    return f" ({'private' if facts.private else 'node'}, pid {facts.pid})"
+
+
 def _address_path(path: Path) -> Path:
-    """Where a daemon tells people (not programs) what it is."""
+    """Where a daemon tells what it is."""
     return path.with_name("daemon.json")
 
 
@@ -180,14 +219,9 @@ def _accept(node: Node, listener: socket.socket) -> None:
 
 
 async def _write_address(path: Path, node: Node) -> None:
-    facts = {
-        "pid": os.getpid(),
-        "version": VERSION,
-        "metrics_port": node.metrics_port,
-        "private": node.private,
-    }
-    async with aiofiles.open(path, "w", encoding="utf-8") as file:
-        await file.write(json.dumps(facts) + "\n")
+    address = Address(pid=os.getpid(), version=VERSION, metrics_port=node.metrics_port, private=node.private)
+    async with aiofiles.open(path, "wb") as file:
+        await file.write(msgspec.json.encode(address) + b"\n")
 
 
 def private_main() -> int:

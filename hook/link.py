@@ -35,6 +35,12 @@ class RunAddress:
     keep: Keep | None = None
     """None: what the daemon's configuration says."""
 
+    @property
+    def node_only(self) -> str:
+        """Say why only a node's daemon knows this storage; empty when any does."""
+        names = [place for place in self.storage if "/" not in place]
+        return f"{names[0]!r} is a device's name (or no directory)" if names else ""
+
 
 class Link:
     """Owns the connection. `on_event` hears the daemon's events, on the reader thread."""
@@ -45,7 +51,7 @@ class Link:
         self._retry_s, self._retry_at_s = RETRY_FIRST_S, 0.0
         self._reconnecting: threading.Thread | None = None
         self._closed = False
-        self.client = connect_or_start(VERSION, on_event)
+        self.client = connect_or_start(VERSION, on_event, node_only=address.node_only)
         try:
             self.opened = self._open(self.client, takeover=address.takeover)
         except BaseException:
@@ -98,7 +104,9 @@ class Link:
 
     def _reconnect(self, on_restored: Callable[[], None]) -> None:
         try:
-            client = connect_or_start(VERSION, self._on_event)
+            was_private = self.client.welcome.private
+            node_only = "" if was_private else "the one that this trainer used is the node's"
+            client = connect_or_start(VERSION, self._on_event, node_only=node_only)
             try:
                 self.opened = self._open(client, takeover=False)
                 self._begin(client, self._attempt, fresh=False)

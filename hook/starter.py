@@ -18,15 +18,26 @@ _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2000
 
 
-def connect_or_start(version: str, on_event: Callable[[Reply], None]) -> DaemonClient:
+def connect_or_start(version: str, on_event: Callable[[Reply], None], *, node_only: str = "") -> DaemonClient:
     """Return a connection to the daemon that answers on the user's socket, started now if none does.
+
+    Args:
+        version: this package's.
+        on_event: gets the frames that answer no request.
+        node_only: why none is to be started: it would not know the devices, and stand in the way of the node's.
 
     Raises:
         DaemonUnavailableError: it could not be started; the message holds the end of its log.
     """
     path = data_socket_path()
-    with contextlib.suppress(DaemonUnavailableError):
+    try:
         return DaemonClient(path, Role.TRAINER, version, on_event)
+    except DaemonUnavailableError as error:
+        if node_only:
+            raise DaemonUnavailableError(
+                f"{error.message}, and {node_only}",
+                hint="start the node's: everstep daemon --config FILE",
+            ) from error
     ensure_private_directory(path.parent)
     with _start_lock(path.parent):
         with contextlib.suppress(DaemonUnavailableError):  # somebody else was faster

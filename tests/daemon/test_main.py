@@ -47,11 +47,22 @@ class TestStarting:
         assert f"metrics.port {port}" in said
         assert "0 takes any" in said
 
-    def test_a_socket_in_use_is_named(self, node_config: Path, socket_path: Path) -> None:
-        with daemon_process(socket_path):
+    def test_a_socket_in_use_is_named_with_its_holder(
+        self, node_config: Path, socket_path: Path, tmp_path: Path
+    ) -> None:
+        other = tmp_path / "other"
+        other.mkdir()
+        with daemon_process(socket_path) as holder, FakeTrainer(socket_path) as trainer:
+            trainer.open_run([other])
             code, said = refused(node_config)
         assert code == 2
-        assert f"another daemon listens on {socket_path}" in said
+        assert f"another daemon (private, pid {holder.pid}) listens on {socket_path}" in said
+
+    def test_an_idle_private_daemon_makes_way(self, node_config: Path, socket_path: Path) -> None:
+        with daemon_process(socket_path) as holder, node_daemon(node_config, socket_path) as node:
+            assert holder.wait(30) == 0
+            with connected(socket_path) as client:
+                assert client.status().daemon.pid == node.pid
 
     def test_a_device_in_use_is_named_with_its_holder(
         self, node_config: Path, devices: list[Path], tmp_path: Path
