@@ -152,7 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     remove = commands.add_parser("rm", parents=[as_json], help="remove a checkpoint, or all of a run")
     _add_target(remove, "RUN@ATTEMPT.STEP | RUN")
     remove.add_argument("--all", action="store_true", help="remove all checkpoints of the run")
-    remove.add_argument("--force", action="store_true", help="remove even what a restart may need")
+    remove.add_argument(
+        "--force", action="store_true", help="remove even what a restart may need, or what has a tag"
+    )
     _add_retention(commands.add_parser, as_json)
     device = commands.add_parser("device", help="list, drain, retire and readmit the devices of a store")
     cli_devices_arguments.add_arguments(device, as_json)

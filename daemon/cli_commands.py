@@ -143,7 +143,7 @@ def remove(arguments: argparse.Namespace) -> int:
         )
     with source_of(target, for_change=True) as (source, _):
         if target.checkpoint is None:
-            removed = source.remove_run(target.run)
+            removed = source.remove_run(target.run, force=arguments.force)
         else:
             removed = source.remove(target.run, target.checkpoint, force=arguments.force)
     document = {

@@ -267,8 +267,9 @@ class NodeService(node_pb2_grpc.NodeServicer):
         busy = node_views.busy_reason(self._node, run)
         if busy:
             raise RunBusyError(busy, hint="stop the trainer first, or remove single checkpoints")
+        store_views.check_no_tags(run, force=request.force)
         await self._forget_memory(run)
-        removed = await in_thread(store_views.remove_all, run)
+        removed = await in_thread(store_views.remove_all, run, force=request.force)
         self._node.metrics.deleted_total.inc(removed.checkpoint_count)
         logger.info("run_removed_by_hand run=%s checkpoints=%d", run.run_id, removed.checkpoint_count)
         return pb.RemoveRunResponse(removed_count=removed.checkpoint_count, freed_bytes=removed.freed_bytes)

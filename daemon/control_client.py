@@ -98,9 +98,9 @@ class ControlClient:
         answer = self._call(self._stub.RemoveCheckpoint, request)
         return Removed(checkpoint_count=1, freed_bytes=answer.freed_bytes)
 
-    def remove_run(self, run: str) -> Removed:
+    def remove_run(self, run: str, *, force: bool) -> Removed:
         """See Source."""
-        answer = self._call(self._stub.RemoveRun, pb.RemoveRunRequest(run=run), LONG_DEADLINE_S)
+        answer = self._call(self._stub.RemoveRun, pb.RemoveRunRequest(run=run, force=force), LONG_DEADLINE_S)
         return Removed(checkpoint_count=answer.removed_count, freed_bytes=answer.freed_bytes)
 
     def tag(self, run: str, checkpoint: CheckpointId | None, name: str) -> CheckpointView:

@@ -67,9 +67,9 @@ class OfflineStore:
         """See Source."""
         return store_views.remove(store_views.find_run([self._store], run, None), checkpoint, force=force)
 
-    def remove_run(self, run: str) -> Removed:
+    def remove_run(self, run: str, *, force: bool) -> Removed:
         """See Source."""
-        return store_views.remove_all(store_views.find_run([self._store], run, None))
+        return store_views.remove_all(store_views.find_run([self._store], run, None), force=force)
 
     def tag(self, run: str, checkpoint: CheckpointId | None, name: str) -> CheckpointView:
         """See Source."""

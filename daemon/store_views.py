@@ -160,8 +160,23 @@ def remove(run: RunStore, checkpoint: CheckpointId, *, force: bool) -> Removed:
     return Removed(checkpoint_count=len(done.removed), freed_bytes=done.freed_bytes)
 
 
-def remove_all(run: RunStore) -> Removed:
-    """Remove every checkpoint of a run, the oldest first, so that what a crash leaves is the newest; tags go first."""
+def check_no_tags(run: RunStore, *, force: bool) -> None:
+    """Raise ProtectedError when a checkpoint of the run has a tag and `force` is not set."""
+    if run.tags() and not force:
+        raise ProtectedError(
+            f"checkpoints of run {run.name!r} have the tags {', '.join(map(repr, sorted(run.tags())))}",
+            hint="untag them, or --force removes them all the same",
+        )
+
+
+def remove_all(run: RunStore, *, force: bool) -> Removed:
+    """Remove every checkpoint of a run, the oldest first, so that what a crash leaves is the newest; tags go first.
+
+    Raises:
+        ProtectedError: there are tags, and `force` is not set.
+        StorageError: a device is missing or failed.
+    """
+    check_no_tags(run, force=force)
     count = freed_bytes = 0
     for name in run.tags():
         remove_tag(run, name)

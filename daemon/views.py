@@ -303,8 +303,8 @@ class Source(Protocol):
         """Remove one checkpoint; ProtectedError for one that must stay, unless forced."""
         ...
 
-    def remove_run(self, run: str) -> Removed:
-        """Remove all checkpoints of a run, tagged ones too; RunBusyError while its trainer lives."""
+    def remove_run(self, run: str, *, force: bool) -> Removed:
+        """Remove all checkpoints of a run; ProtectedError for tags without `force`, RunBusyError: its trainer lives."""
         ...
 
     def tag(self, run: str, checkpoint: CheckpointId | None, name: str) -> CheckpointView:

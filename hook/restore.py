@@ -12,11 +12,13 @@ from ..core.errors import (
     DataError,
     EverstepError,
     NotFoundError,
+    StateMismatchError,
     UsageError,
     error_from_code,
 )
 from ..core.ids import CheckpointId
 from ..proto import frames
+from .history import NAME as HISTORY_NAME
 from .leaf_bytes import ArenaLeaves
 from .link import Link
 from .mapped_arena import MappedArena
@@ -24,11 +26,16 @@ from .module_state import ModuleState
 from .ranks import Ranks
 from .received_leaves import ReceivedLeaves
 from .restore_plan import Choice, check_replicated, newest_common, restorable
+from .rng_state import NAME as RNG_NAME
+from .run_state import RUN_COMPONENT
 from .shard_stream import ShardStream, StreamEvents
 from .state_protocol import Component
 from .stored_state import StoredState
 
 logger = logging.getLogger(__name__)
+
+OWN_COMPONENTS = frozenset({RUN_COMPONENT, RNG_NAME, HISTORY_NAME})
+"""What every run has beside the objects that the script attaches."""
 
 IMPORTED_NOTE = "imported"
 """A checkpoint whose notes have this came from other tools (`everstep import`) and may lack components."""
@@ -54,6 +61,8 @@ class Restored:
     """Newer checkpoints that could not be restored, with the reason."""
     left_as_given: tuple[str, ...] = ()
     """Components that an imported checkpoint lacks: they are as the script made them."""
+    not_attached: tuple[str, ...] = ()
+    """Components that the checkpoint has and the script does not: the next checkpoint is without them."""
 
     @property
     def checkpoint(self) -> CheckpointId:
@@ -83,6 +92,17 @@ class Fetched:
         One that was taken by a run has all of them: a component that it lacks is a mismatch.
         """
         return IMPORTED_NOTE in self.manifest.notes and component not in self.stored.components
+
+    def check_common(self, components: Sequence[Component]) -> None:
+        """Raise StateMismatchError for an imported checkpoint that has nothing of what the script attached."""
+        attached = [each.name for each in components if each.name not in OWN_COMPONENTS]
+        if all(self.lacks(name) for name in attached):
+            stored = [name for name in self.stored.components if name not in OWN_COMPONENTS]
+            raise StateMismatchError(
+                f"the imported checkpoint {self.choice.checkpoint} holds {', '.join(stored) or 'nothing'}; this script "
+                f"attaches {', '.join(attached)}",
+                hint="import it into another run with --as NAME, or attach(...) by its name",
+            )
 
     def present(self, components: Sequence[Component]) -> list[Component]:
         """Return the components that the checkpoint has, or must have."""
@@ -191,6 +211,7 @@ class RestoreSearch:
 
     def _check(self, found: Fetched) -> None:
         """Compare structures first, then what is compared by its bytes, which are small and read for that."""
+        found.check_common(self.components)
         components = found.present(self.components)
         looking = [component for component in components if not component.checks_bytes]
         reading = [component for component in components if component.checks_bytes]

@@ -160,6 +160,7 @@ class Run:
             world_size=found.choice.world_size,
             skipped=tuple(search.skipped),
             left_as_given=tuple(each.name for each in self._components if found.lacks(each.name)),
+            not_attached=tuple(set(found.stored.components) - {each.name for each in self._components}),
         )
         self._say_restored(found)
         return self._restored
@@ -432,6 +433,12 @@ class Run:
                 "restored_in_part run=%s left_as_given=%s: the imported checkpoint has nothing of them",
                 self.name,
                 ",".join(restored.left_as_given),
+            )
+        if restored.not_attached:
+            logger.warning(
+                "restored_in_part run=%s not_attached=%s: the next checkpoint is without them",
+                self.name,
+                ",".join(restored.not_attached),
             )
         then, now = found.manifest.notes.get("torch_threads", ""), str(torch.get_num_threads())
         if then != now:

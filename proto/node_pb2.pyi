@@ -409,10 +409,12 @@ class RemoveCheckpointResponse(_message.Message):
     def __init__(self, removed: _Optional[_Union[CheckpointSummary, _Mapping]] = ..., freed_bytes: _Optional[int] = ...) -> None: ...
 
 class RemoveRunRequest(_message.Message):
-    __slots__ = ("run",)
+    __slots__ = ("run", "force")
     RUN_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     run: str
-    def __init__(self, run: _Optional[str] = ...) -> None: ...
+    force: bool
+    def __init__(self, run: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class RemoveRunResponse(_message.Message):
     __slots__ = ("removed_count", "freed_bytes")

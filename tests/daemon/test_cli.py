@@ -409,9 +409,13 @@ class TestTags:
         assert (done.returncode, done.stdout) == (code, "")
         assert message in done.stderr
 
-    def test_all_of_a_run_goes_with_its_tags(self, stored: list[Path]) -> None:
+    def test_all_of_a_run_goes_with_its_tags_by_force_only(self, stored: list[Path]) -> None:
         everstep("tag", "best", "pair@1.10", *stored)
-        assert document("rm", "pair", "--all", *stored)["removed_count"] == 4
+        refused = document("rm", "pair", "--all", *stored, code=1)["error"]
+        assert refused["code"] == "ProtectedError"
+        assert "'best'" in refused["message"]
+        assert len(document("ls", "pair", *stored)["checkpoints"]) == 4
+        assert document("rm", "pair", "--all", "--force", *stored)["removed_count"] == 4
         assert not list(stored[0].rglob("tags/*"))
 
 

@@ -299,7 +299,7 @@ class TestCheckpoints:
     ) -> None:
         trainer.open_run(stored, name=RUN)
         with pytest.raises(RunBusyError, match="living trainer"):
-            client.remove_run(RUN)
+            client.remove_run(RUN, force=False)
         assert len(client.checkpoints(RUN)) == 4
 
     def test_a_removed_run_does_not_come_back_from_memory(
@@ -314,7 +314,7 @@ class TestCheckpoints:
             arena.close()
         trainer.open_run(devices, name="other")
         assert client.status().daemon.arena_bytes > 0
-        assert client.remove_run(RUN).checkpoint_count == 1
+        assert client.remove_run(RUN, force=False).checkpoint_count == 1
         assert client.status().daemon.arena_bytes == 0
         assert not list(devices[0].rglob("*.safetensors"))
         with FakeTrainer(socket_path) as again:

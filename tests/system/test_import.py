@@ -200,6 +200,32 @@ def test_names_that_do_not_fit_are_a_mismatch(tmp_path: Path, devices: list[Path
     end_daemon()
 
 
+def test_an_import_under_a_name_that_the_script_does_not_have(tmp_path: Path, devices: list[Path]) -> None:
+    """Training would begin from nothing, and the import be collected some checkpoints later."""
+    save_file(small(0)["model"].state_dict(), tmp_path / "model.safetensors")
+    tool("import", tmp_path / "model.safetensors", "--run", "new", "--as", "net", "--storage", *devices)
+    with (
+        pytest.raises(
+            StateMismatchError, match=r"holds net; this script attaches model, optimizer, schedule"
+        ) as caught,
+        everstep.attach("new", **small(1), storage=devices) as run,
+    ):
+        run.restore()
+    assert "--as" in caught.value.hint
+    end_daemon()
+
+
+def test_what_the_script_no_longer_attaches_is_named(
+    devices: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    state, fresh = small(0), small(1)
+    kinds_of_state.save("own", devices, state)
+    del fresh["schedule"]
+    with caplog.at_level(logging.WARNING):
+        assert restore("own", devices, fresh).not_attached == ("schedule",)
+    assert "not_attached=schedule" in caplog.text
+
+
 class TestRefused:
     def error(self, source: Path, devices: list[Path], *more: str, code: int = 1) -> str:
         found = tool("import", source, "--run", "new", *more, "--storage", *devices, code=code)["error"]
