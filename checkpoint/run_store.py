@@ -332,9 +332,9 @@ class RunStore:
         )
 
     def forget(self, checkpoint: CheckpointId) -> list[ShardRecord]:
-        """Take a checkpoint out of the catalogue and return its shards; none, and it stays, while it has a tag."""
+        """Take a checkpoint out of the catalogue and return its shards; none, and it stays, with a tag or in use."""
         with self._lock:
-            if checkpoint in self._tags.values():
+            if checkpoint in self._tags.values() or checkpoint in self._pinned():
                 return []
             return list(self._shards.pop(checkpoint, {}).values())
 
@@ -413,10 +413,13 @@ class RunStore:
         finally:
             with self._lock:
                 self._pins[checkpoint] -= 1
+                if not self._pins[checkpoint]:
+                    del self._pins[checkpoint]
 
     def pinned(self) -> set[CheckpointId]:
         """Return the checkpoints that are being read or written."""
         with self._lock:
-            return {checkpoint for checkpoint, count in self._pins.items() if count > 0} | {
-                checkpoint for checkpoint, _ in self._writing
-            }
+            return self._pinned()
+
+    def _pinned(self) -> set[CheckpointId]:
+        return self._pins.keys() | {checkpoint for checkpoint, _ in self._writing}
