@@ -300,11 +300,14 @@ class RunStore:
         with self._lock:
             self._shards.setdefault(record.checkpoint, {})[record.rank] = record
 
-    def mark_damaged(self, checkpoint: CheckpointId, rank: int, problem: str) -> None:
-        """Remember that a shard's bytes do not hold, so that its checkpoint is not offered again."""
+    def mark_damaged(self, checkpoint: CheckpointId, rank: int, problem: str, *, generation: str) -> None:
+        """Remember that a shard's bytes do not hold, so that its checkpoint is not offered again.
+
+        Nothing where another generation has taken the place of the one that was looked at.
+        """
         with self._lock:
             found = self._shards.get(checkpoint, {}).get(rank)
-            if found is not None:
+            if found is not None and found.generation == generation:
                 self._shards[checkpoint][rank] = replace(found, problem=problem)
 
     def held_bytes(self, device_id: str) -> dict[CheckpointId, int]:
@@ -321,7 +324,8 @@ class RunStore:
         for shard in self.shards():
             ref = next((each for each in shard.segments if each.device_id == device_id), None)
             if ref is not None and not shard.problem:
-                self.mark_damaged(shard.checkpoint, shard.rank, self._why_absent(ref))
+                problem = self._why_absent(ref)
+                self.mark_damaged(shard.checkpoint, shard.rank, problem, generation=shard.generation)
                 lost.add(shard.checkpoint)
         return tuple(sorted(lost))
 

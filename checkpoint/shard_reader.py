@@ -157,7 +157,8 @@ class ShardReader:
         try:
             yield
         except DataError as exc:
-            self._run.mark_damaged(self._manifest.checkpoint, self._manifest.rank, str(exc))
+            read = self._manifest
+            self._run.mark_damaged(read.checkpoint, read.rank, str(exc), generation=read.generation)
             raise
 
     def _path(self, segment: OpenSegment) -> Path:
