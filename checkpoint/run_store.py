@@ -217,16 +217,10 @@ class RunStore:
     def _describe(self, checkpoint: CheckpointId) -> CheckpointInfo:
         return describe(
             self._shards[checkpoint],
-            known_complete=self._complete_ids(),
+            known_complete=self._known_complete,
             fresh_floor=self._fresh_floor(),
             tags=[name for name, tagged in self._tags.items() if tagged == checkpoint],
         )
-
-    def _complete_ids(self) -> set[CheckpointId]:
-        floor = self._floor
-        if floor is None:
-            return self._known_complete
-        return self._known_complete | {floor.newest} | ({floor.previous} if floor.previous else set())
 
     def info(self, checkpoint: CheckpointId) -> CheckpointInfo:
         """Return what is known of one checkpoint; NotFoundError when it is not here."""
@@ -340,6 +334,7 @@ class RunStore:
         with self._lock:
             if checkpoint in self._tags.values() or checkpoint in self._pinned():
                 return []
+            self._known_complete.discard(checkpoint)
             return list(self._shards.pop(checkpoint, {}).values())
 
     # --- tags (tags.py makes them durable) ------------------------------------------------------------------------
@@ -381,6 +376,8 @@ class RunStore:
         with self._lock:
             self._attempts |= {attempt.attempt: attempt.fresh for attempt in attempts}
             self._floor = floor
+            if floor is not None:
+                self._known_complete |= {floor.newest, floor.previous or floor.newest}
 
     @contextmanager
     def writing(self, checkpoint: CheckpointId, rank: int, *, again: bool = False) -> Generator[None]:
