@@ -1,11 +1,12 @@
 """From a sealed slot to an acknowledged shard: checks the draft, writes, reports, collects what is outdated."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from ..checkpoint.manifest_types import Draft, Manifest
 from ..checkpoint.publication import PersistResult
 from ..checkpoint.shard_rules_plan import check_draft
 from ..checkpoint.slot_manifest import slot_manifest
-from ..core.errors import CorruptDataError, DeadlineError, EverstepError
+from ..core.errors import CorruptDataError, DeadlineError, EverstepError, NoSpaceError, StorageError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .arena import Arena
@@ -213,7 +214,7 @@ class Persister:
                     on_failed_try=self._from_thread(rank, draft.checkpoint),
                     gate=overlap.gate if overlap else None,
                 )
-                result = await in_executor(self._overlapping if overlap else None, write)
+                result = await self._written(rank.run, write, self._overlapping if overlap else None)
         except CopyAbandonedError:
             self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
         except DeadlineError as error:
@@ -235,6 +236,23 @@ class Persister:
             self._node.metrics.persisting.dec()
         if arena.machine.slots[slot].state is SlotState.PERSISTING:
             self._node.free_slots(rank, arena.number, arena.machine.settle(slot))
+
+    async def _written(
+        self, run: RunRecord, write: Callable[[], PersistResult], threads: Executor | None
+    ) -> PersistResult:
+        """Return what `write` does; where there is no room for it, what is outdated goes first.
+
+        Else that would wait for the next checkpoint to be complete, which none can be on full devices: after fewer
+        were asked to be kept, or while nothing could be deleted before.
+        """
+        try:
+            return await in_executor(threads, write)
+        except NoSpaceError:
+            with contextlib.suppress(
+                StorageError
+            ):  # a device is suspect now; the second try says what that means
+                await self._collect(run)
+            return await in_executor(threads, write)
 
     async def _notify(self) -> None:
         async with self._settled:
@@ -323,13 +341,8 @@ class Persister:
             )
 
     async def _complete(self, run: RunRecord, checkpoint: CheckpointId) -> None:
-        lock = self._collecting.setdefault(run.run_id, asyncio.Lock())
         try:
-            async with lock:
-                await in_thread(run.store.set_complete_floor, checkpoint)
-                keep = run.keep or self._node.config.retention.keep()
-                report = await in_thread(collect_garbage, run.store, keep=keep)
-            self._node.metrics.deleted_total.inc(len(report.removed))
+            await self._collect(run, complete=checkpoint)
         except EverstepError as error:
             logger.error(
                 "complete_not_recorded run=%s checkpoint=%s reason=%s", run.run_id, checkpoint, error
@@ -337,6 +350,14 @@ class Persister:
         finally:
             self._completing -= 1
             await self._notify()
+
+    async def _collect(self, run: RunRecord, *, complete: CheckpointId | None = None) -> None:
+        async with self._collecting.setdefault(run.run_id, asyncio.Lock()):
+            if complete is not None:
+                await in_thread(run.store.set_complete_floor, complete)
+            keep = run.keep or self._node.config.retention.keep()
+            report = await in_thread(collect_garbage, run.store, keep=keep)
+        self._node.metrics.deleted_total.inc(len(report.removed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
