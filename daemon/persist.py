@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OVERLAPS_MAX = 256
-"""Snapshots written while they are copied: one for each rank of a node, and more. Threads are made when needed."""
+WRITES_MAX = 256
+"""Snapshots written at once: one for each rank of a node, and more. Threads are made when needed."""
 
 
 class Persister:
@@ -46,9 +46,10 @@ class Persister:
         self._settled = asyncio.Condition()
         self._collecting: dict[str, asyncio.Lock] = {}
         self._completing = 0
-        self._mender = Mender(node)
-        # Of their own: a trainer that stops in the middle of a copy must not hold the threads that all others need.
-        self._overlapping = ThreadPoolExecutor(OVERLAPS_MAX, thread_name_prefix="everstep-overlap")
+        # Of their own: a trainer that stops in the middle of a copy, or a device that hangs, must not hold the threads
+        # that all others need.
+        self._threads = ThreadPoolExecutor(WRITES_MAX, thread_name_prefix="everstep-write")
+        self._mender = Mender(node, self._threads)
 
     def seal(self, rank: RankRecord, frame: frames.Seal) -> None:
         """Take over a slot: from here on its snapshot is written, whatever happens to the trainer."""
@@ -214,7 +215,7 @@ class Persister:
                     on_failed_try=self._from_thread(rank, draft.checkpoint),
                     gate=overlap.gate if overlap else None,
                 )
-                result = await self._written(rank.run, write, self._overlapping if overlap else None)
+                result = await self._written(rank.run, write)
         except CopyAbandonedError:
             self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
         except DeadlineError as error:
@@ -237,22 +238,20 @@ class Persister:
         if arena.machine.slots[slot].state is SlotState.PERSISTING:
             self._node.free_slots(rank, arena.number, arena.machine.settle(slot))
 
-    async def _written(
-        self, run: RunRecord, write: Callable[[], PersistResult], threads: Executor | None
-    ) -> PersistResult:
+    async def _written(self, run: RunRecord, write: Callable[[], PersistResult]) -> PersistResult:
         """Return what `write` does; where there is no room for it, what is outdated goes first.
 
         Else that would wait for the next checkpoint to be complete, which none can be on full devices: after fewer
         were asked to be kept, or while nothing could be deleted before.
         """
         try:
-            return await in_executor(threads, write)
+            return await in_executor(self._threads, write)
         except NoSpaceError:
             with contextlib.suppress(
                 StorageError
             ):  # a device is suspect now; the second try says what that means
                 await self._collect(run)
-            return await in_executor(threads, write)
+            return await in_executor(self._threads, write)
 
     async def _notify(self) -> None:
         async with self._settled:
