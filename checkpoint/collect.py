@@ -60,13 +60,13 @@ def remove_checkpoint(run: RunStore, checkpoint: CheckpointId) -> Collected:
     reason = refusal(run)
     if reason:
         raise StorageError(f"checkpoint {checkpoint} of run {run.name!r} cannot be removed: {reason}")
-    if checkpoint in run.pinned():
+    freed_bytes = _remove(run, checkpoint)
+    if freed_bytes is None and run.info(checkpoint).tags:
+        raise ProtectedError(f"checkpoint {checkpoint} of run {run.name!r} has a tag", hint="untag it first")
+    if freed_bytes is None:
         raise RunBusyError(
             f"checkpoint {checkpoint} of run {run.name!r} is in use", hint="try again when it was read"
         )
-    freed_bytes = _remove(run, checkpoint)
-    if freed_bytes is None:
-        raise ProtectedError(f"checkpoint {checkpoint} of run {run.name!r} has a tag", hint="untag it first")
     return Collected(removed=(checkpoint,), freed_bytes=freed_bytes)
 
 
@@ -91,7 +91,7 @@ def store_refusal(store: DeviceSet) -> str:
 
 
 def _remove(run: RunStore, checkpoint: CheckpointId) -> int | None:
-    """Remove one checkpoint and return the bytes of its shards; None where it has got a tag meanwhile.
+    """Remove one checkpoint and return the bytes of its shards; None where it has a tag or is in use by now.
 
     Raises:
         StorageError: a device failed; the message names it.

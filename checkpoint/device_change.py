@@ -254,7 +254,8 @@ def _copy_manifests(store: Store, *, leaving: str) -> list[str]:
             try:
                 content = run.manifest_content(shard.checkpoint, shard.rank) if lacking else b""
             except (DataError, StorageError) as exc:
-                run.mark_damaged(shard.checkpoint, shard.rank, f"its manifest is on no other device: {exc}")
+                problem = f"its manifest is on no other device: {exc}"
+                run.mark_damaged(shard.checkpoint, shard.rank, problem, generation=shard.generation)
                 problems.append(f"run {run.name!r}: rank {shard.rank} of {shard.checkpoint} is lost: {exc}")
                 continue
             for device in lacking:

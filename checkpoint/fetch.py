@@ -74,7 +74,7 @@ def read_shard(
         try:
             pieces = _place(manifest, arena, zip(manifest.segments, offsets, strict=True))
         except DataError as exc:
-            run.mark_damaged(manifest.checkpoint, manifest.rank, str(exc))
+            run.mark_damaged(manifest.checkpoint, manifest.rank, str(exc), generation=manifest.generation)
             raise
     return FetchedShard(
         pieces=pieces,

@@ -131,7 +131,8 @@ class LeafReader:
                 if first_bad_block(view, size, expected) is None:
                     return
         error = corrupt_block(segment.handle.path, block)
-        self._run.mark_damaged(segment.manifest.checkpoint, segment.manifest.rank, str(error))
+        read = segment.manifest
+        self._run.mark_damaged(read.checkpoint, read.rank, str(error), generation=read.generation)
         raise error
 
 

@@ -217,16 +217,10 @@ class RunStore:
     def _describe(self, checkpoint: CheckpointId) -> CheckpointInfo:
         return describe(
             self._shards[checkpoint],
-            known_complete=self._complete_ids(),
+            known_complete=self._known_complete,
             fresh_floor=self._fresh_floor(),
             tags=[name for name, tagged in self._tags.items() if tagged == checkpoint],
         )
-
-    def _complete_ids(self) -> set[CheckpointId]:
-        floor = self._floor
-        if floor is None:
-            return self._known_complete
-        return self._known_complete | {floor.newest} | ({floor.previous} if floor.previous else set())
 
     def info(self, checkpoint: CheckpointId) -> CheckpointInfo:
         """Return what is known of one checkpoint; NotFoundError when it is not here."""
@@ -300,11 +294,14 @@ class RunStore:
         with self._lock:
             self._shards.setdefault(record.checkpoint, {})[record.rank] = record
 
-    def mark_damaged(self, checkpoint: CheckpointId, rank: int, problem: str) -> None:
-        """Remember that a shard's bytes do not hold, so that its checkpoint is not offered again."""
+    def mark_damaged(self, checkpoint: CheckpointId, rank: int, problem: str, *, generation: str) -> None:
+        """Remember that a shard's bytes do not hold, so that its checkpoint is not offered again.
+
+        Nothing where another generation has taken the place of the one that was looked at.
+        """
         with self._lock:
             found = self._shards.get(checkpoint, {}).get(rank)
-            if found is not None:
+            if found is not None and found.generation == generation:
                 self._shards[checkpoint][rank] = replace(found, problem=problem)
 
     def held_bytes(self, device_id: str) -> dict[CheckpointId, int]:
@@ -321,7 +318,8 @@ class RunStore:
         for shard in self.shards():
             ref = next((each for each in shard.segments if each.device_id == device_id), None)
             if ref is not None and not shard.problem:
-                self.mark_damaged(shard.checkpoint, shard.rank, self._why_absent(ref))
+                problem = self._why_absent(ref)
+                self.mark_damaged(shard.checkpoint, shard.rank, problem, generation=shard.generation)
                 lost.add(shard.checkpoint)
         return tuple(sorted(lost))
 
@@ -332,10 +330,11 @@ class RunStore:
         )
 
     def forget(self, checkpoint: CheckpointId) -> list[ShardRecord]:
-        """Take a checkpoint out of the catalogue and return its shards; none, and it stays, while it has a tag."""
+        """Take a checkpoint out of the catalogue and return its shards; none, and it stays, with a tag or in use."""
         with self._lock:
-            if checkpoint in self._tags.values():
+            if checkpoint in self._tags.values() or checkpoint in self._pinned():
                 return []
+            self._known_complete.discard(checkpoint)
             return list(self._shards.pop(checkpoint, {}).values())
 
     # --- tags (tags.py makes them durable) ------------------------------------------------------------------------
@@ -377,6 +376,8 @@ class RunStore:
         with self._lock:
             self._attempts |= {attempt.attempt: attempt.fresh for attempt in attempts}
             self._floor = floor
+            if floor is not None:
+                self._known_complete |= {floor.newest, floor.previous or floor.newest}
 
     @contextmanager
     def writing(self, checkpoint: CheckpointId, rank: int, *, again: bool = False) -> Generator[None]:
@@ -413,10 +414,13 @@ class RunStore:
         finally:
             with self._lock:
                 self._pins[checkpoint] -= 1
+                if not self._pins[checkpoint]:
+                    del self._pins[checkpoint]
 
     def pinned(self) -> set[CheckpointId]:
         """Return the checkpoints that are being read or written."""
         with self._lock:
-            return {checkpoint for checkpoint, count in self._pins.items() if count > 0} | {
-                checkpoint for checkpoint, _ in self._writing
-            }
+            return self._pinned()
+
+    def _pinned(self) -> set[CheckpointId]:
+        return self._pins.keys() | {checkpoint for checkpoint, _ in self._writing}

@@ -107,15 +107,19 @@ class ShardReader:
 
     def blocks_of(self, ranges: Iterable[FileRange]) -> list[ShardChunk]:
         """Return the single blocks that hold these ranges and the headers of their segments."""
-        wanted: dict[int, list[tuple[int, int]]] = {}
+        sizes = {segment.record.segment: segment.record.file_size_bytes for segment in self.segments}
+        wanted: dict[int, set[int]] = {}
         for each in ranges:
-            wanted.setdefault(each.segment, []).append((each.begin, each.end))
+            end = min(each.end, sizes.get(each.segment, 0))
+            blocks = range(max(each.begin, 0) // BLOCK_SIZE_BYTES, -(-end // BLOCK_SIZE_BYTES))
+            wanted.setdefault(each.segment, set()).update(blocks)
         return [
             ShardChunk(segment=segment, chunk=block)
             for segment in self.segments
             if segment.record.segment in wanted
             for block in chunks_of(segment.record, self._path(segment), chunk_size_bytes=BLOCK_SIZE_BYTES)
-            if _touches(block, [(0, len(segment.header)), *wanted[segment.record.segment]])
+            if block.file_offset_bytes < len(segment.header)
+            or block.file_offset_bytes // BLOCK_SIZE_BYTES in wanted[segment.record.segment]
         ]
 
     def read(self, chunks: Sequence[ShardChunk], target: Target, engines: Mapping[str, Engine]) -> int:
@@ -157,7 +161,8 @@ class ShardReader:
         try:
             yield
         except DataError as exc:
-            self._run.mark_damaged(self._manifest.checkpoint, self._manifest.rank, str(exc))
+            read = self._manifest
+            self._run.mark_damaged(read.checkpoint, read.rank, str(exc), generation=read.generation)
             raise
 
     def _path(self, segment: OpenSegment) -> Path:
@@ -241,8 +246,3 @@ class _DeviceWork:
         with self._target.arena.view(found.chunk.slot_offset_bytes, len(believed)) as verified:
             if bytes(verified) != believed:
                 raise corrupt_header(found.chunk.path)
-
-
-def _touches(chunk: Chunk, ranges: Iterable[tuple[int, int]]) -> bool:
-    end_bytes = chunk.file_offset_bytes + chunk.size_bytes
-    return any(begin < end_bytes and chunk.file_offset_bytes < end for begin, end in ranges)

@@ -216,7 +216,7 @@ class ShardWrite:
         self._ops.make_directory(self._directory(part))
         for plan in self._dealer.dealt_to(part.device):
             self._create(part, plan)
-        reservation.settle(part.device.device_id)
+            reservation.settle(part.device.device_id, align_up(plan.file_size_bytes))
 
     def _create(self, part: _Part, plan: SegmentPlan) -> SegmentHandle:
         handle = self._ops.open_new_segment(self._directory(part) / f"{plan.segment}{SEGMENT_SUFFIX}")

@@ -13,7 +13,7 @@ SPACE_MARGIN_BYTES = 16 * 1024 * 1024
 
 
 class Reservation:
-    """Space promised to one write; give back each device's part once the files are allocated, or all at the end."""
+    """Space promised to one write; give back what is allocated as soon as it is, and all that is left at the end."""
 
     def __init__(
         self, ledger: "SpaceLedger", needs: Mapping[str, int], file_systems: Mapping[str, int]
@@ -22,9 +22,12 @@ class Reservation:
         self._needs = dict(needs)
         self._file_systems = file_systems
 
-    def settle(self, device_id: str) -> None:
-        """Give back one device's part; again is nothing."""
-        self._ledger.give_back(self._file_systems[device_id], self._needs.pop(device_id, 0))
+    def settle(self, device_id: str, size_bytes: int | None = None) -> None:
+        """Give back so much of a device's part, or what is left of it; again is nothing."""
+        left = self._needs[device_id]
+        given = left if size_bytes is None else min(size_bytes, left)
+        self._needs[device_id] = left - given
+        self._ledger.give_back(self._file_systems[device_id], given)
 
     def __enter__(self) -> "Reservation":
         return self

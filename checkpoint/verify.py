@@ -72,17 +72,18 @@ def verify_checkpoint(
     problems: list[str] = []
     with run.reading(checkpoint):
         for rank in info.ranks:
+            generation = run.shard(checkpoint, rank).generation
             try:
                 manifest = run.manifest(checkpoint, rank)
             except (DataError, StorageError) as exc:
                 problems.append(str(exc))
-                run.mark_damaged(checkpoint, rank, str(exc))
+                run.mark_damaged(checkpoint, rank, str(exc), generation=generation)
                 continue
             found = _verify_shard(run, manifest, engines or {})
             segments += found
             problem = next((segment.problem for segment in found if segment.problem), "")
             if problem:
-                run.mark_damaged(checkpoint, rank, problem)
+                run.mark_damaged(checkpoint, rank, problem, generation=manifest.generation)
     return CheckpointVerdict(checkpoint=checkpoint, segments=tuple(segments), problems=tuple(problems))
 
 

@@ -1,7 +1,9 @@
 """A device was lost that held committed segments: the newest snapshot of a rank that is in memory is written again."""
 
 import logging
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..checkpoint.commit import lost_segments, persist_again
@@ -11,7 +13,7 @@ from ..core.errors import DeadlineError, EverstepError, NotFoundError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .arena import Arena
-from .blocking import in_thread
+from .blocking import in_executor, in_thread
 from .registry import RankRecord, Snapshot
 from .restore import verify_memory
 from .slot_machine import SlotState
@@ -41,8 +43,8 @@ class Mending:
 class Mender:
     """Decides on the event loop; bytes move in threads and in the kernel."""
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
+    def __init__(self, node: "Node", threads: Executor) -> None:
+        self._node, self._threads = node, threads
 
     def begin(self, rank: RankRecord) -> Mending | None:
         """Take the slot of a rank's newest snapshot, where it is committed and has lost segments; None: nothing to do.
@@ -89,7 +91,7 @@ class Mender:
         place = work.arena.slot_range(work.slot)
         try:
             with work.rank.run.opened.needed():
-                return await in_thread(
+                write = partial(
                     persist_again,
                     store,
                     work.snapshot.draft,
@@ -98,6 +100,7 @@ class Mender:
                     engines=work.rank.run.opened.queues,
                     device_ids=work.rank.device_ids,
                 )
+                return await in_executor(self._threads, write)
         except DeadlineError:
             raise
         except EverstepError:

@@ -252,6 +252,7 @@ class Node:
 
     async def detach(self, lease: Lease) -> None:
         """Answer when everything that the rank sealed has been committed or has failed; then let its arenas go."""
+        self._drop_copies(lease.rank)
         await self.persister.settled(lease.rank)
         lease.check()
         lease.rank.lease = None

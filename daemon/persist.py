@@ -1,6 +1,7 @@
 """From a sealed slot to an acknowledged shard: checks the draft, writes, reports, collects what is outdated."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
@@ -18,7 +19,7 @@ from ..checkpoint.manifest_types import Draft, Manifest
 from ..checkpoint.publication import PersistResult
 from ..checkpoint.shard_rules_plan import check_draft
 from ..checkpoint.slot_manifest import slot_manifest
-from ..core.errors import CorruptDataError, DeadlineError, EverstepError
+from ..core.errors import CorruptDataError, DeadlineError, EverstepError, NoSpaceError, StorageError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .arena import Arena
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OVERLAPS_MAX = 256
-"""Snapshots written while they are copied: one for each rank of a node, and more. Threads are made when needed."""
+WRITES_MAX = 256
+"""Snapshots written at once: one for each rank of a node, and more. Threads are made when needed."""
 
 
 class Persister:
@@ -45,9 +46,10 @@ class Persister:
         self._settled = asyncio.Condition()
         self._collecting: dict[str, asyncio.Lock] = {}
         self._completing = 0
-        self._mender = Mender(node)
-        # Of their own: a trainer that stops in the middle of a copy must not hold the threads that all others need.
-        self._overlapping = ThreadPoolExecutor(OVERLAPS_MAX, thread_name_prefix="everstep-overlap")
+        # Of their own: a trainer that stops in the middle of a copy, or a device that hangs, must not hold the threads
+        # that all others need.
+        self._threads = ThreadPoolExecutor(WRITES_MAX, thread_name_prefix="everstep-write")
+        self._mender = Mender(node, self._threads)
 
     def seal(self, rank: RankRecord, frame: frames.Seal) -> None:
         """Take over a slot: from here on its snapshot is written, whatever happens to the trainer."""
@@ -213,7 +215,7 @@ class Persister:
                     on_failed_try=self._from_thread(rank, draft.checkpoint),
                     gate=overlap.gate if overlap else None,
                 )
-                result = await in_executor(self._overlapping if overlap else None, write)
+                result = await self._written(rank.run, write)
         except CopyAbandonedError:
             self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
         except DeadlineError as error:
@@ -235,6 +237,21 @@ class Persister:
             self._node.metrics.persisting.dec()
         if arena.machine.slots[slot].state is SlotState.PERSISTING:
             self._node.free_slots(rank, arena.number, arena.machine.settle(slot))
+
+    async def _written(self, run: RunRecord, write: Callable[[], PersistResult]) -> PersistResult:
+        """Return what `write` does; where there is no room for it, what is outdated goes first.
+
+        Else that would wait for the next checkpoint to be complete, which none can be on full devices: after fewer
+        were asked to be kept, or while nothing could be deleted before.
+        """
+        try:
+            return await in_executor(self._threads, write)
+        except NoSpaceError:
+            with contextlib.suppress(
+                StorageError
+            ):  # a device is suspect now; the second try says what that means
+                await self._collect(run)
+            return await in_executor(self._threads, write)
 
     async def _notify(self) -> None:
         async with self._settled:
@@ -323,13 +340,8 @@ class Persister:
             )
 
     async def _complete(self, run: RunRecord, checkpoint: CheckpointId) -> None:
-        lock = self._collecting.setdefault(run.run_id, asyncio.Lock())
         try:
-            async with lock:
-                await in_thread(run.store.set_complete_floor, checkpoint)
-                keep = run.keep or self._node.config.retention.keep()
-                report = await in_thread(collect_garbage, run.store, keep=keep)
-            self._node.metrics.deleted_total.inc(len(report.removed))
+            await self._collect(run, complete=checkpoint)
         except EverstepError as error:
             logger.error(
                 "complete_not_recorded run=%s checkpoint=%s reason=%s", run.run_id, checkpoint, error
@@ -337,6 +349,14 @@ class Persister:
         finally:
             self._completing -= 1
             await self._notify()
+
+    async def _collect(self, run: RunRecord, *, complete: CheckpointId | None = None) -> None:
+        async with self._collecting.setdefault(run.run_id, asyncio.Lock()):
+            if complete is not None:
+                await in_thread(run.store.set_complete_floor, complete)
+            keep = run.keep or self._node.config.retention.keep()
+            report = await in_thread(collect_garbage, run.store, keep=keep)
+        self._node.metrics.deleted_total.inc(len(report.removed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Giving a shard back: from the memory of a crashed trainer's arena, else from the devices; verified in both cases."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ..checkpoint.catalogue import CheckpointInfo
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STREAMS_MAX = 256
+"""Shards on their way at once: one for each rank of a node, and more. Threads are made when needed."""
+
 
 class Restorer:
     """Answers what can be restored, and brings it."""
 
     def __init__(self, node: "Node") -> None:
         self._node = node
+        # Of their own: a trainer that takes no chunks must not hold the threads that all others need.
+        self._streaming = ThreadPoolExecutor(STREAMS_MAX, thread_name_prefix="everstep-stream")
 
     async def offers(self, rank: RankRecord, request_id: int) -> frames.Offers:
         """Return every checkpoint that this rank might restore, the newest first.
@@ -140,7 +146,7 @@ class Restorer:
         except BaseException:
             await in_thread(reader.close)
             raise
-        stream = RestoreStream(node, lease, reader, arena)
+        stream = RestoreStream(node, lease, reader, arena, self._streaming)
         if not lease.is_valid:
             stream.end()
             lease.check()

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..checkpoint.chunk_ring import ChunkRing, RingClosedError
@@ -12,7 +14,7 @@ from ..checkpoint.storage_ops import ArenaRange
 from ..core.errors import DataError, EverstepError, UsageError
 from ..proto import frames
 from .arena import Arena
-from .blocking import in_thread
+from .blocking import in_executor, in_thread
 from .registry import Lease
 
 if TYPE_CHECKING:
@@ -33,8 +35,11 @@ def ring_slots(reader: ShardReader) -> int:
 class RestoreStream:
     """From `Streaming` to `Release` or the end of the lease. Owned by the event loop."""
 
-    def __init__(self, node: "Node", lease: Lease, reader: ShardReader, arena: Arena) -> None:
+    def __init__(
+        self, node: "Node", lease: Lease, reader: ShardReader, arena: Arena, threads: Executor
+    ) -> None:
         self._node, self._lease, self._reader, self._arena = node, lease, reader, arena
+        self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._ring = ChunkRing(len(arena.machine.slots), CHUNK_SIZE_BYTES)
         self._streams = lease.rank.streams
@@ -71,7 +76,7 @@ class RestoreStream:
         end = frames.StreamEnd(arena=self._arena.number, code="", message="", hint="")
         try:
             with self._lease.rank.run.opened.needed():
-                await in_thread(self._read, ranges)
+                await in_executor(self._threads, partial(self._read, ranges))
         except RingClosedError:
             return
         except EverstepError as error:

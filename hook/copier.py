@@ -86,8 +86,9 @@ class CopyJob:
             self.finish()
         except EverstepError as error:
             self.fail(error)
-        except RuntimeError as error:  # CUDA reports failures of earlier work here
-            self.fail(EverstepError(f"the copy failed: {error}"))
+        except Exception as error:  # logged and reported: the thread must live for the next job
+            logger.warning("copy_failed", exc_info=error)  # CUDA's failures of earlier work come here, too
+            self.fail(EverstepError(f"the copy failed: {str(error) or type(error).__name__}"))
         finally:
             self.keep_alive.clear()
 

@@ -51,7 +51,7 @@ class ShardStream:
         copies: list[Future[None]] = []
         threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads, thread_name_prefix="everstep-receive") as pool:
-            while isinstance(event := self._next(), frames.Chunk):
+            while isinstance(event := self._next(copies), frames.Chunk):
                 copies.append(pool.submit(self._copy, event))
         if event.code:
             raise error_from_code(event.code, event.message, event.hint)
@@ -63,13 +63,19 @@ class ShardStream:
         self.leaves.receive(chunk.segment, chunk.file_offset_bytes, source, chunk.size_bytes)
         self.link.tell(frames.ChunkTaken(arena=self.arena.number, slot=chunk.slot))
 
-    def _next(self) -> frames.Chunk | frames.StreamEnd:
-        """Return the next event of this stream; those of one that was given up are passed over."""
+    def _next(self, copies: Sequence[Future[None]]) -> frames.Chunk | frames.StreamEnd:
+        """Return the next event of this stream; those of one that was given up are passed over.
+
+        Raises what a copy has raised: its slot is not given back, so that the daemon may bring nothing more.
+        """
         deadline_s = time.monotonic() + SILENCE_S
         while time.monotonic() < deadline_s:
             try:
                 event = self.events.get(timeout=_LOOK_S)
             except Empty:
+                for copy in copies:
+                    if copy.done():
+                        copy.result()
                 if self.link.broken:
                     raise DaemonUnavailableError(
                         "the daemon went away while the checkpoint was read"

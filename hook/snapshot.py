@@ -342,8 +342,7 @@ class Snapshotter:
 
     def _drop(self, arena: MappedArena, slot: int, checkpoint: CheckpointId, error: EverstepError) -> None:
         logger.warning("snapshot_dropped checkpoint=%s reason=%s", checkpoint, error)
-        if not self._link.broken:
-            self._link.client.send(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
+        self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
         self._on_failed(checkpoint, str(error))
 
 

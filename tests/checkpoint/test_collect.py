@@ -1,6 +1,7 @@
 import os
 import shutil
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,16 @@ from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import RealStorage
-from everstep.checkpoint.testing import CrashedError, FaultyStorage, Mode, load, make_state, opened, save
+from everstep.checkpoint.testing import (
+    Call,
+    CrashedError,
+    FaultyStorage,
+    Mode,
+    load,
+    make_state,
+    opened,
+    save,
+)
 from everstep.core.errors import NotFoundError, RunBusyError, StorageError
 from everstep.core.ids import CheckpointId
 
@@ -69,6 +79,24 @@ def test_what_is_being_read_or_written_stays(run: RunStore, dirs: list[Path]) ->
         assert load(run, run.manifest(at(2), 0))
     assert collect_garbage(run, keep=Keep(last=1)).removed == (at(2),)
     assert files(dirs) == (4, 4, 4)
+
+
+def test_what_a_reader_takes_up_during_a_collection_stays(run: RunStore, dirs: list[Path]) -> None:
+    """It was free when the collection was planned: asked again when its turn comes."""
+    run.set_complete_floor(at(5))
+    run.store.close()
+    ops = FaultyStorage(RealStorage())
+    with opened(dirs, ops=ops.as_ops()) as (store, _), ExitStack() as readers:
+        found = store.run(UID, "demo")
+
+        def take_up(call: Call) -> bool:
+            if call.name == "unlink" and at(2) not in found.pinned():
+                readers.enter_context(found.reading(at(2)))
+            return False
+
+        ops.arm(1, only=take_up)
+        assert collect_garbage(found, keep=Keep(last=1)).removed == (at(1), at(3))
+        assert load(found, found.manifest(at(2), 0))
 
 
 def test_one_checkpoint_is_removed_on_request(run: RunStore, dirs: list[Path]) -> None:

@@ -15,7 +15,8 @@ from everstep.checkpoint.engine_lanes import LanedEngine
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Manifest
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.segment_format import align_up
+from everstep.checkpoint.storage_ops import RealStorage, SegmentHandle
 from everstep.checkpoint.testing import (
     CrashedError,
     FaultyStorage,
@@ -298,6 +299,25 @@ def test_an_unknown_outcome_is_said_and_its_data_stay(
     assert len(generations(dirs)) == 2
     run.store.close()
     check_after_restart(dirs, {OLD: state}, {}, {NEW: state})
+
+
+def test_what_is_allocated_is_not_promised_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else ranks that save at the same moment would need up to twice the room."""
+    promised: list[int] = []
+    make = RealStorage.open_new_segment
+
+    def looking(ops: RealStorage, path: Path) -> SegmentHandle:
+        promised.append(sum(run.store.space._reserved_bytes.values()))  # pyright: ignore[reportPrivateUsage]
+        return make(ops, path)
+
+    monkeypatch.setattr(RealStorage, "open_new_segment", looking)
+    with opened([tmp_path]) as (store, _):
+        run = store.run(UID, "demo", create=True)
+        run.begin_attempt(1, fresh=False)
+        state = make_state(store, segment_count=4)
+        save(run, state, OLD)
+        sizes = [align_up(plan.file_size_bytes) for plan in state.layout.segments]
+        assert promised == [sum(sizes[made:]) for made in range(len(sizes))]
 
 
 def test_no_space_is_said_before_a_byte_is_written(

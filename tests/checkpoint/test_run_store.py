@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint.catalogue import CheckpointState
+from everstep.checkpoint.collect import collect_garbage
 from everstep.checkpoint.device_set import DeviceState
+from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.store import Store
@@ -252,3 +254,16 @@ def test_small_files_get_content_before_name_and_name_before_use(dirs: list[Path
         ]
         assert len(made) == 6
         assert made[2] < names.index("rename_noreplace") < made[3]  # run.json last on each device
+
+
+def test_of_what_is_gone_nothing_is_remembered(run: RunStore) -> None:
+    """A run may take millions of checkpoints and keep two: what is looked at for each must not grow."""
+    run.begin_attempt(1, fresh=False)
+    state = make_state(run.store)
+    for step in range(1, 6):
+        save(run, state, CheckpointId(1, step))
+        run.set_complete_floor(CheckpointId(1, step))
+        with run.reading(CheckpointId(1, step)):
+            collect_garbage(run, keep=Keep(last=1))
+    assert run._known_complete == set(run.offered()) == {CheckpointId(1, 5), CheckpointId(1, 4)}  # pyright: ignore[reportPrivateUsage]
+    assert not run._pins  # pyright: ignore[reportPrivateUsage]

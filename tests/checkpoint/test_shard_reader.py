@@ -109,6 +109,27 @@ def test_single_blocks_are_read_with_their_header(run: RunStore, manifest: Manif
     assert sorted(taker.content[1]) == [0, BLOCK_SIZE_BYTES, 2 * BLOCK_SIZE_BYTES]
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "expected"),
+    [
+        (-(2**62), 2**62, None),
+        (2**61, 2**62, [0]),
+        (-5, 0, [0]),
+        (BLOCK_SIZE_BYTES, BLOCK_SIZE_BYTES, [0]),
+        (BLOCK_SIZE_BYTES, BLOCK_SIZE_BYTES + 1, [0, 1]),
+    ],
+)
+def test_ranges_that_no_file_has_ask_for_no_more_than_it_has(
+    run: RunStore, manifest: Manifest, begin: int, end: int, expected: list[int] | None
+) -> None:
+    with ShardReader(run, manifest) as reader:
+        found = reader.blocks_of([FileRange(segment=1, begin=begin, end=end)])
+        record = next(each.record for each in reader.segments if each.record.segment == 1)
+        assert reader.blocks_of([FileRange(segment=99, begin=0, end=1)]) == []
+    every = list(range(-(-record.file_size_bytes // BLOCK_SIZE_BYTES)))
+    assert [each.chunk.file_offset_bytes // BLOCK_SIZE_BYTES for each in found] == (expected or every)
+
+
 def test_a_block_that_changed_ends_the_reading_and_the_checkpoint_is_offered_no_more(
     run: RunStore, manifest: Manifest, taker: Taker
 ) -> None:

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from everstep.checkpoint import verify
+from everstep.checkpoint.engine import Engine
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.testing import each_engine, make_state, opened, save
+from everstep.checkpoint.segment_check import Chunk, read_chunk
+from everstep.checkpoint.storage_ops import ArenaRange, SegmentHandle, StorageOps
+from everstep.checkpoint.testing import each_engine, make_state, opened, save, save_again
 from everstep.checkpoint.verify import verify_checkpoint
-from everstep.core.errors import NotFoundError
+from everstep.core.errors import NotFoundError, StorageError
 from everstep.core.ids import CheckpointId
 
 UID = os.geteuid()
@@ -69,3 +73,28 @@ def test_segments_that_are_gone_and_manifests_that_are_broken_are_told(
     assert "rank 1" in verdict.problems[0]
     with pytest.raises(NotFoundError):
         verify_checkpoint(run, CheckpointId(1, 2))
+
+
+def test_what_is_broken_in_a_shard_that_was_written_again_meanwhile_spoils_nothing(
+    dirs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device dies while a checkpoint is read: the reader hears of it after the shards are safe elsewhere."""
+    with opened(dirs) as (store, _):
+        run, device = store.run(UID, "demo"), store.devices[0]
+
+        def dying(
+            ops: StorageOps, handle: SegmentHandle, arena: ArenaRange, chunk: Chunk, engine: Engine
+        ) -> None:
+            if device.path not in handle.path.parents:
+                read_chunk(ops, handle, arena, chunk, engine)
+                return
+            store.mark_suspect(device.device_id, StorageError("it hurts"))
+            for rank in range(2):
+                save_again(run, make_state(store, rank, segment_count=2), ONE, rank=rank)
+            raise StorageError("it hurts")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(verify, "read_chunk", dying)
+            assert not verify_checkpoint(run, ONE).is_intact
+        assert run.offered() == [ONE]
+        assert verify_checkpoint(run, ONE).is_intact

@@ -2,12 +2,14 @@
 
 import subprocess
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId
 from everstep.daemon.testing import FakeTrainer, daemon_process
 from everstep.proto import frames
@@ -17,14 +19,12 @@ pytestmark = pytest.mark.root
 SAVED = CheckpointId(1, 7)
 
 
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a file system of few inodes."""
-    path = tmp_path / "few-inodes"
+@contextmanager
+def mounted_tmpfs(path: Path, options: str) -> Generator[Path]:
+    """Give a directory on a file system of its own."""
     path.mkdir()
-    options = "nr_inodes=60,size=64m,mode=0700"
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "everstep-test", path],
+        ["mount", "-t", "tmpfs", "-o", f"{options},mode=0700", "everstep-test", path],
         capture_output=True,
         text=True,
         check=False,
@@ -36,10 +36,41 @@ def device(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", path], check=True)  # also when a test failed and left something open
 
 
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a file system of few inodes."""
+    with mounted_tmpfs(tmp_path / "few-inodes", "nr_inodes=60,size=64m") as made:
+        yield made
+
+
+@pytest.fixture
+def small_device(tmp_path: Path) -> Iterator[Path]:
+    """With room for few checkpoints."""
+    with mounted_tmpfs(tmp_path / "small", "size=64m") as made:
+        yield made
+
+
 def use_all_inodes(folder: Path) -> None:
     paths = (folder / f"file-{number}" for number in count())
     with pytest.raises(OSError, match="No space left"):
         deque(map(Path.touch, paths), maxlen=0)
+
+
+def last_saved(trainer: FakeTrainer, device: Path, *, attempt: int, keep: int, steps: int) -> int:
+    """Save so many checkpoints of 8 MiB, while they are saved; return the last step that was."""
+    trainer.open_run([device], keep=frames.KeepRules(last=keep))
+    assert isinstance(trainer.begin_attempt(attempt), frames.Done)
+    arena = trainer.make_arena(trainer.layout((whole_leaf("w", "int8", (8 << 20,)),)))
+    for step in range(1, steps + 1):
+        arena.save(CheckpointId(attempt, step), seed=step, slot=step % 2)
+        trainer.send(frames.SealedEverywhere(attempt=attempt, step=step))
+        while not isinstance(event := trainer.receive(), frames.Persisted):
+            if isinstance(event, frames.PersistFailed):
+                assert event.code == "NoSpaceError"
+                arena.close()
+                return step - 1
+    arena.close()
+    return steps
 
 
 def test_without_a_free_inode_the_store_is_opened_and_restored_from(device: Path, tmp_path: Path) -> None:
@@ -66,3 +97,15 @@ def test_without_a_free_inode_the_store_is_opened_and_restored_from(device: Path
         assert refused.code == "NoSpaceError"
         assert str(device) in refused.message
         assert refused.hint
+
+
+def test_a_full_device_takes_checkpoints_again_once_fewer_are_kept(
+    small_device: Path, socket_path: Path
+) -> None:
+    """Else it would stay full: what is outdated goes when a checkpoint is complete, and none can be."""
+    with daemon_process(socket_path):
+        with FakeTrainer(socket_path) as trainer:
+            saved = last_saved(trainer, small_device, attempt=1, keep=99, steps=99)
+            assert 1 < saved < 9
+        with FakeTrainer(socket_path) as trainer:
+            assert last_saved(trainer, small_device, attempt=2, keep=1, steps=2 * saved) == 2 * saved

@@ -121,6 +121,22 @@ def test_of_one_that_is_given_up_nothing_remains_and_the_slot_serves_again(
         arena.close()
 
 
+def test_one_that_its_trainer_leaves_behind_is_given_up(
+    socket_path: Path, devices: list[Path], daemon: "subprocess.Popen[bytes]"
+) -> None:
+    trainer, arena = attached(socket_path, devices)
+    with trainer:
+        arena.begin(FIRST)
+        arena.fill(3)
+        arena.announce(FIRST)
+        arena.copied(0)
+        wait_until(lambda: bool(files(devices)))
+        assert isinstance(trainer.ask(frames.Detach(request_id=trainer.number())), frames.Done)
+        assert files(devices) == []
+        arena.close()
+    assert daemon.wait(10) == 0, "nothing is left to wait for"
+
+
 @pytest.mark.usefixtures("daemon")
 def test_another_draft_at_the_seal_is_refused(socket_path: Path, devices: list[Path]) -> None:
     trainer, arena = attached(socket_path, devices)

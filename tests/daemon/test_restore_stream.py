@@ -177,3 +177,31 @@ def test_the_checkpoint_is_kept_from_collection_until_the_stream_ends(
         small.save(CheckpointId(2, 11), seed=1, slot=1)
         wait_until(lambda: not any(path.exists() for path in files))
         small.close()
+
+
+@pytest.mark.usefixtures("daemon")
+def test_trainers_that_stop_in_a_restore_hold_no_threads_that_others_need(
+    socket_path: Path, device: Path
+) -> None:
+    """As many as the event loop has threads for whatever comes; each ring is full, and nobody takes."""
+    small = CheckpointId(2, 1)
+    with FakeTrainer(socket_path) as trainer:
+        trainer.open_run([device])
+        trainer.begin_attempt(2)
+        arena = trainer.make_arena(trainer.layout(), slot_count=1)
+        arena.save(small, seed=4)
+        assert isinstance(trainer.ask(frames.Detach(request_id=trainer.number())), frames.Done)
+        arena.close()
+    with FakeTrainer(socket_path) as stopped, FakeTrainer(socket_path) as other:
+        stopped.open_run([device])
+        for _ in range((os.cpu_count() or 1) + 4):  # of concurrent.futures, up to 32
+            shard = stopped.fetch(small)
+            assert isinstance(shard, frames.Streaming), shard
+            os.close(stopped.reader.take_fd())
+            stopped.send(frames.Stream(arena=shard.arena, ranges=[]))
+            for _ in range(shard.slot_count):
+                stopped.event(frames.Chunk)
+            stopped.event(frames.StreamEnd)
+            stopped.send(frames.Stream(arena=shard.arena, ranges=[]))
+        other.open_run([device], name="other")
+        assert isinstance(other.begin_attempt(1), frames.Done)

@@ -1,6 +1,7 @@
 """One client's misfortune is not another's: deaths at bad moments, waits of others, bugs of our own."""
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -125,6 +126,24 @@ class TestLeases:
             assert isinstance(writing.event(frames.Persisted), frames.Persisted)
             for arena in arenas:
                 arena.close()
+
+    def test_a_store_that_hangs_holds_no_threads_that_others_need(
+        self, socket_path: Path, devices: list[Path], pause: Pause
+    ) -> None:
+        """As many snapshots wait for it as the event loop has threads for whatever comes."""
+        phase = Phase("everstep.checkpoint.storage_ops:RealStorage.free_bytes")
+        with pausing_daemon(pause, phase) as daemon, contextlib.ExitStack() as held:
+            for number in range((os.cpu_count() or 1) + 4):  # of concurrent.futures, up to 32
+                trainer = held.enter_context(FakeTrainer(socket_path))
+                arena = attached(trainer, devices[:1], f"run {number}")
+                held.callback(arena.close)
+                arena.save(CheckpointId(1, 1), seed=1)
+                if not number:
+                    pause.reached(daemon)
+            other = held.enter_context(FakeTrainer(socket_path))
+            assert isinstance(other.open_run(devices[1:], name="other"), frames.RunOpened)
+            assert isinstance(other.begin_attempt(1), frames.Done)
+            pause.go()
 
 
 class TestBugs:

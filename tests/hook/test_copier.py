@@ -256,3 +256,21 @@ def test_what_fails_before_the_copy_lets_the_writers_go_on(copier: Copier) -> No
     assert copier.drain(20)
     assert outcome.sealed == 0
     assert [str(error) for error in outcome.errors] == ["too large"]
+
+
+@pytest.mark.parametrize("bug", [MemoryError(), ValueError("too large")])
+def test_after_a_failure_that_nobody_expected_the_next_job_is_copied(
+    copier: Copier, bug: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise bug
+
+    outcome = Outcome()
+    copier.submit(job(outcome, [(torch.ones(4), torch.zeros(4))], begin=fail))
+    assert copier.drain(5)
+    (error,) = outcome.errors
+    assert (str(bug) or "MemoryError") in error.message
+    assert "Traceback" in caplog.text
+    copier.submit(job(outcome, []))
+    assert copier.drain(20)
+    assert outcome.sealed == 1
