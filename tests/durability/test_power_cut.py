@@ -13,7 +13,7 @@ from power_cut import power_cut
 from everstep.checkpoint.storage_ops import RealStorage
 from everstep.core.errors import StorageError
 
-DURATION_S = 60.0
+DURATION_S = 75.0
 CYCLES = 500
 CARELESS_WRITER = Path(__file__).with_name("careless_writer.py")
 
