@@ -26,8 +26,6 @@ from everstep.checkpoint.testing import HOLDER, load, opened
 
 DAEMONS = Path(__file__).with_name("mortal_daemon.py")
 _KILLS_MAX = 4
-_CALLS_MAX = 400
-"""About as many calls as a daemon makes until it is ready."""
 _MOMENT_S = 0.1
 """About as long as it takes."""
 
@@ -46,15 +44,15 @@ class _Daemons:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([str(self._config), fatal_call]) + "\n")
         self._process.stdin.flush()
-        return int(self.hear("pid"))
+        return int(self.hear("pid")[1])
 
-    def hear(self, *words: str) -> str:
-        """Return what it says of one of these words, the first that comes."""
+    def hear(self, *words: str) -> tuple[str, str]:
+        """Return the next line with one of these words, and what it says."""
         assert self._process.stdout is not None
         while line := self._process.stdout.readline():
             word, _, value = line.strip().partition(" ")
             if word in words:
-                return value if len(words) == 1 else word
+                return word, value
         raise AssertionError(f"the process that starts daemons ended with {self._process.wait()}")
 
     def close(self) -> None:
@@ -76,6 +74,8 @@ class _Session:
         self.ready_count = 0
         """Daemons that were ready before they were to be killed."""
         self._random = source
+        self._call_count = 200
+        """That many calls on devices a daemon makes until it is ready: what the last one said."""
         self._directories = [folder / name for name in "abc"]
         config = folder / "everstep.toml"
         devices = "\n".join(f'{path.name} = "{path}"' for path in self._directories)
@@ -94,32 +94,35 @@ class _Session:
         scene = self._random.choice(list(Scene))
         expected = tear(self._directories, scene, self._random)
         for _ in range(self._random.randint(1, _KILLS_MAX)):
-            self._kill_one()
+            self._kill_one(scene)
         self._let_one_live(scene)
         self._check(scene, expected)
 
-    def _kill_one(self) -> None:
+    def _kill_one(self, scene: Scene) -> None:
         """Start a daemon that dies at one of its calls; sometimes at a moment that it does not know."""
         is_by_call = self._random.random() < 0.7
-        pid = self.daemons.start(self._random.randint(1, _CALLS_MAX) if is_by_call else 0)
+        pid = self.daemons.start(self._random.randint(1, self._call_count) if is_by_call else 0)
         if is_by_call:
-            if self.daemons.hear("ended", "ready") == "ended":
+            if self.daemons.hear("ended", "ready")[0] == "ended":
                 self.kill_count += 1
                 return
             self.ready_count += 1
         else:
             time.sleep(self._random.uniform(0, _MOMENT_S))
         os.kill(pid, signal.SIGKILL)
-        self._fail(Scene.GENERATION, [] if self.daemons.hear("ended") == "-9" else ["it ended by itself"])
+        _, status = self.daemons.hear("ended")
+        self._fail(scene, [] if status == "-9" else [f"a daemon ended by itself with {status}"])
         self.kill_count += 1
 
     def _let_one_live(self, scene: Scene) -> None:
         pid = self.daemons.start(0)
-        if self.daemons.hear("ready", "ended") == "ended":
+        word, value = self.daemons.hear("ready", "ended")
+        if word == "ended":
             self._fail(scene, [f"the last daemon ended: {self._log.read_text()[-500:]}"])
             return
+        self._call_count = int(value)
         os.kill(pid, signal.SIGTERM)
-        status = self.daemons.hear("ended")
+        _, status = self.daemons.hear("ended")
         self._fail(scene, [] if status == "0" else [f"the last daemon ended with {status}"])
 
     def _check(self, scene: Scene, expected: Expected) -> None:
