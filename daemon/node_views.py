@@ -96,7 +96,7 @@ def store_view(opened: OpenStore, verified: Sequence[Verdict], scrub: ScrubView)
     """Return an open store and what was found of its checkpoints; asks the file systems: for a thread."""
     store = opened.store
     present = tuple(_device_view(opened, device.device_id, str(device.path)) for device in store.devices)
-    missing = tuple(_missing_view(device.device_id, device.path) for device in store.missing)
+    missing = tuple(_missing_view(device.device_id, device.path, device.reason) for device in store.missing)
     return StoreView(
         store_id=store.store_id,
         devices=present + missing,
@@ -179,7 +179,7 @@ def _device_view(opened: OpenStore, device_id: str, path: str) -> DeviceView:
     )
 
 
-def _missing_view(device_id: str, path: str) -> DeviceView:
+def _missing_view(device_id: str, path: str, reason: str) -> DeviceView:
     return DeviceView(
         device_id=device_id,
         path=path,
@@ -189,6 +189,6 @@ def _missing_view(device_id: str, path: str) -> DeviceView:
         engine_reason="",
         is_direct=False,
         state=DeviceStatus.MISSING,
-        reason="mount it: nothing is deleted while a member is missing",
+        reason=f"{reason or 'mount it'}: nothing is deleted while a member is missing",
         write_bytes_per_s=0,
     )

@@ -49,9 +49,7 @@ def searches() -> list[Search]:
         Search(
             "flips", 1.0, lambda seconds, seed: flip_bits(duration_s=seconds, seed=seed, count=sys.maxsize)
         ),
-        Search(
-            "recovery-kill", 1.0, lambda seconds, seed: kill_recovery(duration_s=seconds, seed=seed)
-        ),
+        Search("recovery-kill", 1.0, lambda seconds, seed: kill_recovery(duration_s=seconds, seed=seed)),
         Search("crash", 2.0, _crash),
         Search("fuzz", 2.0, lambda seconds, seed: fuzz(duration_s=seconds, seed_number=seed)),
     ]

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from places import memory_folder
@@ -141,7 +141,9 @@ class _Session:
             run = store.run(uid, RUN_NAME)
             offered = set(run.offered())
             found = [f"{checkpoint} is lost" for checkpoint in sorted(expected.must - offered)]
-            found += [f"{checkpoint} is back" for checkpoint in sorted(offered - expected.must - expected.may)]
+            found += [
+                f"{checkpoint} is back" for checkpoint in sorted(offered - expected.must - expected.may)
+            ]
             found += [
                 f"{checkpoint} has other bytes"
                 for checkpoint in sorted(offered)

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from everstep.checkpoint.storage_ops import RealStorage
 from everstep.daemon import stores
@@ -35,7 +35,7 @@ class MortalStorage:
 
     def __getattr__(self, name: str) -> object:
         real = getattr(self._real, name)
-        return self._counted(cast(Callable[..., object], real)) if callable(real) else real
+        return self._counted(real) if callable(real) else real
 
     def _counted(self, real: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:

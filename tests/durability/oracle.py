@@ -53,7 +53,7 @@ class Oracle:
         self._attempt = attempt
         self.acknowledged_count += 1
 
-    def persisted(self, checkpoint: CheckpointId, rank: int, place: Place = Place()) -> None:  # noqa: B008 (frozen)
+    def persisted(self, checkpoint: CheckpointId, rank: int, place: Place = Place()) -> None:
         """Take a shard as acknowledged, for the first time or written again."""
         self.again_count += (checkpoint, rank) in self._shards
         self._shards[checkpoint, rank] = place
@@ -127,8 +127,8 @@ class Oracle:
             if checkpoint >= newest
         ]
         before = max((checkpoint for checkpoint in acknowledged if checkpoint < newest), default=None)
-        is_promised = before is not None and before in self._complete(promised)
-        if is_promised and not any(before <= checkpoint < newest for checkpoint in present):
+        stands = any(before is None or before <= checkpoint < newest for checkpoint in present)
+        if before in self._complete(promised) and not stands:
             found.append(f"checkpoint {before}, complete before {newest}, is lost, and no newer one is there")
         return found
 

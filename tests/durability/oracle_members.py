@@ -61,9 +61,7 @@ class OracleMembers:
             f"device {number} was drained and does not drain"
             for number in sorted(self.draining - {*out} - {*draining})
         ]
-        found += [
-            f"device {number} drains" for number in sorted({*draining} - self.draining - self._unsure)
-        ]
+        found += [f"device {number} drains" for number in sorted({*draining} - self.draining - self._unsure)]
         return found
 
     def settle(self, out: Collection[int], draining: Collection[int]) -> set[int]:

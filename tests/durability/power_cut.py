@@ -47,7 +47,9 @@ class Trial(Enum):
 
     TOGETHER = "all drives lose their power, at once or up to 3 ms apart"
     ALONE = "one drive does, the others go on; then they do too"
-    CHANGE = "a drive drains, leaves or comes back; meanwhile all lose their power, or one and then the others"
+    CHANGE = (
+        "a drive drains, leaves or comes back; meanwhile all lose their power, or one and then the others"
+    )
 
 
 def power_cut(

@@ -3,8 +3,8 @@
 What it prints, one line each, is said only when the call that it is about has returned:
 
     attempt A                begun and durable
-    shard A.S RANK D,… N     acknowledged, with segments on these devices and N copies of its manifest; again when it was
-                             written again
+    shard A.S RANK D,… N     acknowledged, with segments on these devices and N copies of its manifest; said again
+                             when it was written again
     telling A.S              the floor may be A.S from now on
     floor A.S                acknowledged
     gone A.S                 removed, acknowledged
@@ -132,7 +132,7 @@ def cycle(order: Order, writers: Sequence[Rank], number: int) -> None:
             attempt += 1
             run.begin_attempt(attempt, fresh=False)
             say("attempt", attempt)
-        write_on(run, writers, pool, order)
+        write_on(store, run, writers, pool, order)
 
 
 @contextmanager
@@ -151,9 +151,11 @@ def opened(order: Order) -> Generator[Store]:
         yield store
 
 
-def write_on(run: RunStore, writers: Sequence[Rank], pool: ThreadPoolExecutor, order: Order) -> None:
+def write_on(
+    store: Store, run: RunStore, writers: Sequence[Rank], pool: ThreadPoolExecutor, order: Order
+) -> None:
     """Write checkpoint after checkpoint; while one is written, the one before is completed and the oldest collected."""
-    state = make_state(run.store, leaves=LEAVES)
+    state = make_state(store, leaves=LEAVES)
     attempt = run.highest_attempt()
     newest = max((info.checkpoint.step for info in run.checkpoints()), default=0)
     beside: list[Future[None]] = []
@@ -164,18 +166,20 @@ def write_on(run: RunStore, writers: Sequence[Rank], pool: ThreadPoolExecutor, o
         for each in beside[-1:]:
             each.result()
         if errors:
-            said = go_on_after(run.store, errors)
+            said = go_on_after(store, errors)
             say("failed", f"save-{checkpoint}", said.code, said)
             continue
         if not beside:
-            beside.append(pool.submit(change, run.store, order))
+            beside.append(pool.submit(change, store, order))
         beside.append(pool.submit(complete, run, checkpoint))
 
 
 def go_on_after(store: Store, errors: Sequence[BaseException]) -> EverstepError:
     """Return the error after which the next checkpoint is tried; raise it when no device is left."""
     (first, *_) = errors
-    well = [each for each in store.writable if store.device_state(each.device_id)[0] is not DeviceState.SUSPECT]
+    well = [
+        each for each in store.writable if store.device_state(each.device_id)[0] is not DeviceState.SUSPECT
+    ]
     if not well or not isinstance(first, EverstepError):
         raise first
     return first

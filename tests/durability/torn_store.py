@@ -14,6 +14,7 @@ from everstep.checkpoint.device_change import retire
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.store import Store
 from everstep.checkpoint.testing import (
     CrashedError,
     FaultyStorage,
@@ -63,7 +64,7 @@ def tear(directories: Sequence[Path], scene: "Scene", source: random.Random) -> 
             expected.must.add(checkpoint)
         storage.arm(source.randint(1, _CALLS_MAX), Mode.CRASH)
         with suppress(CrashedError):
-            _PLAY[scene](run, expected, source)
+            _PLAY[scene](store, run, expected, source)
         storage.arm(0)
     return expected
 
@@ -77,32 +78,32 @@ class Scene(Enum):
     RETIREMENT = "a device was leaving"
 
 
-def _generation(run: RunStore, expected: Expected, _: random.Random) -> None:
-    expected.states[_NEXT] = make_state(run.store, _NEXT.step)
+def _generation(store: Store, run: RunStore, expected: Expected, _: random.Random) -> None:
+    expected.states[_NEXT] = make_state(store, _NEXT.step)
     expected.may.add(_NEXT)
     save(run, expected.states[_NEXT], _NEXT)
     expected.must.add(_NEXT)
 
 
-def _succession(run: RunStore, expected: Expected, source: random.Random) -> None:
-    run.store.mark_suspect(source.choice(run.store.devices).device_id, StorageError("it failed"))
+def _succession(store: Store, run: RunStore, expected: Expected, source: random.Random) -> None:
+    store.mark_suspect(source.choice(store.devices).device_id, StorageError("it failed"))
     save_again(run, expected.states[_NEWEST], _NEWEST)
 
 
-def _collection(run: RunStore, expected: Expected, _: random.Random) -> None:
+def _collection(_store: Store, run: RunStore, expected: Expected, _: random.Random) -> None:
     gone = {*plan_collection(run.checkpoints(), floor=run.complete_floor(), keep=_KEEP)}
     expected.unsure(gone)
     collect_garbage(run, keep=_KEEP)
     expected.may -= gone
 
 
-def _retirement(run: RunStore, expected: Expected, source: random.Random) -> None:
-    device_id = source.choice(run.store.devices).device_id
+def _retirement(store: Store, run: RunStore, expected: Expected, source: random.Random) -> None:
+    device_id = source.choice(store.devices).device_id
     expected.unsure({*run.held_bytes(device_id)})
-    retire(run.store, device_id, force=True, now_unix_s=1e9)
+    retire(store, device_id, force=True, now_unix_s=1e9)
 
 
-_PLAY: Mapping[Scene, Callable[[RunStore, Expected, random.Random], None]] = {
+_PLAY: Mapping[Scene, Callable[[Store, RunStore, Expected, random.Random], None]] = {
     Scene.GENERATION: _generation,
     Scene.SUCCESSION: _succession,
     Scene.COLLECTION: _collection,
