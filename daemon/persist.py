@@ -327,8 +327,7 @@ class Persister:
         try:
             async with lock:
                 await in_thread(run.store.set_complete_floor, checkpoint)
-                keep = run.keep or self._node.config.retention.keep()
-                report = await in_thread(collect_garbage, run.store, keep=keep)
+                report = await in_thread(collect_garbage, run.store, keep=self._node.keep_of(run))
             self._node.metrics.deleted_total.inc(len(report.removed))
         except EverstepError as error:
             logger.error(

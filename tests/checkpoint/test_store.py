@@ -95,7 +95,7 @@ def test_a_member_that_does_not_answer_is_missing_and_named(dirs: list[Path]) ->
         storage.arm(1, times=9, number=number, only=lambda call: call.path == disk_id)
 
     fails(errno.EIO)
-    with pytest.raises(StorageError, match="disk.id.*EIO"):  # nobody knows it yet
+    with pytest.raises(StorageError, match=r"disk\.id.*EIO"):  # nobody knows it yet
         reopen(dirs, ops=storage.as_ops())
     storage.arm(0)
     reopen(dirs).close()
