@@ -290,7 +290,7 @@ class DeviceSet:
         if suspicion is not None:
             return DeviceState.SUSPECT, suspicion
         if self.device(device_id) is None:
-            return DeviceState.MISSING, self._unreadable.get(device_id) or self.device_name(device_id)
+            return DeviceState.MISSING, self._unreadable.get(device_id, "it is not where it was")
         if device_id in membership.draining:
             return DeviceState.DRAINING, "it gets no new segments"
         slow_reason = self.speeds.reading(device_id).slow_reason

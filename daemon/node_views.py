@@ -194,6 +194,6 @@ def _missing_view(device_id: str, path: str, reason: str) -> DeviceView:
         engine_reason="",
         is_direct=False,
         state=DeviceStatus.MISSING,
-        reason=f"{reason or 'mount it'}: nothing is deleted while a member is missing",
+        reason=f"{reason or 'mount it'}; nothing is deleted while a member is missing",
         write_bytes_per_s=0,
     )
