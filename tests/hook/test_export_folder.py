@@ -27,6 +27,11 @@ def maker(destination: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+def folder_of(process: subprocess.Popen[str]) -> Path:
+    assert process.stdout is not None
+    return Path(process.stdout.readline().strip())
+
+
 class FailedError(Exception):
     """An export failed."""
 
@@ -46,9 +51,7 @@ def test_it_appears_whole_and_nothing_else_stays(tmp_path: Path) -> None:
 def test_what_a_killed_one_left_goes_and_what_a_living_one_makes_stays(tmp_path: Path) -> None:
     destination = tmp_path / "out"
     with maker(destination) as killed, maker(destination) as living:
-        assert killed.stdout is not None
-        assert living.stdout is not None
-        left, made = (Path(process.stdout.readline().strip()) for process in (killed, living))
+        left, made = folder_of(killed), folder_of(living)
         assert (left / "part").exists()  # the second one left it to its living maker
         killed.kill()
         killed.wait()
