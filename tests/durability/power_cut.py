@@ -36,7 +36,7 @@ from everstep.core.ids import CheckpointId
 WRITER = Path(__file__).with_name("power_cut_writer.py")
 _DEVICE_COUNT = 3
 _FAILURES_MAX = 10
-_CYCLES_FOR_ALL = 100
+_CYCLES_FOR_ALL = 200
 """After so many cycles, everything that a search should reach was reached."""
 _DOWN = "down"
 _NOT_OFFERED = "is not offered"
@@ -158,8 +158,10 @@ class _Session:
         time.sleep(self._random.uniform(0, 0.04))
 
     def _wait_for_change(self) -> None:
-        """Let the writer come to a random moment of a change of the devices."""
+        """Let the writer come to a random moment of a change of the devices, or after one."""
         self._hear_until(lambda line: line.startswith("changing"))
+        if self._random.random() < 0.4:
+            self._hear_until(lambda line: line.startswith(("changed", "failed")))
         time.sleep(self._random.uniform(0, self._random.choice((0.002, 0.03))))
 
     def _hear_until(self, is_it: Callable[[str], bool]) -> bool:
