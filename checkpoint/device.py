@@ -1,9 +1,10 @@
 """One directory as a device of a store: what stands in it, who holds it, and where things go."""
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import ConfigError, CorruptDataError, DeviceLockedError
+from ..core.errors import ConfigError, CorruptDataError, DeviceLockedError, EverstepError, StorageError
 from .storage_ops import FileKind, LockHandle, StorageOps
 from .store_format import SMALL_FILE_BYTES_MAX, DiskId, LockHolder, decode_disk_id, decode_lock, encode_lock
 
@@ -45,15 +46,27 @@ class Survey:
     disk_id: DiskId | None = None
     has_runs: bool = False
     """Something stands in runs/; an empty one is made before disk.id."""
+    error: EverstepError | None = None
+    """Why nobody can tell what stands there, e.g. the drive does not answer."""
 
 
 def survey_directory(ops: StorageOps, path: Path, *, uid: int) -> Survey:
-    """Return what stands in the directory; reads only.
+    """Return what stands in the directory, or the error of a drive that does not answer; reads only.
 
     Raises:
         ConfigError: the path is no directory.
-        CorruptDataError, FormatVersionError: disk.id cannot be read.
+        CorruptDataError, FormatVersionError: disk.id is not whole.
+        StorageError: this user may not read there.
     """
+    try:
+        return _survey(ops, path, uid)
+    except StorageError as exc:
+        if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in (errno.EACCES, errno.EPERM):
+            raise
+        return Survey(path=path, exists=True, error=exc)
+
+
+def _survey(ops: StorageOps, path: Path, uid: int) -> Survey:
     found = ops.stat(path)
     if found is None:
         return Survey(path=path, exists=False)

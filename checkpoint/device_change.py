@@ -106,17 +106,23 @@ def cancel_drain(store: Store, device_id: str) -> None:
 
     Raises:
         UsageError: it is no member, or does not drain.
-        StorageError: a member is missing, which may know that the device is retired; or one could not record it.
+        StorageError: a member is missing or suspect, which may know that the device is retired, and says for sure that
+            it drains; or one could not record it.
     """
     with store.changing():
         _check_member(store, device_id)
         if device_id not in store.membership.draining:
             raise UsageError(f"device {store.device_name(device_id)} does not drain")
-        unheard = [each.path for each in store.missing if each.device_id != device_id]
+        well = {device.device_id for device in _well(store)}
+        unheard = [
+            f"{path} is {store.device_state(key)[0].value}"
+            for key, path in store.membership.members.items()
+            if key not in well
+        ]
         if unheard:
             raise StorageError(
-                f"device {store.device_name(device_id)} stays draining while {', '.join(unheard)} is missing",
-                hint="mount it, or retire it first",
+                f"device {store.device_name(device_id)} stays draining while {', '.join(unheard)}",
+                hint="mount it and readmit it, or retire it first",
             )
         wanted = store.membership.cancel_drain(device_id)
         _record(store, wanted)

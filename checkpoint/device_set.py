@@ -44,6 +44,8 @@ class MissingDevice:
     device_id: str
     path: str
     """Where it was last seen."""
+    reason: str = ""
+    """Why it cannot be read, where its directory is there."""
 
 
 def _nobody_listens() -> None:
@@ -60,6 +62,7 @@ class DeviceSet:
         devices: Sequence[Device],
         membership: Membership,
         suspects: Mapping[str, str],
+        unreadable: Mapping[str, str],
         ops: StorageOps,
         uid: int,
         locks: Sequence[LockHandle] | None,
@@ -78,6 +81,7 @@ class DeviceSet:
         self._changing = threading.Lock()
         self._membership = membership
         self._suspects = dict(suspects)
+        self._unreadable = dict(unreadable)
         self._deleting_count = 0
         self._is_holding = False
 
@@ -105,7 +109,7 @@ class DeviceSet:
         """Members that are not there."""
         present = {device.device_id for device in self._present}
         return tuple(
-            MissingDevice(device_id=key, path=path)
+            MissingDevice(device_id=key, path=path, reason=self._unreadable.get(key, ""))
             for key, path in self.membership.members.items()
             if key not in present
         )
@@ -286,7 +290,7 @@ class DeviceSet:
         if suspicion is not None:
             return DeviceState.SUSPECT, suspicion
         if self.device(device_id) is None:
-            return DeviceState.MISSING, self.device_name(device_id)
+            return DeviceState.MISSING, self._unreadable.get(device_id, "it is not where it was")
         if device_id in membership.draining:
             return DeviceState.DRAINING, "it gets no new segments"
         slow_reason = self.speeds.reading(device_id).slow_reason

@@ -111,12 +111,20 @@ def _survey(
     surveys: list[Survey] = []
     unreadable: list[Finding] = []
     for path in dict.fromkeys(directory.absolute().resolve() for directory in directories):
-        try:
-            surveys.append(survey_directory(ops, path, uid=uid))
-        except DataError as exc:
+        survey = _survey_one(path, ops, uid)
+        if survey.error is None:
+            surveys.append(survey)
+        else:
             place = str(path / DISK_ID_NAME)
-            unreadable.append(Finding(severity=Severity.LOST, path=place, problem=str(exc)))
+            unreadable.append(Finding(severity=Severity.LOST, path=place, problem=str(survey.error)))
     return surveys, tuple(unreadable)
+
+
+def _survey_one(path: Path, ops: StorageOps, uid: int) -> Survey:
+    try:
+        return survey_directory(ops, path, uid=uid)
+    except DataError as exc:
+        return Survey(path=path, exists=True, error=exc)
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """What the directories named to fsck are to each other: unlike store_plan.py it goes on where something is wrong."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from .device import DISK_ID_NAME, Survey
 from .findings import Finding, Severity
+from .membership_plan import Membership, merge
 from .store_format import DiskId
 
 
@@ -21,7 +22,11 @@ class FsckPlan:
 
 
 def sort_out(surveys: Sequence[Survey]) -> FsckPlan:
-    """Return which directories are inspected, and what is wrong with them as devices."""
+    """Return which directories are inspected, and what is wrong with them as devices.
+
+    Raises:
+        ConfigError: none of them is a member any more, or they have retired each other (membership_plan.merge).
+    """
     members, findings, is_certain = _members(surveys)
     if not members:
         return FsckPlan(devices=(), findings=tuple(findings), is_certain=False)
@@ -77,25 +82,33 @@ def _stranger(survey: Survey, disk_id: DiskId, members: Sequence[_Member]) -> st
 
 
 def _disagreements(members: Sequence[_Member]) -> Iterable[Finding]:
-    """Yield what is missing, and each disk.id that does not say what all of them together say."""
-    ready = [disk_id for _, disk_id in members if disk_id.is_ready]
-    listed = {device_id: path for disk_id in ready for device_id, path in disk_id.members.items()}
-    present = {disk_id.device_id: str(survey.path) for survey, disk_id in members}
-    for device_id in sorted(listed.keys() - present.keys()):
+    """Yield what is missing, who was retired, and each disk.id that does not say what all of them together say."""
+    together = merge([disk_id for _, disk_id in members if disk_id.is_ready])
+    staying = [(survey, disk_id) for survey, disk_id in members if disk_id.device_id not in together.retired]
+    present = {disk_id.device_id: str(survey.path) for survey, disk_id in staying}
+    for device_id in sorted(together.members.keys() - present.keys()):
         yield Finding(
             severity=Severity.LOST,
-            path=listed[device_id],
+            path=together.members[device_id],
             problem=f"device {device_id} is missing: what lies on it cannot be restored until it is back",
         )
-    wanted = listed | present
     for survey, disk_id in members:
-        if not disk_id.is_ready or disk_id.members != wanted:
+        if disk_id.device_id in together.retired:
+            yield _finding(Severity.NOTE, survey, "it was retired: what it still holds is ignored")
+    wanted = together.seen(present)
+    for survey, disk_id in staying:
+        if not disk_id.is_ready or _said(disk_id) != _said(wanted):
             yield Finding(
                 severity=Severity.REPAIRABLE,
                 path=str(survey.path / DISK_ID_NAME),
                 problem="it does not list all members where they are now, or its making never ended",
                 repair="writes it again",
             )
+
+
+def _said(of: DiskId | Membership) -> tuple[Mapping[str, str], frozenset[str], Set[str]]:
+    """Return who belongs to the store, who drains and who was retired."""
+    return of.members, of.draining, of.retired.keys()
 
 
 def _finding(severity: Severity, survey: Survey, problem: str) -> Finding:

@@ -36,8 +36,11 @@ def check_readmission(
     Raises:
         DeviceMissingError: a member is missing at this path, or anywhere while a new one should come.
         ConfigError, CorruptDataError: see store_plan.plan_store.
+        StorageError: what is at this path cannot be read.
     """
     surveys = {each: survey_directory(ops, each, uid=uid) for each in directories}
+    if (error := surveys[path].error) is not None:
+        raise error
     plan = plan_store(list(surveys.values()), adopt=[path])
     disk_id = surveys[path].disk_id
     is_member = disk_id is not None and disk_id.device_id in plan.known

@@ -41,6 +41,7 @@ class Store(DeviceSet):
             devices=devices,
             membership=membership,
             suspects=suspects,
+            unreadable=plan.unreadable,
             ops=ops,
             uid=uid,
             locks=locks,

@@ -24,6 +24,8 @@ class StorePlan:
     """Directories to be made devices."""
     missing: Mapping[str, str]
     """Ids of absent members, with the path where each was last seen."""
+    unreadable: Mapping[str, str]
+    """Ids of those among them whose directory is there and cannot be read, and why."""
     membership: Membership
     """What the present members say together; of a new store nothing yet."""
     notes: tuple[str, ...]
@@ -33,9 +35,11 @@ def plan_store(surveys: Sequence[Survey], *, adopt: Collection[PurePath] = ()) -
     """Return what the directories are.
 
     A member that has ever been ready is never made anew: where its directory is empty or gone, it is missing. A
-    retired device is left alone, and so is a directory where one was last seen, unless it is one to `adopt`.
+    retired device is left alone, and so is a directory where one was last seen, unless it is one to `adopt`. A drive
+    that does not answer is missing, too.
 
     Raises:
+        StorageError: one does not answer, and was never seen there as a member.
         ConfigError: a directory named twice or not there, a copied device, devices of two stores, only retired ones.
         DeviceMissingError: an unknown empty directory while a member is missing.
         CorruptDataError: a directory holds runs, but its disk.id is lost.
@@ -52,10 +56,12 @@ def plan_store(surveys: Sequence[Survey], *, adopt: Collection[PurePath] = ()) -
     missing = {key: path for key, path in membership.members.items() if key not in known}
     left_out = {device.path for device in membership.retired.values()} - {str(path) for path in adopt}
     blank: list[Survey] = []
+    errors = {str(survey.path): survey.error for survey in surveys if survey.error is not None}
     for survey in surveys:
         if survey.disk_id is None and str(survey.path) not in {*missing.values(), *left_out}:
             _check_blank(survey, missing)
             blank.append(survey)
+    unreadable = {key: str(errors[path]) for key, path in missing.items() if path in errors}
     store_id = next((survey.disk_id.store_id for survey in known.values() if survey.disk_id), None)
     return StorePlan(
         store_id=store_id,
@@ -63,9 +69,10 @@ def plan_store(surveys: Sequence[Survey], *, adopt: Collection[PurePath] = ()) -
         known=known,
         blank=tuple(blank),
         missing=missing,
+        unreadable=unreadable,
         membership=membership,
         notes=(
-            *_missing_devices(missing),
+            *_missing_devices(missing, unreadable),
             *_retired(membership),
             *_shared_file_systems((*known.values(), *blank)),
         ),
@@ -75,7 +82,8 @@ def plan_store(surveys: Sequence[Survey], *, adopt: Collection[PurePath] = ()) -
 def _refuse_same_directory(surveys: Sequence[Survey]) -> None:
     seen: dict[tuple[int, int] | PurePath, Survey] = {}
     for survey in surveys:
-        key = (survey.file_system_id, survey.inode) if survey.exists else survey.path
+        is_known = survey.exists and survey.error is None
+        key = (survey.file_system_id, survey.inode) if is_known else survey.path
         if key in seen:
             raise ConfigError(
                 f"{seen[key].path} and {survey.path} are the same directory", hint="name each drive once"
@@ -112,6 +120,8 @@ def _refuse_two_stores(known: Mapping[str, Survey]) -> None:
 
 
 def _check_blank(survey: Survey, missing: Mapping[str, str]) -> None:
+    if survey.error is not None:
+        raise survey.error
     if not survey.exists:
         raise ConfigError(
             f"the storage directory {survey.path} does not exist", hint="create it, or mount the drive"
@@ -129,10 +139,10 @@ def _check_blank(survey: Survey, missing: Mapping[str, str]) -> None:
         )
 
 
-def _missing_devices(missing: Mapping[str, str]) -> tuple[str, ...]:
+def _missing_devices(missing: Mapping[str, str], unreadable: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         f"device {device_id} (last seen at {path}) is missing: what lies on it cannot be restored, and nothing is"
-        f" deleted anywhere until it is back; {_MISSING_HINT}"
+        f" deleted anywhere until it is back; {unreadable.get(device_id, _MISSING_HINT)}"
         for device_id, path in missing.items()
     )
 

@@ -108,7 +108,8 @@ class FaultyStorage:
                 self._let_go(real(*args, **kwargs))
             if self._mode is Mode.CRASH:
                 raise CrashedError(f"crash at call {self._count}, {name}")
-            raise storage_error(OSError(self._number, os.strerror(self._number)), path, name)
+            error = OSError(self._number, os.strerror(self._number))
+            raise storage_error(error, path, name) from error
 
         return call
 

@@ -56,7 +56,10 @@ def _remarks(device: DeviceDetail) -> list[str]:
             return [device.reason, f"once it is checked: everstep device readmit {device.path}"]
         case DeviceStatus.MISSING:
             since = f" since {time_text(device.missing_since_unix_s)}" if device.missing_since_unix_s else ""
-            return [f"missing{since}: nothing is deleted; mount and readmit it, or retire it"]
+            return [
+                f"missing{since}: {device.reason}",
+                "nothing is deleted; mount and readmit it, or retire it",
+            ]
         case DeviceStatus.DRAINING:
             return [_drain_text(device)]
         case DeviceStatus.RETIRED:

@@ -143,6 +143,9 @@ def _runs(console: Console, runs: Sequence[RunView]) -> None:
                 _slots_text(rank),
             )
     console.print(table)
+    for run in runs:
+        says = "its trainer" if run.is_own_keep else "the daemon's configuration"
+        _line(console, f"{run.name} keeps {run.keep}, as {says} says", DIM)
 
 
 def _slots_text(rank: RankView) -> str:

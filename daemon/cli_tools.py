@@ -53,7 +53,12 @@ def add_tools(add: AddParser) -> None:
         help="most bytes of a safetensors file (default: 5e9)",
     )
     importing = add("import", "make a checkpoint of safetensors, a torch file or a folder of DCP")
-    importing.add_argument("source", metavar="SOURCE", help="a file, or a folder that holds one of these")
+    importing.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a file, or a folder that holds one of these. The daemon takes memory for one snapshot of the state; of"
+        " a DCP folder the importing process holds the whole state as well",
+    )
     importing.add_argument("--run", required=True, metavar="NAME", help="a run without checkpoints")
     importing.add_argument(
         "--storage",

@@ -4,6 +4,7 @@ import json
 from typing import cast
 
 from ..checkpoint.findings import Finding, Severity
+from ..checkpoint.keep import Keep
 from ..core.errors import UsageError
 from ..core.ids import CheckpointId
 from ..proto import node_pb2 as pb
@@ -138,6 +139,12 @@ def _run_to_message(run: RunView) -> pb.RunStatus:
         attempt=run.attempt,
         world_size=run.world_size,
         complete_floor=id_to_text(run.complete_floor),
+        retention=pb.Retention(
+            last=run.keep.last,
+            every_steps=run.keep.every_steps or 0,
+            every=run.keep.every or "",
+            own=run.is_own_keep,
+        ),
         ranks=[
             pb.RankStatus(
                 rank=rank.rank,
@@ -163,6 +170,12 @@ def _run_from_message(run: pb.RunStatus) -> RunView:
         attempt=run.attempt,
         world_size=run.world_size,
         complete_floor=id_from_text(run.complete_floor),
+        keep=Keep(
+            last=run.retention.last,
+            every_steps=run.retention.every_steps or None,
+            every=run.retention.every or None,
+        ),
+        is_own_keep=run.retention.own,
         ranks=tuple(
             RankView(
                 rank=rank.rank,

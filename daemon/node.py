@@ -353,6 +353,10 @@ class Node:
             self.metrics.abandoned_total.inc(len(dropped))
             self.free_slots(rank, number, dropped)
 
+    def keep_of(self, run: RunRecord) -> Keep:
+        """Return what collection keeps of a run."""
+        return run.keep or self.config.retention.keep()
+
     def drop_memory(self, rank: RankRecord) -> "list[asyncio.Task[None]]":
         """Close all arenas of a rank that nobody comes back to; done when their memory is free."""
         rank.end_streams()

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..checkpoint.keep import Keep
 from ..core.ids import CheckpointId
 from .registry import RankRecord, RunRecord
 from .stores import OpenStore
@@ -54,7 +55,9 @@ def total(node: "Node", name: str) -> int:
 def run_views(node: "Node", uid: int | None) -> tuple[RunView, ...]:
     """Return the runs of this user (None: all), by name, then owner."""
     records = [run for run in node.registry.runs.values() if uid is None or run.uid == uid]
-    return tuple(_run_view(run) for run in sorted(records, key=lambda run: (run.name, run.uid)))
+    return tuple(
+        _run_view(run, node.keep_of(run)) for run in sorted(records, key=lambda run: (run.name, run.uid))
+    )
 
 
 def attached_count(node: "Node") -> int:
@@ -96,7 +99,7 @@ def store_view(opened: OpenStore, verified: Sequence[Verdict], scrub: ScrubView)
     """Return an open store and what was found of its checkpoints; asks the file systems: for a thread."""
     store = opened.store
     present = tuple(_device_view(opened, device.device_id, str(device.path)) for device in store.devices)
-    missing = tuple(_missing_view(device.device_id, device.path) for device in store.missing)
+    missing = tuple(_missing_view(device.device_id, device.path, device.reason) for device in store.missing)
     return StoreView(
         store_id=store.store_id,
         devices=present + missing,
@@ -125,7 +128,7 @@ def _held(rank: RankRecord) -> set[CheckpointId]:
     }
 
 
-def _run_view(run: RunRecord) -> RunView:
+def _run_view(run: RunRecord, keep: Keep) -> RunView:
     ranks = [run.ranks[number] for number in sorted(run.ranks)]
     return RunView(
         name=run.name,
@@ -135,6 +138,8 @@ def _run_view(run: RunRecord) -> RunView:
         world_size=max((rank.world_size for rank in ranks), default=0),
         ranks=tuple(_rank_view(rank) for rank in ranks),
         complete_floor=run.store.complete_floor(),
+        keep=keep,
+        is_own_keep=run.keep is not None,
     )
 
 
@@ -179,7 +184,7 @@ def _device_view(opened: OpenStore, device_id: str, path: str) -> DeviceView:
     )
 
 
-def _missing_view(device_id: str, path: str) -> DeviceView:
+def _missing_view(device_id: str, path: str, reason: str) -> DeviceView:
     return DeviceView(
         device_id=device_id,
         path=path,
@@ -189,6 +194,6 @@ def _missing_view(device_id: str, path: str) -> DeviceView:
         engine_reason="",
         is_direct=False,
         state=DeviceStatus.MISSING,
-        reason="mount it: nothing is deleted while a member is missing",
+        reason=f"{reason or 'mount it'}; nothing is deleted while a member is missing",
         write_bytes_per_s=0,
     )

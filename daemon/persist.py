@@ -354,8 +354,7 @@ class Persister:
         async with self._collecting.setdefault(run.run_id, asyncio.Lock()):
             if complete is not None:
                 await in_thread(run.store.set_complete_floor, complete)
-            keep = run.keep or self._node.config.retention.keep()
-            report = await in_thread(collect_garbage, run.store, keep=keep)
+            report = await in_thread(collect_garbage, run.store, keep=self._node.keep_of(run))
         self._node.metrics.deleted_total.inc(len(report.removed))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from ..checkpoint.keep import Keep
 from ..core.ids import CheckpointId
 from .scrub_plan import Scrub
 from .slot_machine import SlotState
@@ -92,6 +93,9 @@ class RunView:
     world_size: int
     ranks: tuple[RankView, ...]
     complete_floor: CheckpointId | None
+    keep: Keep
+    is_own_keep: bool
+    """Its newest trainer said what to keep; else the daemon's configuration does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

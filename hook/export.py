@@ -4,20 +4,15 @@ The files are made in a folder with another name, made durable, and renamed: wha
 """
 
 import json
-import os
-import secrets
-import shutil
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from ..core.errors import UsageError
 from ..core.ids import CheckpointId
+from .export_folder import published_folder
 from .tool_process import run_tool
 
 if TYPE_CHECKING:
@@ -122,45 +117,6 @@ def _side_document(source: "ExportSource", kind: ExportFormat) -> dict[str, obje
         "left_out": source.whole.left_out,
         "values": source.documents,
     }
-
-
-@contextmanager
-def published_folder(destination: Path) -> Generator[Path]:
-    """Give an empty folder that becomes `destination` when the block is left, durably; after an error it is removed.
-
-    Raises:
-        UsageError: something stands at the destination: it is never overwritten.
-        OSError: the folder cannot be made.
-    """
-    parent = destination.parent
-    if destination.is_symlink() or (destination.exists() and not _is_empty_folder(destination)):
-        raise UsageError(f"{destination} is there already", hint="name a folder that is absent or empty")
-    if not parent.is_dir():
-        raise UsageError(f"there is no folder {parent}", hint="make it, or name another destination")
-    folder = parent / f".{destination.name}.{secrets.token_hex(8)}.tmp"
-    folder.mkdir()
-    try:
-        yield folder
-        for path in sorted(folder.rglob("*"), reverse=True):
-            _sync(path)
-        _sync(folder)
-        folder.rename(destination)  # over an empty folder, never over anything else
-        _sync(parent)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and next(path.iterdir(), None) is None
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 if __name__ == "__main__":

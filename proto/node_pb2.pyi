@@ -160,7 +160,7 @@ class RankStatus(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., state: _Optional[_Union[RankState, str]] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "run_id", "owner_uid", "attempt", "world_size", "ranks", "complete_floor")
+    __slots__ = ("name", "run_id", "owner_uid", "attempt", "world_size", "ranks", "complete_floor", "retention")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_UID_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,7 @@ class RunStatus(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     run_id: str
     owner_uid: int
@@ -175,7 +176,20 @@ class RunStatus(_message.Message):
     world_size: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
     complete_floor: str
-    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("last", "every_steps", "every", "own")
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    EVERY_STEPS_FIELD_NUMBER: _ClassVar[int]
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    last: int
+    every_steps: int
+    every: str
+    own: bool
+    def __init__(self, last: _Optional[int] = ..., every_steps: _Optional[int] = ..., every: _Optional[str] = ..., own: _Optional[bool] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
     __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "engine_reason", "write_bytes_per_second")

@@ -25,6 +25,7 @@ from bit_flips import flip_bits
 from crash_explorer import explore
 from fuzzing import fuzz
 from kill_daemon import kill_daemon
+from kill_recovery import kill_recovery
 from loop_disk import SIZES_MIB, missing_tools
 from power_cut import power_cut
 from summary import Summary
@@ -48,6 +49,7 @@ def searches() -> list[Search]:
         Search(
             "flips", 1.0, lambda seconds, seed: flip_bits(duration_s=seconds, seed=seed, count=sys.maxsize)
         ),
+        Search("recovery-kill", 1.0, lambda seconds, seed: kill_recovery(duration_s=seconds, seed=seed)),
         Search("crash", 2.0, _crash),
         Search("fuzz", 2.0, lambda seconds, seed: fuzz(duration_s=seconds, seed_number=seed)),
     ]

@@ -148,6 +148,22 @@ def test_a_drain_is_not_cancelled_while_a_member_may_know_more(dirs: list[Path])
         cancel_drain(store, find_device(store, str(dirs[1])))
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_drain_is_not_cancelled_while_a_member_cannot_be_told(dirs: list[Path], number: int) -> None:
+    """When it is well again it says that the device drains, and that counts."""
+    with demo(dirs) as (store, _):
+        name = find_device(store, str(dirs[1]))
+        drain(store, name)
+        store.mark_suspect(find_device(store, str(dirs[number])), StorageError("it failed"))
+        with pytest.raises(StorageError, match=f"{dirs[number]} is suspect"):
+            cancel_drain(store, name)
+    with demo(dirs) as (store, _):
+        assert store.device_state(name)[0] is DeviceState.DRAINING
+        cancel_drain(store, name)
+    with demo(dirs) as (store, _):
+        assert store.device_state(name)[0] is DeviceState.OK
+
+
 # --- retiring -----------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint.device import survey_directory
+from everstep.checkpoint.device_change import find_device, retire
 from everstep.checkpoint.findings import Severity
 from everstep.checkpoint.fsck import FsckReport, fsck, inspect_beside
 from everstep.checkpoint.storage_ops import RealStorage
@@ -167,6 +168,17 @@ def test_with_a_device_missing_nothing_goes(dirs: list[Path]) -> None:
     assert not any(each.repair for each in report.findings if each.severity is LOST)
     assert orphan.exists()
     assert offered(dirs) == [3, 2, 1]
+
+
+def test_a_retired_device_is_no_member_whatever_it_says_itself(dirs: list[Path]) -> None:
+    """A crash may have come before it was told of its end."""
+    stale = (dirs[0] / "disk.id").read_bytes()
+    with opened(dirs) as (store, _):
+        retire(store, find_device(store, str(dirs[0])), force=True, now_unix_s=1.0)
+    for disk_id in ((dirs[0] / "disk.id").read_bytes(), stale):
+        (dirs[0] / "disk.id").write_bytes(disk_id)
+        devices = [each for each in fsck_of(dirs).findings if "is damaged" not in each.problem]
+        assert [(each.severity, each.path) for each in devices] == [(NOTE, str(dirs[0]))]
 
 
 def test_devices_that_do_not_belong_together(dirs: list[Path], tmp_path: Path) -> None:

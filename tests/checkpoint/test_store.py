@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -10,7 +11,9 @@ import pytest
 
 from everstep.checkpoint.device import DISK_ID_NAME
 from everstep.checkpoint.device_set import DeviceState
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.fsck import fsck
+from everstep.checkpoint.readmission import check_readmission
+from everstep.checkpoint.storage_ops import RealStorage, StorageOps
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.testing import HOLDER, CrashedError, FaultyStorage, Mode, make_state, opened, save
 from everstep.core.errors import (
@@ -36,8 +39,8 @@ def dirs(tmp_path: Path) -> list[Path]:
     return made
 
 
-def reopen(directories: Sequence[Path], *, read_only: bool = False) -> Store:
-    return open_store(directories, ops=RealStorage(), holder=HOLDER, uid=UID, read_only=read_only)
+def reopen(directories: Sequence[Path], *, read_only: bool = False, ops: StorageOps | None = None) -> Store:
+    return open_store(directories, ops=ops or RealStorage(), holder=HOLDER, uid=UID, read_only=read_only)
 
 
 def disk_id(path: Path) -> dict[str, object]:
@@ -71,7 +74,7 @@ def test_a_device_that_was_unmounted_is_missing_and_never_made_anew(dirs: list[P
             assert [missing.path for missing in store.missing] == [str(dirs[1])]
             assert store.device_state(store.missing[0].device_id) == (
                 DeviceState.MISSING,
-                f"{dirs[1]} (missing)",
+                "it is not where it was",
             )
             assert len(store.devices) == 2
         assert list(dirs[1].iterdir()) == []
@@ -82,6 +85,45 @@ def test_a_device_that_was_unmounted_is_missing_and_never_made_anew(dirs: list[P
     with reopen(dirs) as store:
         assert not store.degraded
         assert len(store.devices) == 3
+
+
+def test_a_member_that_does_not_answer_is_missing_and_named(dirs: list[Path]) -> None:
+    storage = FaultyStorage(RealStorage())
+    disk_id = dirs[1] / "disk.id"
+
+    def fails(number: int) -> None:
+        storage.arm(1, times=9, number=number, only=lambda call: call.path == disk_id)
+
+    fails(errno.EIO)
+    with pytest.raises(StorageError, match=r"disk\.id.*EIO"):  # nobody knows it yet
+        reopen(dirs, ops=storage.as_ops())
+    storage.arm(0)
+    reopen(dirs).close()
+    fails(errno.EIO)
+    with reopen(dirs, ops=storage.as_ops()) as store:
+        assert [(missing.path, "EIO" in missing.reason) for missing in store.missing] == [
+            (str(dirs[1]), True)
+        ]
+        state, reason = store.device_state(store.missing[0].device_id)
+        assert (state, "EIO" in reason, store.may_delete) == (DeviceState.MISSING, True, False)
+        assert any(str(disk_id) in note for note in store.notes)
+        assert len(store.devices) == 2
+        with pytest.raises(StorageError, match="EIO"):
+            check_readmission(dirs, dirs[1], ops=storage.as_ops(), uid=UID)
+    with pytest.raises(StorageError, match="EIO"):
+        reopen(dirs[1:2], ops=storage.as_ops())
+    report = fsck(dirs, ops=storage.as_ops(), holder=HOLDER, uid=UID, repair=True)
+    assert (report.findings[0].path, report.is_repaired) == (str(disk_id), False)
+    with reopen(dirs) as store:
+        assert not store.missing
+
+
+def test_a_member_that_this_user_may_not_read_is_an_error(dirs: list[Path]) -> None:
+    reopen(dirs).close()
+    storage = FaultyStorage(RealStorage())
+    storage.arm(1, number=errno.EACCES, only=lambda call: call.path == dirs[1] / "disk.id")
+    with pytest.raises(StorageError, match="EACCES"):
+        reopen(dirs, ops=storage.as_ops())
 
 
 def test_each_subset_of_devices_opens_degraded(dirs: list[Path]) -> None:

@@ -1,5 +1,6 @@
 """The control API of a real daemon: who may call, how errors travel, what may be removed, how it ends."""
 
+import io
 import os
 import stat
 import threading
@@ -9,7 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
+from rich.console import Console
 
+from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.errors import (
@@ -21,7 +24,7 @@ from everstep.core.errors import (
 )
 from everstep.core.ids import CheckpointId
 from everstep.core.paths import control_socket_path
-from everstep.daemon import store_views
+from everstep.daemon import cli_render, store_views
 from everstep.daemon.control_client import ControlClient, connected
 from everstep.daemon.slot_machine import SlotState
 from everstep.daemon.testing import FakeTrainer, daemon_process
@@ -205,6 +208,19 @@ class TestErrors:
 
 
 class TestStatus:
+    def test_what_a_run_wants_kept_is_shown(
+        self, client: ControlClient, trainer: FakeTrainer, devices: list[Path]
+    ) -> None:
+        keep = Keep(last=5, every_steps=1000, every="6h")
+        trainer.open_run(devices, name=RUN, keep=frames.KeepRules(last=5, every_steps=1000, every="6h"))
+        status = client.status()
+        assert [(run.keep, run.is_own_keep) for run in status.runs] == [(keep, True)]
+        said = io.StringIO()
+        cli_render.status(Console(file=said, width=120), status)
+        assert (
+            f"{RUN} keeps last 5, one every 1000 steps, one every 6h, as its trainer says" in said.getvalue()
+        )
+
     def test_an_idle_daemon_has_nothing_to_show(self, client: ControlClient, socket_path: Path) -> None:
         status = client.status()
         assert status.runs == status.stores == ()
@@ -217,6 +233,7 @@ class TestStatus:
         self, client: ControlClient, trainer: FakeTrainer, devices: list[Path]
     ) -> None:
         trainer.open_run(devices, name=RUN, rank=1, world_size=2)
+        assert [(run.keep, run.is_own_keep) for run in client.status().runs] == [(Keep(), False)]
         trainer.begin_attempt(1)
         arena = trainer.make_arena(trainer.layout())
         arena.save(CheckpointId(1, 7), seed=1, rank=1, world_size=2)

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.checkpoint.keep import Keep
 from everstep.core.ids import CheckpointId
 from everstep.daemon import views
 from everstep.daemon.control_messages import (
@@ -130,6 +131,12 @@ statuses = st.builds(
             world_size=small,
             ranks=some(ranks),
             complete_floor=st.none() | checkpoints,
+            keep=st.builds(
+                Keep,
+                last=st.integers(1, 2**63 - 1),
+                every_steps=st.none() | st.integers(1, 2**63 - 1),
+                every=st.none() | st.sampled_from(["30s", "6h", "7d"]),
+            ),
         )
     ),
     stores=some(

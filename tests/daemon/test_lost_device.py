@@ -175,3 +175,35 @@ def test_where_nothing_is_left_the_trainer_is_told(tmp_path: Path, disk: LoopDis
         fetched = trainer.fetch(FIRST)
         assert isinstance(fetched, frames.Fetched), fetched
         arena.close()
+
+
+def test_a_device_that_does_not_answer_at_the_start_is_named_and_the_rest_goes_on(
+    node_config: Path, disk: LoopDisk, devices: list[Path], socket_path: Path
+) -> None:
+    with node_daemon(node_config, socket_path):
+        pass
+    disk.cut()
+    with (
+        node_daemon(node_config, socket_path),
+        connected(socket_path) as client,
+        FakeTrainer(socket_path) as trainer,
+    ):
+        (store,) = client.status().stores
+        assert [(device.path, device.state) for device in store.devices] == [
+            (str(devices[1]), DeviceStatus.OK),
+            (str(devices[0]), DeviceStatus.MISSING),
+        ]
+        assert "disk.id" in store.devices[1].reason
+        assert "[EIO]" in store.devices[1].reason
+        assert isinstance(trainer.open_run(NAMES), frames.RunOpened)
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(trainer.layout())
+        arena.save(FIRST, seed=1)
+        assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+        check_restored_from(devices[1], arena, FIRST, seed=1)
+        arena.close()
+    disk.unmount()
+    disk.mount()
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        (store,) = client.status().stores
+        assert {device.state for device in store.devices} == {DeviceStatus.OK}

@@ -1,9 +1,30 @@
 """What must hold after a crash: told by what was acknowledged before it, never by the store itself."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from oracle_members import READMIT, OracleMembers
 
 from everstep.core.ids import CheckpointId
+
+Shard = tuple[CheckpointId, int]
+"""(checkpoint, rank)."""
+NOBODY: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an acknowledged shard is."""
+
+    devices: frozenset[int] = NOBODY
+    """Those with its segments."""
+    copies: int = 2
+    """Devices with its manifest; which ones, nobody said."""
+
+    def survives(self, absent: Collection[int]) -> bool:
+        """Tell whether it is there without these devices: of several copies, one is on another device than one."""
+        return not self.devices & {*absent} and self.copies > len(absent)
 
 
 class Oracle:
@@ -11,9 +32,16 @@ class Oracle:
 
     def __init__(self, world_size: int) -> None:
         self.acknowledged_count = 0
+        self.again_count = 0
+        """Shards that were written again."""
+        self.change_count = 0
+        """Changes of devices that were acknowledged."""
+        self.members = OracleMembers()
         self._world_size = world_size
         self._attempt = 0
-        self._shards: set[tuple[CheckpointId, int]] = set()
+        self._shards: dict[Shard, Place] = {}
+        self._given_up: set[Shard] = set()
+        """They had a part on a device that has left."""
         self._told: list[CheckpointId] = []
         """Floors that may have been recorded, in order."""
         self._floor: CheckpointId | None = None
@@ -25,9 +53,11 @@ class Oracle:
         self._attempt = attempt
         self.acknowledged_count += 1
 
-    def persisted(self, checkpoint: CheckpointId, rank: int) -> None:
-        """Take a shard as acknowledged."""
-        self._shards.add((checkpoint, rank))
+    def persisted(self, checkpoint: CheckpointId, rank: int, place: Place = Place()) -> None:
+        """Take a shard as acknowledged, for the first time or written again."""
+        self.again_count += (checkpoint, rank) in self._shards
+        self._shards[checkpoint, rank] = place
+        self._given_up.discard((checkpoint, rank))
         self.acknowledged_count += 1
 
     def floor_begins(self, checkpoint: CheckpointId) -> None:
@@ -44,6 +74,16 @@ class Oracle:
         self._gone.add(checkpoint)
         self.acknowledged_count += 1
 
+    def changed(self, verb: str, number: int) -> None:
+        """Take a change of the devices as acknowledged; a device that is readmitted is a new one."""
+        self.change_count += 1
+        self.members.changed(verb, number)
+        if verb == READMIT:
+            self._give_up({number})
+
+    def _give_up(self, devices: set[int]) -> None:
+        self._given_up |= {shard for shard, place in self._shards.items() if place.devices & devices}
+
     def hear(self, line: str) -> None:
         """Take one line that the writing process printed (power_cut_writer.py)."""
         match line.split():
@@ -51,35 +91,56 @@ class Oracle:
                 self.attempt_began(int(number))
             case "shard", checkpoint, rank:
                 self.persisted(CheckpointId.parse(checkpoint), int(rank))
+            case "shard", checkpoint, rank, devices, copies:
+                place = Place(frozenset(int(each) for each in devices.split(",")), int(copies))
+                self.persisted(CheckpointId.parse(checkpoint), int(rank), place)
             case "telling", checkpoint:
                 self.floor_begins(CheckpointId.parse(checkpoint))
             case "floor", checkpoint:
                 self.floor_set(CheckpointId.parse(checkpoint))
             case "gone", checkpoint:
                 self.removed(CheckpointId.parse(checkpoint))
+            case "changing", verb, number:
+                self.members.changing(verb, int(number))
+            case "changed", verb, number:
+                self.changed(verb, int(number))
+            case "failed", *_:
+                pass
             case _:
                 raise AssertionError(f"the writing process said {line!r}")
 
-    def lost(self, intact: set[tuple[CheckpointId, int]]) -> list[str]:
+    def lost(self, intact: set[Shard], absent: Collection[int] = NOBODY) -> list[str]:
         """Return what no rule lets anybody remove and is not among the shards that are offered and read back whole.
 
         The newest floor that may have been recorded stays, with everything newer. Of the older ones a complete one
         stays: the newest that was acknowledged, or a newer one that is complete without anybody having heard of it.
+        What has a part on a device that is absent, that has left or is leaving, nobody promises; it was kept in place
+        of older ones.
         """
+        promised = self._promised(absent)
         acknowledged, present = self._complete(self._shards), self._complete(intact)
-        floors = [checkpoint for checkpoint in self._told if checkpoint in acknowledged | present]
+        floors = [each for each in self._told if each in acknowledged | present]
         newest = max(floors, default=CheckpointId(1, 0))
         found = [
             f"rank {rank} of checkpoint {checkpoint} was acknowledged and is lost"
-            for checkpoint, rank in sorted(self._shards - intact)
+            for checkpoint, rank in sorted(promised - intact)
             if checkpoint >= newest
         ]
         before = max((checkpoint for checkpoint in acknowledged if checkpoint < newest), default=None)
-        if before is not None and not any(before <= checkpoint < newest for checkpoint in present):
+        stands = any(before is None or before <= checkpoint < newest for checkpoint in present)
+        if before in self._complete(promised) and not stands:
             found.append(f"checkpoint {before}, complete before {newest}, is lost, and no newer one is there")
         return found
 
-    def _complete(self, shards: set[tuple[CheckpointId, int]]) -> set[CheckpointId]:
+    def _promised(self, absent: Collection[int]) -> set[Shard]:
+        without = self.members.out | self.members.leaving
+        return {
+            shard
+            for shard, place in self._shards.items()
+            if shard not in self._given_up and not place.devices & without and place.survives(absent)
+        }
+
+    def _complete(self, shards: Iterable[Shard]) -> set[CheckpointId]:
         ranks = Counter(checkpoint for checkpoint, _ in shards)
         return {checkpoint for checkpoint, count in ranks.items() if count == self._world_size}
 
@@ -89,10 +150,11 @@ class Oracle:
         attempt: int,
         floor: CheckpointId | None,
         listed: Iterable[CheckpointId],
-        intact: set[tuple[CheckpointId, int]],
+        intact: set[Shard],
+        absent: Collection[int] = NOBODY,
     ) -> list[str]:
         """Return what a store that was recovered says against what was acknowledged."""
-        found = self.lost(intact)
+        found = self.lost(intact, absent)
         found += [
             f"checkpoint {checkpoint} was removed and is back"
             for checkpoint in listed
@@ -102,4 +164,15 @@ class Oracle:
             found.append(f"attempt {self._attempt} was acknowledged, the store knows {attempt}")
         if self._floor is not None and (floor is None or floor < self._floor):
             found.append(f"floor {self._floor} was acknowledged, the store knows {floor}")
+        return found
+
+    def settle(self, *, out: Collection[int], draining: Collection[int], device_count: int) -> list[str]:
+        """Take a recovery with every device there: return what is wrong with the members.
+
+        From now on what was under way has happened or not, and every shard has all copies of its manifest.
+        """
+        found = self.members.problems(out, draining)
+        self._give_up(self.members.settle(out, draining))
+        copies = device_count - len(out)
+        self._shards = {shard: Place(place.devices, copies) for shard, place in self._shards.items()}
         return found

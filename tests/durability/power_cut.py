@@ -1,80 +1,55 @@
-"""Power cuts under load on the real kernel: write, cut, unmount, mount, recover, compare with what was acknowledged."""
+"""Power cuts under load on the real kernel: write, cut, unmount, mount, recover, compare with what was acknowledged.
 
-import json
+Three drives; each cycle is one of `Trial`.
+"""
+
 import os
-import queue
 import random
-import subprocess
+import shutil
 import sys
-import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from enum import Enum
 from pathlib import Path
 
 from loop_disk import LoopDisk
-from oracle import Oracle
+from oracle import NOBODY, Oracle, Shard
+from oracle_members import DRAIN, RETIRE
 from places import memory_folder
-from power_cut_load import RUN_NAME, WORLD_SIZE, content_of
+from power_cut_load import RUN_NAME, WORLD_SIZE, Order, content_of
+from power_cut_process import Writer
 from summary import Summary
 
+from everstep.checkpoint.catalogue import ShardRecord
+from everstep.checkpoint.device import QUARANTINE_NAME
+from everstep.checkpoint.readmission import RETIRED_SUFFIX
+from everstep.checkpoint.recovery_devices import RecoveryReport
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.store import Store
 from everstep.checkpoint.testing import load, opened
 from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
 
 WRITER = Path(__file__).with_name("power_cut_writer.py")
-_DEADLINE_S = 30.0
-_DEVICE_COUNT = 2
+_DEVICE_COUNT = 3
 _FAILURES_MAX = 10
+_CYCLES_FOR_ALL = 200
+"""After so many cycles, everything that a search should reach was reached."""
 _DOWN = "down"
+_NOT_OFFERED = "is not offered"
 
 
-class Writer:
-    """The writing process, over all cycles."""
+class Trial(Enum):
+    """What happens in a cycle."""
 
-    def __init__(self, program: Path, device_count: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(program), str(device_count)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, name="power-cut-reader")
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line.rstrip("\n"))
-        self._lines.put("")
-
-    def start(self, directories: Sequence[Path]) -> None:
-        """Let a cycle begin."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([str(path) for path in directories]) + "\n")
-
-    def next_line(self) -> str:
-        """Return what it says next."""
-        line = self._lines.get(timeout=_DEADLINE_S)
-        assert line, f"the writing process ended with {self._process.wait()}"
-        return line
-
-    def close(self) -> None:
-        """Let it end."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()
-        self._process.stdout.close()
+    TOGETHER = "all drives lose their power, at once or up to 3 ms apart"
+    ALONE = "one drive does, the others go on; then they do too"
+    CHANGE = (
+        "a drive drains, leaves or comes back; meanwhile all lose their power, or one and then the others"
+    )
 
 
 def power_cut(
@@ -82,33 +57,41 @@ def power_cut(
 ) -> Summary:
     """Cut the power again and again, until so many cycles or seconds have passed, and return what was lost."""
     started_s = time.monotonic()
-    with _disks(kind) as disks, _writer(program) as writer:
-        session = _Session(disks, writer, random.Random(seed))
+    with _disks(kind) as disks, _writer(program) as writer, ThreadPoolExecutor(_DEVICE_COUNT) as pool:
+        session = _Session(disks, writer, random.Random(seed), pool)
         while session.cycle_count < cycles and time.monotonic() - started_s < duration_s:
             session.cycle()
             if len(session.failures) > _FAILURES_MAX:
                 break
     each_s = (time.monotonic() - started_s) / max(session.cycle_count, 1)
+    counts = session.counts()
+    if session.cycle_count >= _CYCLES_FOR_ALL:
+        session.failures += [f"never reached: {what}" for what, count in counts.items() if not count]
     return Summary(
         what=f"power cuts on {kind}",
         count=session.cycle_count,
         failures=tuple(session.failures),
         seed=seed,
-        notes=f"{session.oracle.acknowledged_count} acknowledged, {session.read_count} shards read back,"
-        f" {each_s:.3f} s each",
+        notes=", ".join(f"{count} {what}" for what, count in counts.items()) + f", {each_s:.3f} s each",
     )
 
 
 class _Session:
     """One store over all cycles, so that its history grows with them; its drives are mounted between them."""
 
-    def __init__(self, disks: Sequence[LoopDisk], writer: Writer, source: random.Random) -> None:
+    def __init__(
+        self, disks: Sequence[LoopDisk], writer: Writer, source: random.Random, pool: ThreadPoolExecutor
+    ) -> None:
         self.oracle = Oracle(WORLD_SIZE)
         self.failures: list[str] = []
         self.cycle_count = 0
-        self.read_count = 0
-        self._disks, self._writer, self._random = disks, writer, source
-        self._directories = [disk.path / "everstep" for disk in disks]
+        self._read_count = 0
+        self._went_on_count = 0
+        self._without_count = 0
+        self._cut_retirement_count = 0
+        self._disks, self._writer, self._random, self._pool = disks, writer, source, pool
+        self._is_down = False
+        self._directories = tuple((disk.path / "everstep").resolve() for disk in disks)
         for path in self._directories:
             path.mkdir()
             RealStorage().sync_directory(path.parent)  # the user's directories are no part of the promise
@@ -119,74 +102,198 @@ class _Session:
         The drives stay mounted for the next cycle: what recovery mended must be durable by its own doing.
         """
         self.cycle_count += 1
-        self._writer.start(self._directories)
-        self._wait()
-        self._cut()
-        while not (line := self._writer.next_line()).startswith(_DOWN):
-            self.oracle.hear(line)
-        if line.split()[1] not in ("StorageError", "DeviceMissingError"):
-            self._fail(line)
-        for disk in self._disks:
-            disk.unmount()
-            disk.mount()
-        try:
-            self._check()
-        except EverstepError as exc:
-            self._fail(f"{exc.code}: {exc}")
+        self._is_down = False
+        trial = self._random.choice(list(Trial))
+        self._writer.start(self._order(trial))
+        first: int | None = None
+        if trial is Trial.CHANGE:
+            self._wait_for_change()
+        else:
+            self._wait()
+        if trial is Trial.ALONE or (trial is Trial.CHANGE and self._random.random() < 0.3):
+            first = self._cut_alone()
+        self._cut(first)
+        self._hear_until(lambda _: False)
+        self._mount_and_check(first)
+
+    def counts(self) -> dict[str, int]:
+        """Return what was reached how often."""
+        return {
+            "acknowledged": self.oracle.acknowledged_count,
+            "shards read back": self._read_count,
+            "times the others went on": self._went_on_count,
+            "shards written again": self.oracle.again_count,
+            "openings without the drive": self._without_count,
+            "changes of devices": self.oracle.change_count,
+            "retirements cut": self._cut_retirement_count,
+        }
+
+    # --- the writing process ------------------------------------------------------------------------------------
+
+    def _order(self, trial: Trial) -> Order:
+        """Return what the writing process is to do: in a change, the next one that makes sense."""
+        members, changes = self.oracle.members, ()
+        readmit: int | None = None
+        if trial is Trial.CHANGE:
+            number = self._random.randrange(_DEVICE_COUNT)
+            if members.out:
+                readmit = min(members.out)
+            elif members.draining:
+                changes = ((self._random.choice((RETIRE, RETIRE, "cancel")), min(members.draining)),)
+            else:
+                both = ((DRAIN, number), (RETIRE, number))
+                changes = self._random.choice((both, both[:1], both[1:]))
+        return Order(directories=self._directories, readmit=readmit, changes=changes)
 
     def _wait(self) -> None:
-        """Let the writer go on for a random time: from its start on, or from its first acknowledgement."""
-        if self._random.random() < 0.7:
-            line = self._writer.next_line()
-            self.oracle.hear(line)
-            time.sleep(self._random.uniform(0, 0.04))
-        else:
-            time.sleep(self._random.uniform(0, 0.06))
+        """Let the writer go on for a random time: from its start, its first acknowledgement, or a collection on.
 
-    def _cut(self) -> None:
-        """Cut all drives: at once, or one a little after the other."""
+        Without collections on a busy machine the store would grow, and with it what is read back.
+        """
+        begin = self._random.random()
+        if begin < 0.3:
+            self._hear_until(lambda line: line.startswith("floor"))
+        elif begin < 0.7:
+            self._hear_until(lambda _: True)
+        time.sleep(self._random.uniform(0, 0.04))
+
+    def _wait_for_change(self) -> None:
+        """Let the writer come to a random moment of a change of the devices, or after one."""
+        self._hear_until(lambda line: line.startswith("changing"))
+        if self._random.random() < 0.4:
+            self._hear_until(lambda line: line.startswith(("changed", "failed")))
+        time.sleep(self._random.uniform(0, self._random.choice((0.002, 0.03))))
+
+    def _hear_until(self, is_it: Callable[[str], bool]) -> bool:
+        """Hear the writer until it says what is meant, or is down; return whether it said that."""
+        while not self._is_down:
+            line = self._writer.next_line()
+            if line.startswith(_DOWN):
+                self._is_down = True
+                if line.split()[1] not in ("StorageError", "DeviceMissingError"):
+                    self._fail(line)
+                return False
+            self.oracle.hear(line)
+            if is_it(line):
+                return True
+        return False
+
+    # --- the power ----------------------------------------------------------------------------------------------
+
+    def _cut_alone(self) -> int:
+        """Cut one drive, let the writer go on without it, and return its number."""
+        number = self._random.randrange(_DEVICE_COUNT)
+        self._disks[number].cut()
+        if self._random.random() < 0.8:
+            self._went_on_count += self._hear_until(lambda line: _is_saved_without(line, number))
+        time.sleep(self._random.uniform(0, 0.02))
+        return number
+
+    def _cut(self, first: int | None) -> None:
+        """Cut all drives but `first`, which is: at once, or one a little after the other."""
         gap_s = self._random.choice((0.0, 0.0, self._random.uniform(0, 0.003)))
         for disk in self._random.sample(self._disks, len(self._disks)):
-            disk.cut()
-            time.sleep(gap_s)
+            if first is None or disk is not self._disks[first]:
+                disk.cut()
+                time.sleep(gap_s)
 
-    def _check(self) -> None:
+    # --- what is there afterwards -------------------------------------------------------------------------------
+
+    def _mount_and_check(self, first: int | None) -> None:
+        """Check with all drives; sometimes without the one that was cut first, before it is there again."""
+        absent = NOBODY if first is None or self._random.random() < 0.5 else frozenset([first])
+        self._cut_retirement_count += bool(self.oracle.members.leaving)
+        for _ in self._pool.map(LoopDisk.unmount, self._disks):
+            pass
+        there = [disk for number, disk in enumerate(self._disks) if number not in absent]
+        for _ in self._pool.map(LoopDisk.mount, there):
+            pass
+        try:
+            if absent and not absent & self.oracle.members.out:
+                self._without_count += 1
+                self._check(absent)
+            for number in absent:
+                self._disks[number].mount()
+            self._check(NOBODY)
+        except EverstepError as exc:
+            self._fail(f"{exc.code}: {exc}")
+        for path in self._directories:
+            for aside in (path / QUARANTINE_NAME).glob(f"*{RETIRED_SUFFIX}"):
+                shutil.rmtree(aside)  # what a device held that came back as a new one: nobody needs it
+
+    def _check(self, absent: Collection[int]) -> None:
         with opened(self._directories) as (store, report):
             run = store.run(os.geteuid(), RUN_NAME, create=True)
-            intact: set[tuple[CheckpointId, int]] = set()
-            listed: list[CheckpointId] = []
-            for info in run.checkpoints():
-                listed.append(info.checkpoint)
-                intact |= {
-                    (info.checkpoint, rank)
-                    for rank in info.ranks
-                    if self._reads_back(run, info.checkpoint, rank)
-                }
+            if not absent:
+                out, draining = self._out(store), self._draining(store)
+                for problem in self.oracle.settle(out=out, draining=draining, device_count=_DEVICE_COUNT):
+                    self._fail(problem)
+            shards = run.shards()
+            intact: set[Shard] = {
+                (shard.checkpoint, shard.rank)
+                for shard in shards
+                if not shard.problem and self._reads_back(run, shard.checkpoint, shard.rank)
+            }
             problems = self.oracle.problems(
-                attempt=run.highest_attempt(), floor=run.complete_floor(), listed=listed, intact=intact
+                attempt=run.highest_attempt(),
+                floor=run.complete_floor(),
+                listed=[shard.checkpoint for shard in shards],
+                intact=intact,
+                absent=absent,
             )
-            for problem in (*problems, *report.problems, *self._leftovers(run)):
+            for problem in (*problems, *_unexpected(store, report, shards), *_leftovers(run)):
                 self._fail(problem)
 
+    def _out(self, store: Store) -> set[int]:
+        members = {Path(path) for path in store.membership.members.values()}
+        return {number for number, path in enumerate(self._directories) if path not in members}
+
+    def _draining(self, store: Store) -> set[int]:
+        membership = store.membership
+        return {self._directories.index(Path(membership.members[key])) for key in membership.draining}
+
     def _reads_back(self, run: RunStore, checkpoint: CheckpointId, rank: int) -> bool:
-        self.read_count += 1
+        self._read_count += 1
         if load(run, run.manifest(checkpoint, rank)) == content_of(checkpoint, rank):
             return True
         self._fail(f"rank {rank} of checkpoint {checkpoint} is not what was written")
         return False
 
-    def _leftovers(self, run: RunStore) -> list[str]:
-        """Return the generations that nothing refers to: recovery had all devices and must have removed them."""
-        kept = {shard.generation for shard in run.shards()}
-        return [
-            f"generation {name} is left over on {device.path}"
-            for device in run.store.devices
-            for name in run.store.ops.list_directory(run.data_path(device))
-            if name not in kept
-        ]
-
     def _fail(self, problem: str) -> None:
         self.failures.append(f"cycle {self.cycle_count}: {problem}")
+
+
+def _is_saved_without(line: str, number: int) -> bool:
+    """Tell whether a line acknowledges a shard that does without a device."""
+    match line.split():
+        case "shard", _, _, devices, _:
+            return str(number) not in devices.split(",")
+        case _:
+            return False
+
+
+def _unexpected(store: Store, report: RecoveryReport, shards: Sequence[ShardRecord]) -> list[str]:
+    """Return what recovery complains of, but for shards with a part on a device that is no member or not there."""
+    found = [problem for problem in report.problems if _NOT_OFFERED not in problem]
+    found += [
+        f"rank {shard.rank} of {shard.checkpoint} is not offered: {shard.problem}"
+        for shard in shards
+        if shard.problem and all(store.device(ref.device_id) is not None for ref in shard.segments)
+    ]
+    return [*found, *(["something was put in quarantine"] if report.quarantined_count else [])]
+
+
+def _leftovers(run: RunStore) -> list[str]:
+    """Return the generations that nothing refers to: recovery with all devices must have removed them."""
+    if not run.store.may_delete:
+        return []
+    kept = {ref.generation for shard in run.shards() for ref in shard.segments}
+    return [
+        f"generation {name} is left over on {device.path}"
+        for device in run.store.devices
+        for name in run.store.ops.list_directory(run.data_path(device))
+        if name not in kept
+    ]
 
 
 @contextmanager

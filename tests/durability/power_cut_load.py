@@ -1,7 +1,11 @@
 """What a power-cut test writes and what it says: shared by the writing process and the one that checks it."""
 
+import functools
+import json
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId
@@ -22,7 +26,34 @@ LEAVES = (
 """About 600 KiB: several segments that end anywhere in a block."""
 
 
+@functools.lru_cache(maxsize=32)
 def content_of(checkpoint: CheckpointId, rank: int) -> Mapping[str, bytes]:
     """Return the bytes of each leaf, which this checkpoint and rank alone have."""
     source = random.Random(f"{checkpoint} {rank}")
     return {leaf.name: source.randbytes(leaf.size_bytes) for leaf in LEAVES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One cycle of the writing process."""
+
+    directories: tuple[Path, ...]
+    """The devices; their places here are their numbers."""
+    readmit: int | None = None
+    """The device that is taken back when the store is opened."""
+    changes: tuple[tuple[str, int], ...] = ()
+    """(drain, cancel or retire; device), made in turn while checkpoints are written."""
+
+    def line(self) -> str:
+        """Return it as one line for the writing process."""
+        return json.dumps([[str(path) for path in self.directories], self.readmit, self.changes])
+
+    @classmethod
+    def of(cls, line: str) -> "Order":
+        """Return what a line says."""
+        directories, readmit, changes = json.loads(line)
+        return cls(
+            directories=tuple(Path(path) for path in directories),
+            readmit=readmit,
+            changes=tuple((verb, number) for verb, number in changes),
+        )

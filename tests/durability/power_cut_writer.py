@@ -1,36 +1,47 @@
-"""The process that writes while its power is cut: each line on stdin starts one cycle over the directories it names.
+"""The process that writes while its power is cut: each line on stdin is an order, and starts one cycle.
 
 What it prints, one line each, is said only when the call that it is about has returned:
 
     attempt A                begun and durable
-    shard A.S RANK           acknowledged
+    shard A.S RANK D,… N     acknowledged, with segments on these devices and N copies of its manifest; said again
+                             when it was written again
     telling A.S              the floor may be A.S from now on
     floor A.S                acknowledged
     gone A.S                 removed, acknowledged
+    changing VERB D          the device drains, is cancelled, retires or is readmitted from now on
+    changed VERB D           acknowledged
+    failed WHAT REASON       an error that training goes on after
     down REASON              the cycle has ended: every file is closed
 """
 
-import json
+import itertools
 import logging
 import os
 import sys
+import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from power_cut_load import ATTEMPT_CYCLES, KEEP_LAST, LEAVES, RUN_NAME, WORLD_SIZE, content_of
+from power_cut_load import ATTEMPT_CYCLES, KEEP_LAST, LEAVES, RUN_NAME, WORLD_SIZE, Order, content_of
 
 from everstep.checkpoint.aio_engine import AioEngine
 from everstep.checkpoint.collect import collect_garbage
-from everstep.checkpoint.commit import persist_shard
+from everstep.checkpoint.commit import lost_segments, persist_again, persist_shard
+from everstep.checkpoint.device_change import cancel_drain, drain, find_device, retire
+from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.engine import Engine
 from everstep.checkpoint.engine_lanes import LanedEngine
 from everstep.checkpoint.keep import Keep
+from everstep.checkpoint.manifest_types import Draft, Manifest
+from everstep.checkpoint.publication import PersistResult
+from everstep.checkpoint.readmission import prepare_readmission
+from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import ArenaRange
-from everstep.checkpoint.store import Store
-from everstep.checkpoint.testing import State, make_state, memory_arena, opened
+from everstep.checkpoint.storage_ops import ArenaRange, RealStorage
+from everstep.checkpoint.store import Store, open_store
+from everstep.checkpoint.testing import HOLDER, State, make_state, memory_arena
 from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
 
@@ -39,7 +50,7 @@ _ARENA_BYTES = 4 << 20
 
 def say(*words: object) -> None:
     """Write one line at once: a short write to a pipe is not mixed with another thread's."""
-    os.write(1, (" ".join(str(word) for word in words) + "\n").encode())
+    os.write(1, (" ".join(str(word).replace("\n", " ") for word in words) + "\n").encode())
 
 
 class Rank:
@@ -48,18 +59,49 @@ class Rank:
     def __init__(self, number: int, arena: ArenaRange, device_count: int) -> None:
         self.number, self._arena = number, arena
         self._engines = [LanedEngine(AioEngine) for _ in range(device_count)]
+        self._directories: tuple[Path, ...] = ()
+        self._kept: tuple[Draft, Manifest] | None = None
+        """What the slot holds, committed."""
+
+    def begin_cycle(self, directories: tuple[Path, ...]) -> None:
+        """Go on with these devices; what the slot held before is not looked at any more."""
+        self._directories, self._kept = directories, None
 
     def save(self, run: RunStore, state: State, checkpoint: CheckpointId) -> None:
-        """Persist this rank's shard, and say so."""
-        engines: dict[str, Engine] = {
-            device.device_id: engine for device, engine in zip(run.store.devices, self._engines, strict=True)
-        }
+        """Persist this rank's shard, and say so; what is kept in memory and has lost a device comes first."""
+        self._mend(run)
+        self._kept = None
         mine = State(state.layout, content_of(checkpoint, self.number))
         mine.copy_into(self._arena)
         draft = mine.draft(checkpoint, rank=self.number, world_size=WORLD_SIZE)
-        written = persist_shard(run, draft, self._arena, engines=engines)
-        assert all(write.is_direct for write in written.writes)
-        say("shard", checkpoint, self.number)
+        self._saved(run, draft, persist_shard(run, draft, self._arena, engines=self._engines_of(run)))
+        self._mend(run)
+
+    def _mend(self, run: RunStore) -> None:
+        """Write the newest shard again where a device was lost, as the daemon does at once."""
+        if self._kept is None or not lost_segments(run, self._kept[1].segments):
+            return
+        draft, committed = self._kept
+        self._saved(
+            run, draft, persist_again(run, draft, committed, self._arena, engines=self._engines_of(run))
+        )
+
+    def _saved(self, run: RunStore, draft: Draft, result: PersistResult) -> None:
+        assert all(write.is_direct for write in result.writes)
+        self._kept = draft, result.manifest
+        numbers = {
+            self._directories.index(device.path)
+            for record in result.manifest.segments
+            if (device := run.store.device(record.device_id)) is not None
+        }
+        on = ",".join(str(number) for number in sorted(numbers))
+        say("shard", draft.checkpoint, self.number, on, result.copy_count)
+
+    def _engines_of(self, run: RunStore) -> dict[str, Engine]:
+        return {
+            device.device_id: self._engines[self._directories.index(device.path)]
+            for device in run.store.devices
+        }
 
     def close(self) -> None:
         """Give the engines back."""
@@ -79,43 +121,101 @@ def ranks(device_count: int) -> Generator[list[Rank]]:
                 rank.close()
 
 
-def cycle(directories: Sequence[Path], writers: Sequence[Rank], number: int) -> None:
-    """Recover, then write, complete and collect until something fails."""
-    with opened(directories) as (store, _), ThreadPoolExecutor(WORLD_SIZE + 1) as pool:
+def cycle(order: Order, writers: Sequence[Rank], number: int) -> None:
+    """Recover, then write, complete, collect and change devices until nothing can be written to any more."""
+    for rank in writers:
+        rank.begin_cycle(order.directories)
+    with opened(order) as store, ThreadPoolExecutor(WORLD_SIZE + 2) as pool:
         run = store.run(os.geteuid(), RUN_NAME, create=True)
         attempt = run.highest_attempt()
         if not attempt or number % ATTEMPT_CYCLES == 0:
             attempt += 1
             run.begin_attempt(attempt, fresh=False)
             say("attempt", attempt)
-        write_on(store, run, writers, pool)
+        write_on(store, run, writers, pool, order)
 
 
-def write_on(store: Store, run: RunStore, writers: Sequence[Rank], pool: ThreadPoolExecutor) -> None:
+@contextmanager
+def opened(order: Order) -> Generator[Store]:
+    """Give the recovered store, with the device that is to be readmitted."""
+    adopt: tuple[Path, ...] = ()
+    ops, uid = RealStorage(), os.geteuid()
+    if order.readmit is not None:
+        say("changing", "readmit", order.readmit)
+        path = order.directories[order.readmit]
+        adopt = prepare_readmission(order.directories, path, ops=ops, holder=HOLDER, uid=uid).adopt
+    with open_store(order.directories, ops=ops, holder=HOLDER, uid=uid, adopt=adopt) as store:
+        recover(store)
+        if order.readmit is not None:
+            say("changed", "readmit", order.readmit)
+        yield store
+
+
+def write_on(
+    store: Store, run: RunStore, writers: Sequence[Rank], pool: ThreadPoolExecutor, order: Order
+) -> None:
     """Write checkpoint after checkpoint; while one is written, the one before is completed and the oldest collected."""
     state = make_state(store, leaves=LEAVES)
     attempt = run.highest_attempt()
-    step = max((info.checkpoint.step for info in run.checkpoints()), default=0)
-    done: Future[None] | None = None
-    while True:
-        step += 1
+    newest = max((info.checkpoint.step for info in run.checkpoints()), default=0)
+    beside: list[Future[None]] = []
+    for step in itertools.count(newest + 1):
         checkpoint = CheckpointId(attempt, step)
         saved = [pool.submit(rank.save, run, state, checkpoint) for rank in writers]
         errors = [error for each in saved if (error := each.exception()) is not None]
-        if done is not None:
-            done.result()
+        for each in beside[-1:]:
+            each.result()
         if errors:
-            raise errors[0]
-        done = pool.submit(complete, run, checkpoint)
+            said = go_on_after(store, errors)
+            say("failed", f"save-{checkpoint}", said.code, said)
+            continue
+        if not beside:
+            beside.append(pool.submit(change, store, order))
+        beside.append(pool.submit(complete, run, checkpoint))
+
+
+def go_on_after(store: Store, errors: Sequence[BaseException]) -> EverstepError:
+    """Return the error after which the next checkpoint is tried; raise it when no device is left."""
+    (first, *_) = errors
+    well = [
+        each for each in store.writable if store.device_state(each.device_id)[0] is not DeviceState.SUSPECT
+    ]
+    if not well or not isinstance(first, EverstepError):
+        raise first
+    return first
 
 
 def complete(run: RunStore, checkpoint: CheckpointId) -> None:
     """Tell that all ranks have this checkpoint, and let the oldest go."""
-    say("telling", checkpoint)
-    run.set_complete_floor(checkpoint)
-    say("floor", checkpoint)
-    for removed in collect_garbage(run, keep=Keep(last=KEEP_LAST)).removed:
-        say("gone", removed)
+    try:
+        say("telling", checkpoint)
+        run.set_complete_floor(checkpoint)
+        say("floor", checkpoint)
+        for removed in collect_garbage(run, keep=Keep(last=KEEP_LAST)).removed:
+            say("gone", removed)
+    except EverstepError as exc:
+        say("failed", f"complete-{checkpoint}", exc.code, exc)
+
+
+def change(store: Store, order: Order) -> None:
+    """Drain, cancel and retire what the order says."""
+    for verb, number in order.changes:
+        device_id = find_device(store, str(order.directories[number]))
+        say("changing", verb, number)
+        try:
+            match verb:
+                case "drain":
+                    drain(store, device_id)
+                case "cancel":
+                    cancel_drain(store, device_id)
+                case "retire":
+                    retire(store, device_id, force=True, now_unix_s=time.time())
+                case _:
+                    raise AssertionError(f"there is no change {verb!r}")
+        except EverstepError as exc:
+            say("failed", f"{verb}-{number}", exc.code, exc)
+            return
+        say("changed", verb, number)
 
 
 def main() -> None:
@@ -125,9 +225,9 @@ def main() -> None:
     with ranks(device_count) as writers:
         for number, line in enumerate(sys.stdin):
             try:
-                cycle([Path(path) for path in json.loads(line)], writers, number)
+                cycle(Order.of(line), writers, number)
             except EverstepError as exc:
-                say("down", exc.code, str(exc).replace("\n", " "))
+                say("down", exc.code, exc)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from places import memory_folder
 from power_cut import power_cut
 
 from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.testing import opened
 from everstep.core.errors import StorageError
 
-DURATION_S = 60.0
+DURATION_S = 75.0
 CYCLES = 500
 CARELESS_WRITER = Path(__file__).with_name("careless_writer.py")
 
@@ -36,6 +37,29 @@ def test_a_writer_that_does_not_sync_is_found(kind: str) -> None:
     found = power_cut(kind, duration_s=20.0, cycles=60, seed=1, program=CARELESS_WRITER)
     print(f"\n{found}")
     assert found.failures
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", sorted(SIZES_MIB))
+def test_a_drive_without_power_is_missing_and_the_others_are_opened(kind: str, tmp_path: Path) -> None:
+    skip_without(kind)
+    with memory_folder() as folder, contextlib.ExitStack() as stack:
+        disk = LoopDisk(folder, kind, "drive")
+        stack.callback(disk.remove)
+        disk.mount()
+        directories = [disk.path / "everstep", tmp_path]
+        directories[0].mkdir()
+        with opened(directories):
+            pass
+        disk.cut()
+        with opened(directories) as (store, _):
+            assert [missing.path for missing in store.missing] == [str(directories[0])]
+            assert "EIO" in store.missing[0].reason
+            assert [device.path for device in store.devices] == [tmp_path]
+        disk.unmount()
+        disk.mount()
+        with opened(directories) as (store, _):
+            assert store.may_delete
 
 
 @pytest.mark.root
