@@ -1,13 +1,16 @@
 """Removing checkpoints so that no crash brings back half of one: manifests first, data last.
 
 The order is the reverse of a commit's: unlink the manifests on all devices -> fsync commits on all -> unlink the
-segments -> remove the generation directories -> fsync data. After the second step the checkpoint is gone for good;
-a crash later leaves orphans, which recovery removes.
+segments, or move them to the pool -> remove the generation directories -> fsync data. After the second step the
+checkpoint is gone for good; a crash later leaves orphans, which recovery removes.
+
+Only after the second step may a segment be written over: until then a crash could bring back a manifest that says what
+it held. So this is the only place that fills the pool; what a failed write or a crash leaves is unlinked.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import ProtectedError, RunBusyError, StorageError
@@ -119,13 +122,13 @@ def _remove_from_all(run: RunStore, checkpoint: CheckpointId) -> int | None:
     return sum(shard.size_bytes for shard in shards)
 
 
-def _remove_segments(run: RunStore, removed: Iterable[ShardRecord]) -> None:
-    """Unlink the segments that only removed shards refer to, then the directories that are empty by that."""
+def _remove_segments(run: RunStore, removed: Sequence[ShardRecord]) -> None:
+    """Let go of the segments that only removed shards refer to, then of the directories that are empty by that."""
     still_used = {ref for shard in run.shards() for ref in shard.segments}
     generations_used = {(ref.device_id, ref.generation) for ref in still_used}
     touched: defaultdict[str, set[str]] = defaultdict(set)
-    for ref in {ref for shard in removed for ref in shard.segments} - still_used:
-        _unlink_segment(run, ref)
+    for ref in dict.fromkeys(ref for shard in removed for ref in shard.segments if ref not in still_used):
+        _let_go(run, ref, sum(shard.device_bytes.get(ref.device_id, 0) for shard in removed))
         touched[ref.device_id].add(ref.generation)
     for device in run.store.devices:
         with run.store.watching(device.device_id):
@@ -134,11 +137,19 @@ def _remove_segments(run: RunStore, removed: Iterable[ShardRecord]) -> None:
                     run.store.ops.remove_directory(run.generation_path(device, generation))
             if touched[device.device_id]:
                 run.store.ops.sync_directory(run.data_path(device))
+                run.store.space.make_room(device)
 
 
-def _unlink_segment(run: RunStore, ref: SegmentRef) -> None:
+def _let_go(run: RunStore, ref: SegmentRef, pool_bound_bytes: int) -> None:
+    """Let a segment wait to be written again, or else unlink it."""
     device = run.store.device(ref.device_id)
     if device is None:  # of a device that is no member any more: its files are not ours to remove
         return
+    path = run.generation_path(device, ref.generation) / f"{ref.segment}{SEGMENT_SUFFIX}"
     with run.store.watching(ref.device_id):
-        run.store.ops.unlink(run.generation_path(device, ref.generation) / f"{ref.segment}{SEGMENT_SUFFIX}")
+        # A device that drains gets no new segments, so nothing of it is written again.
+        is_kept = device in run.store.writable and run.store.pool.put(
+            device, path, owner_uid=run.owner_uid, bound_bytes=pool_bound_bytes
+        )
+        if not is_kept:
+            run.store.ops.unlink(path)

@@ -10,6 +10,7 @@ from .store_format import SMALL_FILE_BYTES_MAX, DiskId, LockHolder, decode_disk_
 
 DISK_ID_NAME = "disk.id"
 LOCK_NAME = "lock"
+POOL_NAME = "pool"
 QUARANTINE_NAME = "quarantine"
 RUNS_NAME = "runs"
 
@@ -27,6 +28,11 @@ class Device:
     def runs_path(self) -> Path:
         """Directory of all runs."""
         return self.path / RUNS_NAME
+
+    @property
+    def pool_path(self) -> Path:
+        """Directory of files that wait to be written again; absent before the first."""
+        return self.path / POOL_NAME
 
     @property
     def quarantine_path(self) -> Path:

@@ -12,6 +12,7 @@ from ..core.errors import DeadlineError, EverstepError, NoSpaceError, RunBusyErr
 from .device import Device
 from .device_speed import SpeedBook, SpeedChange
 from .membership_plan import Membership
+from .segment_pool import SegmentPool
 from .space_ledger import SpaceLedger
 from .storage_ops import LockHandle, StorageOps
 
@@ -72,7 +73,8 @@ class DeviceSet:
         self.uid = uid
         self.is_read_only = locks is None
         self._present = tuple(sorted(devices, key=lambda device: device.device_id))
-        self.space = SpaceLedger(ops, self._present)
+        self.pool = SegmentPool(ops, self._present)
+        self.space = SpaceLedger(ops, self._present, self.pool)
         self.speeds = SpeedBook([device.device_id for device in self._present])
         self.on_change: Callable[[], object] = _nobody_listens
         """Called when a device's state has changed, by the thread that noticed; must not block."""
@@ -87,6 +89,7 @@ class DeviceSet:
 
     def close(self) -> None:
         """Let go of the devices; a second call does nothing."""
+        self.pool.close()
         for lock in self._locks:
             lock.release()
 
@@ -149,6 +152,7 @@ class DeviceSet:
         """Go on with this membership."""
         with self._lock:
             self._membership = membership
+        self.pool.keep_only(membership.members)
         self.on_change()
 
     @property

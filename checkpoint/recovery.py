@@ -65,10 +65,11 @@ def recover(store: Store, *, looks_for_rests: bool = False) -> RecoveryReport:
 
 
 def _find_runs(devices: RecoveryDevices) -> list[tuple[int, str]]:
-    """Return (owner, run id) of every run on any device, and drop unfinished files of the devices."""
+    """Return (owner, run id) of every run on any device, and drop unfinished files and the pools of the devices."""
 
     def runs_on(device: Device) -> set[tuple[int, str]]:
         devices.drop_temporaries(device.path)
+        devices.empty_pool(device)
         return {
             (int(owner), run_id)
             for owner in devices.ops.list_directory(device.runs_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..core.errors import CorruptDataError, DataError, StorageError
-from ..core.ids import random_id
+from ..core.ids import is_id, random_id
 from .device import Device
 from .device_set import DeviceSet
 from .durable import publish_new, publish_over, temporaries
@@ -154,6 +154,20 @@ class RecoveryDevices:
             self.find(Severity.REPAIRABLE, path, "a file whose writing never ended", "removes it")
             if self.writes and self.ops.unlink(path):
                 self.report.temporary_count += 1
+
+    def empty_pool(self, device: Device) -> None:
+        """Remove the files that an earlier process wanted to write again; StorageError when that fails.
+
+        They are not used: only who has moved a file there knows that nobody else has it.
+        """
+        if not (self.writes or self.looks_for_rests) or self.ops.stat(device.pool_path) is None:
+            return
+        paths = [device.pool_path / name for name in self.ops.list_directory(device.pool_path) if is_id(name)]
+        if paths:
+            problem = f"{len(paths)} files of deleted checkpoints that a daemon kept to write them again"
+            self.find(Severity.REPAIRABLE, device.pool_path, problem, "removes them")
+        for path in paths if self.writes else ():
+            self.ops.unlink(path)
 
     def mend(self, device: Device, call: Callable[[], object]) -> None:
         """Do what makes the store whole again; a device that fails is marked, a full one is not, and both go on."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from ..core.errors import DeadlineError, NodeError, StorageError
+from ..core.errors import DeadlineError, NodeError, NoSpaceError, StorageError
 from ..core.ids import random_id
 from .checksum import block_checksums
 from .copy_gate import CopyGate
@@ -49,6 +49,8 @@ class DeviceWrite:
     """Cutting, fdatasync and fsync of directories."""
     is_direct: bool
     """All of its segments were written with O_DIRECT."""
+    recycled_bytes: int
+    """Of `size_bytes`, written over files of deleted checkpoints."""
 
 
 class WriteFailedError(Exception):
@@ -71,6 +73,8 @@ class _Part:
     files: dict[int, SegmentHandle] = field(default_factory=dict[int, SegmentHandle])
     """Open files by segment."""
     written: dict[int, SegmentPlan] = field(default_factory=dict[int, SegmentPlan])
+    recycled: set[int] = field(default_factory=set[int])
+    """Segments that are written over files of deleted ones."""
     alignments_bytes: dict[int, int] = field(default_factory=dict[int, int])
     write_s: float = 0.0
 
@@ -217,11 +221,25 @@ class ShardWrite:
         for plan in self._dealer.dealt_to(part.device):
             self._create(part, plan)
             reservation.settle(part.device.device_id, align_up(plan.file_size_bytes))
+        self._run.store.space.make_room(part.device)  # for the manifest
 
     def _create(self, part: _Part, plan: SegmentPlan) -> SegmentHandle:
-        handle = self._ops.open_new_segment(self._directory(part) / f"{plan.segment}{SEGMENT_SUFFIX}")
+        store, device, size_bytes = self._run.store, part.device, plan.file_size_bytes
+        path = self._directory(part) / f"{plan.segment}{SEGMENT_SUFFIX}"
+        handle = store.pool.take(device, path, owner_uid=self._run.owner_uid, size_bytes=size_bytes)
+        if handle is None:
+            store.space.make_room(device, size_bytes)
+            handle = self._ops.open_new_segment(path)
+        else:
+            part.recycled.add(plan.segment)
         part.files[plan.segment] = handle
-        self._ops.reserve(handle, plan.file_size_bytes)
+        try:
+            self._ops.reserve(handle, size_bytes)
+        except NoSpaceError:
+            # Free space may be less than it seems, or another write was faster.
+            if not store.pool.give_back(device.file_system_id):
+                raise
+            self._ops.reserve(handle, size_bytes)
         return handle
 
     def _write_part(self, part: _Part) -> DeviceWrite:
@@ -298,6 +316,9 @@ class ShardWrite:
             write_s=part.write_s,
             sync_s=sync_s,
             is_direct=not buffered,
+            recycled_bytes=sum(
+                plan.file_size_bytes for segment, plan in part.written.items() if segment in part.recycled
+            ),
         )
 
     # --- the end ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Free space less what was promised to writes that are under way."""
+"""Free space, with what waits to be written again, less what was promised to writes that are under way."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..core.errors import NoSpaceError, StorageError
 from .device import Device
+from .segment_pool import SegmentPool
 from .storage_ops import StorageOps
 
 SPACE_MARGIN_BYTES = 16 * 1024 * 1024
@@ -38,10 +39,11 @@ class Reservation:
 
 
 class SpaceLedger:
-    """Free space less what was promised, per file system. Thread-safe."""
+    """Free space and pools less what was promised, per file system. Thread-safe."""
 
-    def __init__(self, ops: StorageOps, devices: Sequence[Device]) -> None:
+    def __init__(self, ops: StorageOps, devices: Sequence[Device], pool: SegmentPool) -> None:
         self._ops = ops
+        self._pool = pool
         self._devices = {device.device_id: device for device in devices}
         self._lock = threading.Lock()
         self._reserved_bytes: dict[int, int] = {}
@@ -92,7 +94,20 @@ class SpaceLedger:
         return {device_id: self._devices[device_id].file_system_id for device_id in needs}
 
     def _room_bytes(self, file_system_id: int, path: Path) -> int:
-        return self._ops.free_bytes(path) - self._reserved_bytes.get(file_system_id, 0) - SPACE_MARGIN_BYTES
+        # Free space first: what the pool gives back between the two calls is then missed, not counted twice.
+        free_bytes = self._ops.free_bytes(path)
+        room_bytes = free_bytes + self._pool.bytes_on(file_system_id) - SPACE_MARGIN_BYTES
+        return room_bytes - self._reserved_bytes.get(file_system_id, 0)
+
+    def make_room(self, device: Device, size_bytes: int = 0) -> None:
+        """Let the pool give back what a new file of this size, and the margin, lack of free space.
+
+        Raises:
+            StorageError: the device failed.
+        """
+        if self._pool.bytes_on(device.file_system_id):
+            free_bytes = self._ops.free_bytes(device.path)
+            self._pool.give_back(device.file_system_id, size_bytes + SPACE_MARGIN_BYTES - free_bytes)
 
     def give_back(self, file_system_id: int, size_bytes: int) -> None:
         """Take back a promise."""

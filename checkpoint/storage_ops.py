@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,7 @@ from . import linux
 from .engine import Engine, Transfer, TransferKind
 from .manifest_types import HEADER_ALIGNMENT_BYTES
 from .segment_format import align_up
+from .sole_holder import move_alone
 
 _AT_FDCWD = -100
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -132,6 +133,21 @@ class StorageOps(Protocol):
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename within a device over whatever file is at `target`."""
+        ...
+
+    def recycle(self, path: Path, target: Path) -> int | None:
+        """Rename a file within a device, out of the reach of whoever knows its name, and return its size in bytes.
+
+        None, whatever the reason: it stays where it is, or is gone. It is ours alone, or it is not renamed: a regular
+        file of this user that no process has open or mapped, with one name.
+        """
+        ...
+
+    def open_recycled(self, source: Path, target: Path) -> SegmentHandle | None:
+        """Rename such a file again, never over an existing name, and open it as `open_new_segment` does.
+
+        Its content and size stay. None, whatever the reason: it may be under either name.
+        """
         ...
 
     def unlink(self, path: Path) -> bool:
@@ -335,6 +351,28 @@ class RealStorage:
         """See StorageOps."""
         with _named(target, "replacing"):
             source.replace(target)
+
+    def recycle(self, path: Path, target: Path) -> int | None:
+        """See StorageOps."""
+        with contextlib.suppress(OSError):
+            # O_NONBLOCK: another process may hold a lease on it, too, and need not be waited for.
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                return move_alone(fd, path, target)
+            finally:
+                os.close(fd)
+        return None
+
+    def open_recycled(self, source: Path, target: Path) -> SegmentHandle | None:
+        """See StorageOps."""
+        handle: SegmentHandle | None = None
+        with contextlib.suppress(OSError, StorageError):
+            handle = _open_segment(source, os.O_WRONLY)
+            if move_alone(handle.fd, source, target) is not None:
+                return replace(handle, path=target)
+        if handle is not None:
+            os.close(handle.fd)
+        return None
 
     def unlink(self, path: Path) -> bool:
         """See StorageOps."""

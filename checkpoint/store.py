@@ -104,12 +104,13 @@ def open_store(
     uid: int,
     read_only: bool = False,
     adopt: Sequence[Path] = (),
+    recycles: bool = False,
 ) -> Store:
     """Return the store that these directories are, held by this process; new where all are empty.
 
     `uid` is the user whom the store's files must belong to. With `read_only` no lock is taken and nothing is
     written; a daemon may hold the store meanwhile. `adopt`: empty directories that become members although a retired
-    device was last seen there.
+    device was last seen there. `recycles`: new segments are written over files of deleted ones.
 
     Raises:
         ConfigError, DeviceMissingError, CorruptDataError, FormatVersionError: see store_plan.plan_store.
@@ -132,7 +133,9 @@ def open_store(
         plan = plan_store([survey_directory(ops, path, uid=uid) for path in paths], adopt=adopt)
         if locked != sorted(survey.path for survey in (*plan.known.values(), *plan.blank)):
             raise StorageError("another process changed the devices while they were opened", hint="try again")
-        return _settle(plan, ops, uid, locks)
+        store = _settle(plan, ops, uid, locks)
+        store.pool.is_on = recycles
+        return store
     except BaseException:
         for lock in locks:
             lock.release()

@@ -265,10 +265,19 @@ def load(
 
 @contextmanager
 def opened(
-    directories: Sequence[Path], *, ops: StorageOps | None = None, read_only: bool = False
+    directories: Sequence[Path],
+    *,
+    ops: StorageOps | None = None,
+    read_only: bool = False,
+    recycles: bool = False,
 ) -> Generator[tuple[Store, RecoveryReport]]:
     """Give a recovered store over these directories; its locks end with the block, as with a process."""
     with open_store(
-        directories, ops=ops or RealStorage(), holder=HOLDER, uid=os.geteuid(), read_only=read_only
+        directories,
+        ops=ops or RealStorage(),
+        holder=HOLDER,
+        uid=os.geteuid(),
+        read_only=read_only,
+        recycles=recycles,
     ) as store:
         yield store, recover(store)

@@ -253,11 +253,7 @@ class Checker:
             for generation, content in storage.files_below(device, *RUN_PARTS, "data"):
                 if content is None and "/" not in generation and (device, generation) not in used:
                     yield f"ORPHAN {generation} on device {device}"
-            for path, _ in storage.files_below(device):
-                name = path.rsplit("/", 1)[-1]
-                # One may stay in a run that was never made: nobody can say whose it is.
-                if name.startswith(".tmp.") and (run is not None or name == path):
-                    yield f"unfinished file {path} on device {device}"
+            yield from self._files_of_a_crash(storage, device, is_run_known=run is not None)
         present = {shard[0] for shard in _shards(run)} if run else set[CheckpointId]()
         for tag in run.tags().items() if run else ():
             if self._tag_copies(storage, *tag, members) != [tag] * len(members):
@@ -268,6 +264,15 @@ class Checker:
             copies = manifest_copies(storage, shard, members)
             if len(copies) != len(members) or len(set(copies)) != 1:
                 yield f"{_named(shard)} has {len(copies)} manifests after recovery"
+
+    def _files_of_a_crash(self, storage: ModelStorage, device: int, *, is_run_known: bool) -> Iterator[str]:
+        for path, content in storage.files_below(device):
+            name = path.rsplit("/", 1)[-1]
+            if path.startswith("pool/") and content is not None:
+                yield f"{path} still waits on device {device} to be written again"
+            # One may stay in a run that was never made: nobody can say whose it is.
+            if name.startswith(".tmp.") and (is_run_known or name == path):
+                yield f"unfinished file {path} on device {device}"
 
     def _again(self, storage: ModelStorage, first: Recovered) -> Iterator[str]:
         """Recover once more, and open for reading only: nothing may change, and all is offered again."""

@@ -21,7 +21,7 @@ from everstep.checkpoint.storage_ops import (
     SegmentHandle,
     storage_error,
 )
-from everstep.core.errors import CorruptDataError
+from everstep.core.errors import CorruptDataError, StorageError
 
 MOUNT = Path("/everstep-model")
 USER = os.geteuid()
@@ -301,6 +301,29 @@ class ModelStorage:
         file = self._file(source, "renaming")
         old = (self._parent(source, "renaming"), source.name, None)
         self._do(EntryChange((old, (self._parent(target, "renaming"), target.name, file))))
+
+    def recycle(self, path: Path, target: Path) -> int | None:
+        """See StorageOps. Nobody else ever has a file of the model."""
+        with self._guard:
+            try:
+                with self._may_be_done("recycle", path):
+                    file = self._file(path, "recycling")
+                    self._rename(path, target)
+            except StorageError:
+                return None
+            return len(self.image.files.get(file, b""))
+
+    def open_recycled(self, source: Path, target: Path) -> SegmentHandle | None:
+        """See StorageOps."""
+        with self._guard:
+            try:
+                with self._may_be_done("open_recycled", source):
+                    if self._find(target) is not None:
+                        return None
+                    self._rename(source, target)
+            except StorageError:
+                return None
+            return self._handle(target, self._file(target, "opening"))
 
     def unlink(self, path: Path) -> bool:
         """See StorageOps."""

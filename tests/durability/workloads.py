@@ -54,6 +54,10 @@ class Save:
     """None: one on each device."""
     is_unknown: bool = False
     """With copies=0: it may be there all the same."""
+    is_recycled: bool | None = None
+    """All of its segments, or none of them, are written over files of deleted ones."""
+    extra: int = 0
+    """So many elements more in the first leaf than the workload says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +178,15 @@ class Workload:
     leaves: tuple[LeafSpec, ...] = LEAVES
     segment_count: int | None = None
     """As many as fit the devices, unless given."""
+    recycles: bool = False
+    """Segments are written over files of deleted ones."""
     partial_views: bool = False
     """The store is also opened while a device is missing or cannot be read."""
+
+
+def _longer(leaves: tuple[LeafSpec, ...], extra: int) -> tuple[LeafSpec, ...]:
+    first, *rest = leaves
+    return (whole_leaf(first.name, first.dtype, (first.shape[0] + extra,)), *rest)
 
 
 class Player:
@@ -197,7 +208,12 @@ class Player:
     def open(self, adopt: Sequence[Path] = ()) -> None:
         """Open the store and the run in it, both made if new."""
         self._store = open_store(
-            self._directories(), ops=self._storage, holder=HOLDER, uid=HOLDER.uid, adopt=adopt
+            self._directories(),
+            ops=self._storage,
+            holder=HOLDER,
+            uid=HOLDER.uid,
+            adopt=adopt,
+            recycles=self._workload.recycles,
         )
         recover(self._store)
         self._run = self._store.run(HOLDER.uid, RUN_NAME, create=True)
@@ -361,7 +377,7 @@ class Player:
         state = make_state(
             self._store,
             hash((self._attempt, step.step, rank)) & 0xFFFF,
-            self._workload.leaves,
+            _longer(self._workload.leaves, step.extra),
             segment_count=self._workload.segment_count,
         )
         self._states[shard] = state
@@ -378,6 +394,11 @@ class Player:
             return
         if result.copy_count != copies:
             raise UnexpectedError(f"{shard} has {result.copy_count} copies, expected {copies}")
+        written = {(write.recycled_bytes, write.size_bytes) for write in result.writes}
+        if step.is_recycled is not None and any(
+            again != (step.is_recycled and all_) for again, all_ in written
+        ):
+            raise UnexpectedError(f"{shard}: bytes over old files, and all: {written}")
         self._witness.committed(shard, self._storage, copies)
         self._promised(self._promise.kept(shard, copies))
 
@@ -778,5 +799,74 @@ WORKLOADS = (
         ),
         device_count=3,
         partial_views=True,
+    ),
+    Workload(
+        name="files written again",
+        steps=(
+            *_SAVES,
+            Save(4, is_recycled=False),
+            Complete(4),
+            Collect(1, removes=((1, 1), (1, 2))),
+            Save(5, is_recycled=True),
+            Complete(5),
+            Collect(1, removes=((1, 3),)),
+            Save(6, is_recycled=True, extra=30),
+            Complete(6),
+            Collect(1, removes=((1, 4),)),
+            Save(7, is_recycled=True, extra=-30),
+            Reopen(),
+            Save(8, is_recycled=False),
+            Complete(8),
+            Collect(1, removes=((1, 5), (1, 6))),
+            Save(9, is_recycled=True),
+        ),
+        recycles=True,
+        partial_views=True,
+    ),
+    Workload(
+        name="files written again, and failures",
+        steps=(
+            *_SAVES,
+            Break(call="recycle", device=0),
+            Collect(1, removes=((1, 1),)),  # one waits, the other one is unlinked
+            Break(call="open_recycled", device=1),
+            Save(4, is_recycled=False),
+            Complete(4),
+            Break(call="recycle", device=0, is_done=True),
+            Collect(1, removes=((1, 2),)),
+            Break(call="open_recycled", device=1, is_done=True),
+            Save(5, is_recycled=False),
+            Complete(5),
+            Collect(1, removes=((1, 3),)),
+            Break(call="write_segment", device=1),
+            Save(6, copies=1),
+            Reopen(),
+            Complete(6),
+            Break(call="sync_directory", device=1, part="/commits"),
+            Collect(1, removes=((1, 4),), fails=True),
+            Save(7, copies=1, is_recycled=False),  # what was not removed for sure is not written over
+            Reopen(),
+            Complete(7),
+        ),
+        recycles=True,
+    ),
+    Workload(
+        name="a device that drains and leaves has files to write again",
+        steps=(
+            *_SAVES,
+            Collect(1, removes=((1, 1),)),
+            Drain(1),
+            Save(4),
+            Complete(4),
+            Collect(1, removes=((1, 2),)),
+            Save(5),
+            Complete(5),
+            Collect(1, removes=((1, 3),)),
+            Retire(1),
+            Save(6, copies=1),
+            Readmit(1),
+            Save(7),
+        ),
+        recycles=True,
     ),
 )
