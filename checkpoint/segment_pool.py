@@ -19,6 +19,7 @@ from ..core.errors import StorageError
 from ..core.ids import random_id
 from .device import Device
 from .pool_plan import best_fit, count_reaching, surplus_count
+from .segment_format import align_up
 from .storage_ops import SegmentHandle, StorageOps
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,14 @@ class _Waiting:
 
     path: Path
     size_bytes: int
+    """Its length."""
     owner_uid: int
     """Of the run that it was part of: no other user's run gets it."""
+
+    @property
+    def room_bytes(self) -> int:
+        """What its removal frees."""
+        return align_up(self.size_bytes)
 
 
 class SegmentPool:
@@ -49,7 +56,7 @@ class SegmentPool:
         """Return the bytes that wait on a device."""
         with self._lock:
             return sum(
-                each.size_bytes
+                each.room_bytes
                 for device, files in self._waiting.items()
                 for each in files
                 if device.device_id == device_id
@@ -58,7 +65,7 @@ class SegmentPool:
     def bytes_on(self, file_system_id: int) -> int:
         """Return the bytes that wait on all devices of a file system: `give_back` makes room of them."""
         with self._lock:
-            return sum(each.size_bytes for _, each in self._on(file_system_id))
+            return sum(each.room_bytes for _, each in self._on(file_system_id))
 
     def _on(self, file_system_id: int) -> list[tuple[Device, _Waiting]]:
         return [
@@ -130,14 +137,14 @@ class SegmentPool:
         """
         with self._lock:
             found = self._on(file_system_id)
-            sizes = [each.size_bytes for _, each in found]
+            sizes = [each.room_bytes for _, each in found]
             going = found if needed_bytes is None else found[: count_reaching(sizes, needed_bytes)]
             # Out of the books first: else these bytes would for a moment be free and in the pool.
             for device, each in going:
                 self._waiting[device].remove(each)
         for _, each in going:
             self._ops.unlink(each.path)
-        return sum(each.size_bytes for _, each in going)
+        return sum(each.room_bytes for _, each in going)
 
     def keep_only(self, device_ids: Collection[str]) -> None:
         """Forget the files on all other devices: what lies on a device that was retired is not touched any more."""
