@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from .cli_render import BAD, DIM, GOOD, STATE_STYLES, WARN, count_text, size_text, time_text
+from .cli_render import BAD, DIM, GOOD, STATE_STYLES, WARN, count_text, pool_text, size_text, time_text
 from .device_views import DeviceDetail, PartView, ReadmitView, RetireView, StoreDevices
 from .views import DeviceStatus
 
@@ -29,6 +29,8 @@ def devices(console: "Console", stores: Sequence[StoreDevices], label: str) -> N
         for device in store.devices:
             for text in _remarks(device):
                 _line(console, f"! {_name(device)}: {text}", WARN)
+            if device.pool_bytes:
+                _line(console, f"  {_name(device)}: {pool_text(device.pool_bytes)}", DIM)
 
 
 def _table(console: "Console", store: StoreDevices) -> None:

@@ -173,8 +173,15 @@ def _store(console: Console, store: StoreView) -> None:
     for device in store.devices:
         if device.reason:
             _line(console, f"! {device.path}: {device.reason}", WARN)
+        if device.pool_bytes:
+            _line(console, f"  {device.path}: {pool_text(device.pool_bytes)}", DIM)
     _line(console, f"  scrub: {_scrub_text(store.scrub)}", DIM)
     _notes(console, [*store.notes, *store.problems])
+
+
+def pool_text(pool_bytes: int) -> str:
+    """Return a sentence about what waits to be written over."""
+    return f"{size_text(pool_bytes)} of deleted checkpoints are kept to be written over, and given back when needed"
 
 
 def _scrub_text(scrub: ScrubView) -> str:

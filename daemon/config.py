@@ -55,6 +55,8 @@ class IoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """What is asked of a device at once; `everstep bench io` measures what serves it."""
     queue_depth: int = EngineConfig().queue_depth
     """So many blocks are in flight on each device."""
+    recycle: bool = True
+    """Write new segments over files of deleted checkpoints."""
 
     def engine_config(self) -> EngineConfig:
         """Return what an engine is made with; ConfigError names what it cannot be."""

@@ -49,6 +49,8 @@ class DeviceDetail:
     free_bytes: int
     held_bytes: int
     """Of committed segments."""
+    pool_bytes: int
+    """Of deleted checkpoints, not free: they wait to be written over, or to be given back when room is needed."""
     parts: tuple[PartView, ...]
     """By run, newest first."""
     is_drained: bool
@@ -145,6 +147,7 @@ def device_detail(store: Store, device_id: str, uid: int | None) -> DeviceDetail
         reason=reason,
         total_bytes=total_bytes,
         free_bytes=free_bytes,
+        pool_bytes=store.pool.size_bytes(device_id),
         held_bytes=sum(holding.size_bytes for holding in holdings),
         parts=tuple(_part(each) for each in holdings if uid is None or each.owner_uid == uid),
         is_drained=is_drained(holdings),

@@ -113,6 +113,7 @@ class Mender:
     def _done(self, work: Mending, result: PersistResult) -> None:
         self._node.metrics.rewritten_total.inc()
         self._node.metrics.written_bytes.inc(sum(write.size_bytes for write in result.writes))
+        self._node.metrics.recycled_bytes.inc(sum(write.recycled_bytes for write in result.writes))
         logger.warning(
             "shard_mended run=%s rank=%d checkpoint=%s segments=%d persist_s=%.3f",
             work.rank.run.run_id,

@@ -58,6 +58,9 @@ class Metrics:
             "everstep_snapshots_abandoned", "Snapshots dropped before they were sealed"
         )
         self.written_bytes = self._counter("everstep_written_bytes", "Bytes of segments committed")
+        self.recycled_bytes = self._counter(
+            "everstep_recycled_bytes", "Of these, bytes that were written over files of deleted checkpoints"
+        )
         self.restored_total = Counter(
             "everstep_restores", "Shards handed to trainers, verified", ["source"], registry=self.registry
         )
@@ -110,6 +113,12 @@ class Metrics:
             ["device"],
             registry=self.registry,
         )
+        self._device_pool = Gauge(
+            "everstep_device_pool_bytes",
+            "Bytes of deleted checkpoints that wait to be written over, or to be given back when room is needed",
+            ["device"],
+            registry=self.registry,
+        )
         self._device_state = Gauge(
             "everstep_device_state",
             "1 for the state that a device is in, 0 for the others",
@@ -136,6 +145,9 @@ class Metrics:
         for device in devices.devices:
             self._device_speed.labels(device.path).set_function(
                 lambda key=device.device_id: devices.speeds.reading(key).bytes_per_s or 0.0
+            )
+            self._device_pool.labels(device.path).set_function(
+                lambda key=device.device_id: float(devices.pool.size_bytes(key))
             )
         members = {device.device_id: str(device.path) for device in devices.devices}
         members |= {missing.device_id: missing.path for missing in devices.missing}

@@ -275,6 +275,7 @@ class Persister:
         metrics = self._node.metrics
         metrics.persisted_total.inc()
         metrics.written_bytes.inc(size_bytes)
+        metrics.recycled_bytes.inc(sum(write.recycled_bytes for write in result.writes))
         metrics.persist_s.observe(persist_s)
         metrics.last_commit_s.set_to_current_time()
         logger.info(

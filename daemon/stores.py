@@ -214,7 +214,14 @@ class StoreBook:
             await asyncio.sleep(_LOCK_POLL_S)
 
     def _open_now(self, directories: list[Path], adopt: Sequence[Path] = ()) -> OpenStore:
-        store = open_store(directories, ops=RealStorage(), holder=self._holder, uid=os.getuid(), adopt=adopt)
+        store = open_store(
+            directories,
+            ops=RealStorage(),
+            holder=self._holder,
+            uid=os.getuid(),
+            adopt=adopt,
+            recycles=self._config.io.recycle,
+        )
         try:
             report = recover(store)
             queues = {device.device_id: DeviceQueue(self._choose(device.path)) for device in store.devices}

@@ -113,6 +113,8 @@ class DeviceView:
     state: DeviceStatus
     reason: str
     """Why the state is not OK."""
+    pool_bytes: int
+    """Of deleted checkpoints, not free: they wait to be written over, or to be given back when room is needed."""
     write_bytes_per_s: int
     """As measured by its own writes; 0 while nobody knows."""
 

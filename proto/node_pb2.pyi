@@ -192,7 +192,7 @@ class Retention(_message.Message):
     def __init__(self, last: _Optional[int] = ..., every_steps: _Optional[int] = ..., every: _Optional[str] = ..., own: _Optional[bool] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "engine_reason", "write_bytes_per_second")
+    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "engine_reason", "write_bytes_per_second", "pool_bytes")
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +203,7 @@ class DeviceStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     ENGINE_REASON_FIELD_NUMBER: _ClassVar[int]
     WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
     device_id: str
     path: str
     free_bytes: int
@@ -213,7 +214,8 @@ class DeviceStatus(_message.Message):
     reason: str
     engine_reason: str
     write_bytes_per_second: int
-    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., engine_reason: _Optional[str] = ..., write_bytes_per_second: _Optional[int] = ...) -> None: ...
+    pool_bytes: int
+    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., engine_reason: _Optional[str] = ..., write_bytes_per_second: _Optional[int] = ..., pool_bytes: _Optional[int] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
     __slots__ = ("store_id", "devices", "notes", "problems", "scrub")
@@ -527,7 +529,7 @@ class StoreDevices(_message.Message):
     def __init__(self, store_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceDetail, _Mapping]]] = ...) -> None: ...
 
 class DeviceDetail(_message.Message):
-    __slots__ = ("device_id", "path", "state", "reason", "total_bytes", "free_bytes", "held_bytes", "parts", "drained", "retired_unix_s", "missing_since_unix_s", "highest")
+    __slots__ = ("device_id", "path", "state", "reason", "total_bytes", "free_bytes", "held_bytes", "parts", "drained", "retired_unix_s", "missing_since_unix_s", "highest", "pool_bytes")
     class HighestEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -547,6 +549,7 @@ class DeviceDetail(_message.Message):
     RETIRED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     MISSING_SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_FIELD_NUMBER: _ClassVar[int]
+    POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
     device_id: str
     path: str
     state: DeviceState
@@ -559,7 +562,8 @@ class DeviceDetail(_message.Message):
     retired_unix_s: float
     missing_since_unix_s: float
     highest: _containers.ScalarMap[str, str]
-    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[HeldPart, _Mapping]]] = ..., drained: _Optional[bool] = ..., retired_unix_s: _Optional[float] = ..., missing_since_unix_s: _Optional[float] = ..., highest: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    pool_bytes: int
+    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[HeldPart, _Mapping]]] = ..., drained: _Optional[bool] = ..., retired_unix_s: _Optional[float] = ..., missing_since_unix_s: _Optional[float] = ..., highest: _Optional[_Mapping[str, str]] = ..., pool_bytes: _Optional[int] = ...) -> None: ...
 
 class HeldPart(_message.Message):
     __slots__ = ("run_name", "owner_uid", "checkpoint", "size_bytes", "offered", "newest", "newest_elsewhere")

@@ -149,6 +149,7 @@ statuses = st.builds(
                     device_id=words,
                     path=words,
                     free_bytes=large,
+                    pool_bytes=large,
                     total_bytes=large,
                     engine=words,
                     engine_reason=words,
@@ -191,6 +192,7 @@ stores_devices = st.lists(
                 reason=words,
                 total_bytes=large,
                 free_bytes=large,
+                pool_bytes=large,
                 held_bytes=large,
                 parts=some(
                     st.builds(
