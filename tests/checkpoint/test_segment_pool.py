@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.commit import FailedTry
 from everstep.checkpoint.device_change import drain
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.leaf import whole_leaf
@@ -386,10 +387,12 @@ def test_a_reservation_that_fails_is_tried_again_without_what_waits(
 ) -> None:
     for number in (1, 2, 3):
         step(run, number)
+    other, failed = state(run, 4, 80_000), list[FailedTry]()
     faulty.arm(1, number=errno.ENOSPC, only=lambda call: call.name == "reserve")
-    save(run, state(run, 4), at(4))
+    save(run, other, at(4), on_failed_try=failed.append)
     faulty.arm(0)
-    assert load(run, run.manifest(at(4), 0)) == state(run, 4).content
+    assert failed == []
+    assert load(run, run.manifest(at(4), 0)) == other.content
     assert pool_files(dirs) == []
     faulty.arm(1, number=errno.ENOSPC, times=9, only=lambda call: call.name == "reserve")
     with pytest.raises(StorageError):

@@ -3,8 +3,8 @@
 import fcntl
 import mmap
 import os
+import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,37 +135,30 @@ def test_a_file_system_without_leases_is_written_anew(
     assert source.read_bytes() == CONTENT
 
 
-SLOW_MOVE = """
-import subprocess, sys
-from pathlib import Path
-from everstep.checkpoint import linux
-from everstep.checkpoint.storage_ops import RealStorage
+def test_whoever_opens_it_meanwhile_waits_and_no_signal_ends_the_daemon(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells the holder of a lease by SIGIO, which ends a process, unless it was asked for another signal."""
+    real = linux.rename_noreplace
+    readers: list[subprocess.Popen[bytes]] = []
+    signals: list[int] = []
 
-source, target = Path(sys.argv[1]), Path(sys.argv[2])
-real, readers = linux.rename_noreplace, []
+    def while_somebody_opens_it(*arguments: int | str) -> None:
+        readers.append(subprocess.Popen(["cat", source], stdout=subprocess.PIPE))
+        # The kernel marks the lease as soon as the open waits for it.
+        while not any(
+            "BREAKING" in line and f":{source.stat().st_ino} " in line
+            for line in Path("/proc/locks").read_text().splitlines()
+        ):
+            assert readers[0].poll() is None
+        real(*arguments)  # pyright: ignore[reportArgumentType]
 
-def while_somebody_opens_it(*arguments):
-    readers.append(subprocess.Popen(["cat", source], stdout=subprocess.PIPE))
-    # The kernel marks the lease when the open waits for it.
-    while "BREAKING" not in Path("/proc/locks").read_text():
-        assert readers[0].poll() is None
-    real(*arguments)
-
-linux.rename_noreplace = while_somebody_opens_it
-print(RealStorage().recycle(source, target))
-linux.rename_noreplace = real
-print(len(readers[0].communicate()[0]))
-"""
-
-
-def test_whoever_opens_it_meanwhile_waits_and_does_not_end_the_daemon(source: Path, target: Path) -> None:
-    """The kernel tells the holder of a lease by SIGIO, which ends a process that says nothing else."""
-    done = subprocess.run(
-        [sys.executable, "-c", SLOW_MOVE, source, target],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 0, (done.returncode, done.stderr)
-    assert done.stdout.split() == [str(len(CONTENT)), str(len(CONTENT))]
+    monkeypatch.setattr(linux, "rename_noreplace", while_somebody_opens_it)
+    before = signal.signal(signal.SIGIO, lambda number, _: signals.append(number))
+    try:
+        assert OPS.recycle(source, target) == len(CONTENT)
+    finally:
+        signal.signal(signal.SIGIO, before)
+    assert signals == []
+    assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL  # to ignore it
+    assert readers[0].communicate()[0] == CONTENT
