@@ -36,6 +36,8 @@ class Oracle:
         """Shards that were written again."""
         self.change_count = 0
         """Changes of devices that were acknowledged."""
+        self.recycled_bytes = 0
+        """Written over files of deleted checkpoints; no promise, but the load should do it."""
         self.members = OracleMembers()
         self._world_size = world_size
         self._attempt = 0
@@ -100,6 +102,8 @@ class Oracle:
                 self.floor_set(CheckpointId.parse(checkpoint))
             case "gone", checkpoint:
                 self.removed(CheckpointId.parse(checkpoint))
+            case "recycled", size_bytes:
+                self.recycled_bytes += int(size_bytes)
             case "changing", verb, number:
                 self.members.changing(verb, int(number))
             case "changed", verb, number:

@@ -126,6 +126,7 @@ class _Session:
             "openings without the drive": self._without_count,
             "changes of devices": self.oracle.change_count,
             "retirements cut": self._cut_retirement_count,
+            "bytes over files of deleted ones": self.oracle.recycled_bytes,
         }
 
     # --- the writing process ------------------------------------------------------------------------------------
@@ -284,11 +285,12 @@ def _unexpected(store: Store, report: RecoveryReport, shards: Sequence[ShardReco
 
 
 def _leftovers(run: RunStore) -> list[str]:
-    """Return the generations that nothing refers to: recovery with all devices must have removed them."""
+    """Return what nothing refers to: generations that recovery with all devices must have removed, and pools."""
+    pools = [path for device in run.store.devices for path in device.pool_path.glob("*")]
     if not run.store.may_delete:
-        return []
+        return [f"{path} is left over" for path in pools]
     kept = {ref.generation for shard in run.shards() for ref in shard.segments}
-    return [
+    return [f"{path} is left over" for path in pools] + [
         f"generation {name} is left over on {device.path}"
         for device in run.store.devices
         for name in run.store.ops.list_directory(run.data_path(device))

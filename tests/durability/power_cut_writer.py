@@ -8,6 +8,7 @@ What it prints, one line each, is said only when the call that it is about has r
     telling A.S              the floor may be A.S from now on
     floor A.S                acknowledged
     gone A.S                 removed, acknowledged
+    recycled BYTES           so many of a shard were written over files of deleted ones
     changing VERB D          the device drains, is cancelled, retires or is readmitted from now on
     changed VERB D           acknowledged
     failed WHAT REASON       an error that training goes on after
@@ -96,6 +97,7 @@ class Rank:
         }
         on = ",".join(str(number) for number in sorted(numbers))
         say("shard", draft.checkpoint, self.number, on, result.copy_count)
+        say("recycled", sum(write.recycled_bytes for write in result.writes))
 
     def _engines_of(self, run: RunStore) -> dict[str, Engine]:
         return {
@@ -144,7 +146,7 @@ def opened(order: Order) -> Generator[Store]:
         say("changing", "readmit", order.readmit)
         path = order.directories[order.readmit]
         adopt = prepare_readmission(order.directories, path, ops=ops, holder=HOLDER, uid=uid).adopt
-    with open_store(order.directories, ops=ops, holder=HOLDER, uid=uid, adopt=adopt) as store:
+    with open_store(order.directories, ops=ops, holder=HOLDER, uid=uid, adopt=adopt, recycles=True) as store:
         recover(store)
         if order.readmit is not None:
             say("changed", "readmit", order.readmit)

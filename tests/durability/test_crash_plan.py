@@ -69,6 +69,35 @@ def test_a_rename_is_whole_or_not_there() -> None:
     assert sorted(map(sorted, trees(state))) == [["new"], ["old"]]
 
 
+def test_a_file_that_was_moved_twice_may_be_under_two_names() -> None:
+    """Moved to the pool and from there to a new generation: only the second move is known to be durable."""
+    old, pool, new = -2, -3, -4
+    state = after(*(add(ROOT, name, number) for name, number in (("old", old), ("pool", pool), ("new", new))))
+    for op in (add(old, "s", FILE), Sync(ROOT), Sync(old)):
+        state.advance(op)
+    state.advance(EntryChange(((old, "s", None), (pool, "x", FILE))))
+    state.advance(EntryChange(((pool, "x", None), (new, "n", FILE))))
+    before = [{path for path, content in tree.items() if content is not None} for tree in trees(state)]
+    assert sorted(map(sorted, before)) == [["new/n"], ["new/n", "old/s"], ["old/s"], ["pool/x"]]
+    state.advance(Sync(new))
+    found = [{path for path, content in tree.items() if content is not None} for tree in trees(state)]
+    assert sorted(map(sorted, found)) == [["new/n", "old/s"], ["new/n", "pool/x"]]
+
+
+def test_of_a_file_that_is_written_over_each_sector_may_be_old_or_new() -> None:
+    old, new = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
+    state = after(add(ROOT, "f", FILE), Sync(ROOT), SizeChange(FILE, 2 * SECTOR_BYTES))
+    for op in (SectorWrite(FILE, 0, old), SectorWrite(FILE, SECTOR_BYTES, old), Sync(FILE)):
+        state.advance(op)
+    state.advance(SectorWrite(FILE, 0, new))
+    state.advance(SectorWrite(FILE, SECTOR_BYTES, new))
+    whole = [state.image(kept) for kept in ((), (0,), (1,), (0, 1))]
+    assert [image.files[FILE] for image in whole] == [old + old, new + old, old + new, new + new]
+    assert {image.files[FILE] for image in whole} <= {tree["f"] for tree in trees(state)}
+    state.advance(Sync(FILE))
+    assert {tree["f"] for tree in trees(state)} == {new + new}
+
+
 def test_a_file_below_a_lost_directory_is_lost() -> None:
     state = after(add(ROOT, "d", FOLDER), add(FOLDER, "f", FILE), Sync(FOLDER))
     assert trees(state) == [{}, {"d": None, "d/f": b""}]

@@ -23,8 +23,8 @@ def tree_of(path: Path) -> dict[str, bytes | None]:
     }
 
 
-def train(directories: Sequence[Path], ops: StorageOps, recorder: Recorder) -> None:
-    """Some checkpoints, a restart and a collection."""
+def train(directories: Sequence[Path], ops: StorageOps, recorder: Recorder, *, recycles: bool) -> None:
+    """Some checkpoints, a restart, a collection, and one more checkpoint."""
     with in_lanes(recorder, seed=3):
         with opened(directories, ops=ops) as (store, _):
             run = store.run(os.geteuid(), "same", create=True)
@@ -32,18 +32,22 @@ def train(directories: Sequence[Path], ops: StorageOps, recorder: Recorder) -> N
             for step in (1, 2, 3):
                 save(run, make_state(store, seed=step, leaves=SMALL_LEAVES), CheckpointId(1, step))
                 run.set_complete_floor(CheckpointId(1, step))
-        with opened(directories, ops=ops) as (store, _):
-            collected = collect_garbage(store.run(os.geteuid(), "same"), keep=Keep(last=1))
+        with opened(directories, ops=ops, recycles=recycles) as (store, _):
+            run = store.run(os.geteuid(), "same")
+            collected = collect_garbage(run, keep=Keep(last=1))
             assert collected.removed == (CheckpointId(1, 1),)
+            saved = save(run, make_state(store, seed=4, leaves=SMALL_LEAVES), CheckpointId(1, 4))
+            assert all(write.recycled_bytes == recycles * write.size_bytes for write in saved.writes)
 
 
-def test_the_same_calls_leave_the_same_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recycles", [False, True])
+def test_the_same_calls_leave_the_same_files(tmp_path: Path, recycles: bool) -> None:
     model = ModelStorage(2)
-    train(model.directories, model, model.recorder)
+    train(model.directories, model, model.recorder, recycles=recycles)
     directories = [tmp_path / "0", tmp_path / "1"]
     for path in directories:
         path.mkdir()
-    train(directories, RealStorage(), Recorder())
+    train(directories, RealStorage(), Recorder(), recycles=recycles)
     for index, path in enumerate(directories):
         real, found = tree_of(path), dict(model.files_below(index))
         assert real.keys() == found.keys()
@@ -88,6 +92,22 @@ def test_what_is_absent_or_taken_is_said_alike(tmp_path: Path) -> None:
         assert ops.stat(path / "a") is None
         assert ops.read_small(path / "a", 10, owner_uid=os.geteuid()) is None
         assert ops.read_small(path / "c", 10, owner_uid=os.geteuid()) == b"a"
+
+
+def test_a_file_that_is_recycled_keeps_content_and_size(tmp_path: Path) -> None:
+    for ops, path in ((RealStorage(), tmp_path), (ModelStorage(1), MOUNT / "0")):
+        ops.write_small_new(path / "old", b"content")
+        ops.make_directory(path / "pool")
+        assert ops.recycle(path / "absent", path / "pool" / "x") is None
+        assert ops.recycle(path / "old", path / "pool" / "x") == 7
+        ops.write_small_new(path / "taken", b"")
+        assert ops.open_recycled(path / "pool" / "x", path / "taken") is None
+        handle = ops.open_recycled(path / "pool" / "x", path / "new")
+        assert handle is not None
+        assert handle.path == path / "new"
+        ops.close(handle)
+        assert ops.list_directory(path) == ("new", "pool", "taken")
+        assert ops.read_small(path / "new", 10, owner_uid=os.geteuid()) == b"content"
 
 
 def test_a_fault_hits_the_calls_that_it_names() -> None:
