@@ -13,6 +13,8 @@ import pytest
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
 from everstep.checkpoint.commit import FailedTry
 from everstep.checkpoint.device_change import drain
+from everstep.checkpoint.findings import Severity
+from everstep.checkpoint.fsck import fsck
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.publication import PersistResult
@@ -21,7 +23,7 @@ from everstep.checkpoint.segment_format import align_up
 from everstep.checkpoint.space_ledger import SPACE_MARGIN_BYTES
 from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.store import Store
-from everstep.checkpoint.testing import FaultyStorage, Mode, State, load, make_state, opened, save
+from everstep.checkpoint.testing import HOLDER, FaultyStorage, Mode, State, load, make_state, opened, save
 from everstep.core.errors import NoSpaceError, StorageError
 from everstep.core.ids import CheckpointId
 
@@ -49,6 +51,7 @@ def faulty() -> FaultyStorage:
 
 @pytest.fixture
 def store(dirs: list[Path], faulty: FaultyStorage) -> Generator[Store]:
+    """Write over old files."""
     with opened(dirs, ops=faulty.as_ops(), recycles=True) as (store, _):
         yield store
 
@@ -142,10 +145,10 @@ def test_without_the_setting_nothing_waits(dirs: list[Path]) -> None:
     assert not any((folder / "pool").exists() for folder in dirs)
 
 
-def test_another_users_run_gets_none_of_it(run: RunStore) -> None:
+def test_another_users_run_gets_none_of_it(store: Store, run: RunStore) -> None:
     for number in (1, 2, 3):
         step(run, number)
-    other = run.store.run(UID + 1, "theirs", create=True)
+    other = store.run(UID + 1, "theirs", create=True)
     other.begin_attempt(1, fresh=False)
     assert recycled(save(other, state(other, 1), at(1)))[0] == 0
     again, total = recycled(step(run, 4))
@@ -291,6 +294,23 @@ def test_what_a_crash_left_is_never_written_over(run: RunStore, dirs: list[Path]
         assert recycled(step(again, 4))[0] == 0
 
 
+def test_fsck_finds_what_a_crash_left_and_removes_it(run: RunStore, dirs: list[Path]) -> None:
+    for number in (1, 2, 3):
+        step(run, number)
+    names = {path: path.read_bytes() for path in pool_files(dirs)}
+    run.store.close()
+    for path, content in names.items():
+        path.write_bytes(content)
+    found = fsck(dirs, ops=RealStorage(), holder=HOLDER, uid=UID)
+    assert {(finding.severity, finding.path) for finding in found.findings} == {
+        (Severity.REPAIRABLE, str(folder / "pool")) for folder in dirs
+    }
+    assert len(pool_files(dirs)) == len(names)
+    fsck(dirs, ops=RealStorage(), holder=HOLDER, uid=UID, repair=True)
+    assert pool_files(dirs) == []
+    assert fsck(dirs, ops=RealStorage(), holder=HOLDER, uid=UID).findings == ()
+
+
 def test_a_store_that_is_only_looked_at_keeps_its_pool(run: RunStore, dirs: list[Path]) -> None:
     for number in (1, 2, 3):
         step(run, number)
@@ -300,10 +320,10 @@ def test_a_store_that_is_only_looked_at_keeps_its_pool(run: RunStore, dirs: list
     assert pool_files(dirs) == before
 
 
-def test_a_device_that_drains_or_fails_gets_no_files(run: RunStore, dirs: list[Path]) -> None:
+def test_a_device_that_drains_gets_no_files(store: Store, run: RunStore, dirs: list[Path]) -> None:
     for number in (1, 2):
         step(run, number)
-    drain(run.store, next(each.device_id for each in run.store.devices if each.path == dirs[1]))
+    drain(store, next(each.device_id for each in store.devices if each.path == dirs[1]))
     step(run, 3)
     assert {path.parent.parent for path in pool_files(dirs)} == {dirs[0], *dirs[2:]}
 
