@@ -1,4 +1,4 @@
-"""A private daemon and a trainer that has only bytes: what the storage benchmarks measure.
+"""A node's daemon and a trainer that has only bytes: what the storage benchmarks measure.
 
 The trainer speaks the data socket as the hook does; its state is random bytes that lie in the arena from the start,
 so that nothing but the daemon's own work is in the measured time.
@@ -8,14 +8,14 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId
-from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
+from everstep.daemon.testing import FakeArena, FakeTrainer, node_daemon
 from everstep.proto import frames
 
 LEAF_BYTES = 64 * 2**20
@@ -64,19 +64,26 @@ class Node:
 
 @contextlib.contextmanager
 def node(
-    directories: Sequence[Path], size_bytes: int, folder: Path, *, slot_count: int = 2
+    directories: Sequence[Path],
+    size_bytes: int,
+    folder: Path,
+    *,
+    slot_count: int = 2,
+    recycles: bool = True,
 ) -> Generator[Node]:
-    """A daemon over new stores in `directories`, its arena filled."""
-    stores = [directory / "everstep" for directory in directories]
-    for store in stores:
+    """A daemon over new stores in `directories`, its arena filled; without `recycles` every file is a new one."""
+    stores = {f"drive{index}": directory / "everstep" for index, directory in enumerate(directories)}
+    for store in stores.values():
         store.mkdir()
+    socket = folder / "socket" / "data.sock"
+    socket.parent.mkdir(mode=0o700)
     with (
-        _removed(stores),
-        daemon_process(folder / "socket" / "data.sock") as process,
-        FakeTrainer(folder / "socket" / "data.sock") as trainer,
+        _removed(stores.values()),
+        node_daemon(_config(folder, socket, stores, recycles=recycles), socket) as process,
+        FakeTrainer(socket) as trainer,
     ):
         trainer.sock.settimeout(DEADLINE_S)
-        reply = trainer.open_run(stores)
+        reply = trainer.open_run([Path(name) for name in stores])
         assert isinstance(reply, frames.RunOpened), reply
         trainer.begin_attempt(1)
         count = max(1, size_bytes // LEAF_BYTES)
@@ -84,13 +91,22 @@ def node(
         arena = trainer.make_arena(trainer.layout(leaves), slot_count=slot_count)
         _fill(arena)
         try:
-            yield Node(trainer, arena, count * LEAF_BYTES, process.pid, folder / "socket" / "data.sock")
+            yield Node(trainer, arena, count * LEAF_BYTES, process.pid, socket)
         finally:
             arena.close()
 
 
+def _config(folder: Path, socket: Path, stores: Mapping[str, Path], *, recycles: bool) -> Path:
+    path = folder / "node.toml"
+    devices = "".join(f'{name} = "{store}"\n' for name, store in stores.items())
+    # What is read in the background is not what is measured.
+    daemon = f'[daemon]\nsocket = "{socket}"\n[metrics]\nenabled = false\n[verify]\nafter_s = 86400\n'
+    path.write_text(f"{daemon}[io]\nrecycle = {str(recycles).lower()}\n[devices]\n{devices}")
+    return path
+
+
 @contextlib.contextmanager
-def _removed(stores: Sequence[Path]) -> Generator[None]:
+def _removed(stores: Iterable[Path]) -> Generator[None]:
     """Delete the stores after the block, when their daemon has ended."""
     try:
         yield

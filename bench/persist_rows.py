@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import Generator, Sequence
 from itertools import product
 from pathlib import Path
@@ -13,6 +14,10 @@ from paired import Row, interleaved, ratios, row
 from rig import fio
 from rivals import rivals, speed, state_of
 
+from everstep.daemon.config import DaemonConfig
+
+POOL_DEADLINE_S = 60.0
+KEPT_LAST = DaemonConfig().retention.keep_last
 FIO_BLOCKS = ("1M", "4M")
 FIO_DEPTHS = (8, 16, 32)
 FIO_MEMORY = ("malloc", "mmapshared")
@@ -70,8 +75,11 @@ def scaling(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -
 def one_store(
     name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int, options: dict[str, object]
 ) -> list[Row]:
-    """Compare checkpoint after checkpoint of one run with fio, and say what the daemon took for it."""
-    with scratch() as folder, node(mounts, size_bytes, folder) as ours:
+    """Compare checkpoint after checkpoint of one run with fio, and say what the daemon took for it.
+
+    New files against new files, so that nothing depends on what was written before.
+    """
+    with scratch() as folder, node(mounts, size_bytes, folder, recycles=False) as ours:
         ours.persist()  # the engines' first use of the arena
         cpu_before_s = ours.cpu_s()
         found = interleaved(
@@ -87,6 +95,41 @@ def one_store(
         row(f"{name}: daemon's CPU with checksums", [cpu_s], goal=0.25, at_most=True, unit="s/GB"),
         row(f"{name}: daemon's memory above the arena", [memory / 2**20], goal=128, at_most=True, unit="MiB"),
     ]
+
+
+def over_old_files(
+    name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int, options: dict[str, object]
+) -> Row:
+    """Compare checkpoints over files of deleted ones with fio over files that lie there already."""
+    with scratch() as folder, node(mounts, size_bytes, folder) as ours:
+        for _ in range(KEPT_LAST + 2):  # from here on each one finds the files of one that was collected
+            ours.persist()
+        each_bytes = ours.size_bytes // len(mounts)
+
+        def over_old() -> float:
+            _wait_for_pools(mounts, ours.size_bytes)
+            return ours.persist()
+
+        def fio_over_old() -> float:
+            return fio(mounts, size_bytes=each_bytes, keep=True, options=options | {"overwrite": 1})
+
+        try:
+            fio_over_old()  # lays them out
+            found = interleaved(over_old, fio_over_old, pairs)
+        finally:
+            for mount in mounts:
+                (mount / "fio.tmp").unlink(missing_ok=True)
+    return row(f"{name}: persist recycled / fio existing", ratios(found), goal=goal)
+
+
+def _wait_for_pools(mounts: Sequence[Path], size_bytes: int) -> None:
+    """Return when what was collected is there to be written over: collection begins when a commit was acknowledged."""
+    deadline_s = time.monotonic() + POOL_DEADLINE_S
+    pools = [mount / "everstep" / "pool" for mount in mounts]
+    while sum(path.stat().st_size for pool in pools for path in pool.glob("*")) < size_bytes:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"nothing to write over in {pools}")
+        time.sleep(0.01)
 
 
 def under_flood(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -> Row:

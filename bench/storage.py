@@ -15,6 +15,7 @@ from persist_rows import (
     best_fio,
     new_stores,
     one_store,
+    over_old_files,
     rival_rows,
     scaling,
     scratch,
@@ -43,6 +44,7 @@ def on_disk(place: Path, *, gib: float, pairs: int) -> list[Row]:
         options = best_fio([folder], size_bytes // 4)
         console.print(f"disk: fio is fastest with {options}")
         rows = one_store("disk", [folder], size_bytes, goal=0.90, pairs=pairs, options=options)
+        rows.append(over_old_files("disk", [folder], size_bytes, goal=0.90, pairs=pairs, options=options))
         rows.append(restore_row("disk", [folder], size_bytes, goal=0.85, pairs=pairs))
         rows.append(under_flood("disk", [folder], size_bytes, pairs=pairs))
         rows += rival_rows("disk", [folder], size_bytes, pairs=pairs)

@@ -19,8 +19,9 @@ from crash_check import Checker, Recovered, image_text
 from crash_plan import CutState, Image, Restart, Step, cuts, losses
 from lanes import in_lanes
 from model_storage import Fault, ModelStorage, Recorder
+from player import Player
 from promises import Promise, Witness
-from workloads import WORKLOADS, Player, Workload
+from workloads import WORKLOADS, Workload
 
 VIOLATIONS_MAX = 5
 """Told in full; the rest is only counted."""
