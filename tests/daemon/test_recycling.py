@@ -1,11 +1,14 @@
 """A daemon writes new segments over files of deleted checkpoints, says how much, and leaves none behind."""
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from pausing import wait_until
 from scraping import scrape
 
 from everstep.core.ids import CheckpointId
+from everstep.daemon.cli import main
 from everstep.daemon.control_client import ControlClient, connected
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
@@ -26,6 +29,12 @@ def save_six(trainer: FakeTrainer, devices: list[Path]) -> None:
 
 def generation_count(devices: list[Path]) -> int:
     return len({path.name for device in devices for path in device.glob("runs/*/*/data/*")})
+
+
+def said(command: list[str]) -> str:
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(command) == 0
+    return " ".join(out.getvalue().split())
 
 
 def pool_bytes(client: ControlClient) -> list[int]:
@@ -49,6 +58,8 @@ def test_files_of_deleted_checkpoints_are_written_again(
         by_metric = {str(path): found[f"everstep_device_pool_bytes{{{path}}}"] for path in devices}
         assert {device.path: device.pool_bytes for device in store.devices} == by_metric
         assert any(any(path.glob("pool/*")) for path in devices)
+        for command in (["status"], ["device", "ls"]):
+            assert "kept to be written over" in said(command)
     assert not any(any(path.glob("pool/*")) for path in devices)
 
 

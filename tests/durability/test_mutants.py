@@ -28,7 +28,7 @@ def run(mutant: Mutant) -> tuple[Mutant, int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_every_mutant_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     with ThreadPoolExecutor(2) as pool:
         done: Sequence[tuple[Mutant, int, str]] = list(pool.map(run, MUTANTS))
