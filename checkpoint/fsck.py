@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core.errors import CorruptDataError, DataError, NotFoundError
 from ..core.ids import CheckpointId
 from .catalogue import CheckpointState
-from .device import DISK_ID_NAME, Survey, lock_directory, survey_directory
+from .device import DISK_ID_NAME, Device, Survey, lock_directory, survey_directory
 from .findings import Finding, Severity
 from .fsck_plan import sort_out
 from .manifest_format import manifest_name
@@ -39,6 +39,8 @@ class FsckReport:
     """What is repairable was repaired; else nothing was changed."""
     run_count: int
     shard_count: int
+    put_aside: tuple[str, ...] = ()
+    """Where the files lie now that the repair moved to quarantine."""
 
     @property
     def worst(self) -> Severity:
@@ -102,6 +104,7 @@ def _report(report: RecoveryReport, before: Sequence[Finding], *, is_repaired: b
         is_repaired=is_repaired,
         run_count=report.run_count,
         shard_count=report.shard_count,
+        put_aside=tuple(map(str, report.put_aside)),
     )
 
 
@@ -173,7 +176,7 @@ def _bad_blocks(store: Store, report: RecoveryReport) -> _Damaged:
             problems |= {str(run.commits_path(store.devices[0])): text for text in verdict.problems}
             for path, problem in problems.items():
                 repair = _ASIDE if (run, info.checkpoint) in found else ""
-                text = f"{run.name}@{info.checkpoint} is damaged: {problem}"
+                text = f"{run.name}@{info.checkpoint} is damaged: {problem.removeprefix(f'{path}: ')}"
                 report.findings.append(
                     Finding(severity=Severity.LOST, path=path, problem=text, repair=repair)
                 )
@@ -181,23 +184,26 @@ def _bad_blocks(store: Store, report: RecoveryReport) -> _Damaged:
 
 
 def _put_aside(store: Store, report: RecoveryReport, damaged: _Damaged) -> None:
-    """Move the manifests of damaged checkpoints, and every tag on what is not there then, to quarantine."""
+    """Move the manifests of damaged checkpoints, and every tag on what is not there then, to quarantine.
+
+    That a checkpoint is damaged is a finding already: its manifests are none of their own.
+    """
     devices = RecoveryDevices(store, report, looks_for_rests=False)
-    error = CorruptDataError("its checkpoint is damaged")
     for run, checkpoint in sorted(damaged, key=lambda each: (each[0].run_id, each[1])):
         for rank in run.info(checkpoint).ranks:
-            _move(devices, run, Path(COMMITS_NAME) / manifest_name(checkpoint, rank), LOST_SUFFIX, error)
+            for device, path in _copies(devices, run, Path(COMMITS_NAME) / manifest_name(checkpoint, rank)):
+                devices.put_aside(device, path, run.run_id, LOST_SUFFIX)
     gone = CorruptDataError("its checkpoint is not here")
     for run in store.runs():
         left = {info.checkpoint for info in run.checkpoints() if (run, info.checkpoint) not in damaged}
         for name, checkpoint in run.tags().items():
             if checkpoint not in left:
                 file_name = Tag(name=name, checkpoint=checkpoint).file_name
-                _move(devices, run, Path(TAGS_NAME) / file_name, COPY_SUFFIX, gone)
+                for device, path in _copies(devices, run, Path(TAGS_NAME) / file_name):
+                    devices.quarantine(device, path, run.run_id, COPY_SUFFIX, gone)
 
 
-def _move(devices: RecoveryDevices, run: RunStore, file: Path, suffix: str, error: DataError) -> None:
-    for device in devices.present:
-        path = run.path_on(device) / file
-        if devices.ops.stat(path) is not None:
-            devices.quarantine(device, path, run.run_id, suffix, error)
+def _copies(devices: RecoveryDevices, run: RunStore, file: Path) -> list[tuple[Device, Path]]:
+    """Return the devices that have a file of the run, and where."""
+    places = [(device, run.path_on(device) / file) for device in devices.present]
+    return [(device, path) for device, path in places if devices.ops.stat(path) is not None]

@@ -44,6 +44,8 @@ class RecoveryReport:
     """One sentence for each thing that a user should know."""
     findings: list[Finding] = field(default_factory=list[Finding])
     """Everything that was not as it should be, problems included."""
+    put_aside: list[Path] = field(default_factory=list[Path])
+    """Where the files lie now that were moved to quarantine."""
     duration_s: float = 0.0
 
 
@@ -199,23 +201,28 @@ class RecoveryDevices:
         self.mend(device, replace)
 
     def quarantine(self, device: Device, path: Path, run_id: str, suffix: str, error: DataError) -> None:
-        """Move a file that cannot be believed out of the way; it is never deleted.
-
-        Where it cannot be moved the device is marked, whatever the reason: what stands in quarantine is what keeps
-        the data that the file may refer to.
-        """
+        """Report a file that cannot be believed, and move it out of the way; it is never deleted."""
         self.problem(
             f"{path} is put aside: {error}",
             path,
             severity=Severity.LOST if suffix == LOST_SUFFIX else Severity.REPAIRABLE,
             repair=f"moves it to {device.quarantine_path}",
         )
+        self.put_aside(device, path, run_id, suffix)
+
+    def put_aside(self, device: Device, path: Path, run_id: str, suffix: str) -> None:
+        """Move a file that was reported to quarantine.
+
+        Where it cannot be moved the device is marked, whatever the reason: what stands in quarantine is what keeps
+        the data that the file may refer to.
+        """
         self.report.quarantined_count += 1
         target = device.quarantine_path / f"{run_id}.{path.name}.{random_id()}{suffix}"
 
         def move() -> None:
             with self.store.reading(device.device_id):
                 self.ops.rename_noreplace(path, target)
+                self.report.put_aside.append(target)
                 self.ops.sync_directory(device.quarantine_path)
                 self.ops.sync_directory(path.parent)
 

@@ -174,11 +174,21 @@ def _add_retention(add: Callable[..., argparse.ArgumentParser], as_json: _Parser
     _add_target(untag, "RUN")
 
     fsck = add(
-        "fsck", parents=[as_json], help="find what is not as it should be in storage, and make it whole"
+        "fsck",
+        parents=[as_json],
+        help="find what is not as it should be in storage, and make it whole",
+        epilog="Exit codes: 0 nothing has to be done; 1 something is repairable, or was repaired, or fsck failed;"
+        " 2 something committed is lost, or wrong usage; 3 there is no store, or no daemon answers.",
     )
     fsck.add_argument("--repair", action="store_true", help="make whole what can be made whole")
     fsck.add_argument("--data", action="store_true", help="read every block, too")
-    _add_target(fsck, "DIR ...", optional=True)
+    fsck.add_argument(
+        "target",
+        nargs="*",
+        metavar="DIR",
+        help="all directories of one store; none: the daemon inspects its own and changes nothing",
+    )
+    _add_storage(fsck)
     scrub = add("scrub", parents=[as_json], help="let the daemon read all committed bytes in the background")
     _add_target(scrub, "RUN", optional=True)
 
@@ -186,6 +196,10 @@ def _add_retention(add: Callable[..., argparse.ArgumentParser], as_json: _Parser
 def _add_target(parser: argparse.ArgumentParser, what: str, *, optional: bool = False) -> None:
     shown = _TARGET_HELP.format(what=f"[{what}]" if optional else what)
     parser.add_argument("target", nargs="*", metavar="TARGET", help=shown)
+    _add_storage(parser)
+
+
+def _add_storage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage", nargs="+", action="extend", default=[], metavar="DIR", help=_STORAGE_HELP
     )

@@ -37,10 +37,15 @@ def fsck(arguments: argparse.Namespace) -> int:
         "repaired": report.is_repaired,
         "run_count": report.run_count,
         "shard_count": report.shard_count,
+        "blocks_read": bool(arguments.data),
         "findings": report.findings,
+        "put_aside": report.put_aside,
     }
+    reader = "--data reads them" if target.directories else "`everstep verify` and the scrub read them"
+    unread = "" if arguments.data else f"blocks were not read ({reader})"
     Output(as_json=arguments.json).show(
-        document, lambda console: render.fsck(console, report, source, is_asked=arguments.repair)
+        document,
+        lambda console: render.fsck(console, report, source, is_asked=arguments.repair, unread=unread),
     )
     return _EXIT_CODES[report.worst]
 

@@ -387,21 +387,37 @@ def scrub_started(console: Console, found: ScrubStarted) -> None:
 _SEVERITY_STYLES = {Severity.NOTE: DIM, Severity.REPAIRABLE: WARN, Severity.LOST: BAD}
 
 
-def fsck(console: Console, found: FsckReport, source: str, *, is_asked: bool) -> None:
-    """Draw what an inspection found, the worst first, and what was done about it."""
+_PAST = {"moves": "moved", "removes": "removed", "writes": "wrote", "makes": "made"}
+"""What a repair does, once it has done it."""
+
+
+def fsck(console: Console, found: FsckReport, source: str, *, is_asked: bool, unread: str) -> None:
+    """Draw what an inspection found, the worst first, and what was done about it.
+
+    `unread`: what reads the blocks; empty: this inspection did.
+    """
     order = list(reversed(Severity))
     for finding in sorted(found.findings, key=lambda finding: order.index(finding.severity)):
         _line(console, f"{finding.severity.value:<10}  {finding.path}", _SEVERITY_STYLES[finding.severity])
         _line(console, f"            {finding.problem}", DIM)
         if finding.repair:
-            done = "done" if found.is_repaired else "--repair"
-            _line(console, f"            {done}: {finding.repair}", DIM)
+            first, space, rest = finding.repair.partition(" ")
+            done = f"repaired: {_PAST.get(first, first)}" if found.is_repaired else f"--repair: {first}"
+            _line(console, f"            {done}{space}{rest}", DIM)
     if is_asked and not found.is_repaired:
         text = "nothing was repaired: it is not certain which directories belong together"
         _line(console, f"! {text}", WARN)
-    counts = f"{count_text(found.run_count, 'run')}, {count_text(found.shard_count, 'shard')}"
-    what = count_text(len(found.findings), "finding") if found.findings else "nothing is wrong"
-    _line(console, f"{what} in {source}: {counts}", GOOD if found.worst is Severity.NOTE else WARN)
+    if found.put_aside:
+        _line(console, "moved to quarantine; remove what you do not need, and the next start frees its data:", DIM)
+        for path in found.put_aside:
+            _line(console, f"  {path}", DIM)
+    style = GOOD if found.worst is Severity.NOTE else WARN
+    shards = count_text(found.shard_count, "shard")
+    if found.findings:
+        what = f"{count_text(len(found.findings), 'finding')}, {shards} of {count_text(found.run_count, 'run')}"
+    else:
+        what = f"metadata of {shards} is whole"
+    _line(console, f"{source}: {what}; {unread or 'every block was read'}", style)
 
 
 def stopped(console: Console, socket: str, found: Stopped) -> None:

@@ -41,13 +41,16 @@ def stored(devices: list[Path]) -> list[Path]:
 def test_clean_is_0(stored: list[Path]) -> None:
     code, out, err = everstep("fsck", *stored)
     assert (code, err) == (0, "")
-    assert out.startswith("nothing is wrong in ")
+    assert "metadata of 2 shards is whole; blocks were not read (--data reads them)" in out
+    assert "metadata of 2 shards is whole; every block was read" in everstep("fsck", "--data", *stored)[1]
     assert document("fsck", "--data", *stored, code=0) == {
         "source": f"{stored[0]}, {stored[1]}",
         "repaired": False,
         "run_count": 1,
         "shard_count": 2,
+        "blocks_read": True,
         "findings": [],
+        "put_aside": [],
     }
 
 
@@ -61,7 +64,7 @@ def test_repairable_is_1_until_it_was_repaired(stored: list[Path]) -> None:
     (finding,) = document("fsck", *stored, code=1)["findings"]
     assert (finding["severity"], finding["repair"]) == ("repairable", "removes it")
     assert temporary.exists()
-    assert "done: removes it" in everstep("fsck", "--repair", *stored)[1]
+    assert "repaired: removed it" in everstep("fsck", "--repair", *stored)[1]
     assert everstep("fsck", *stored)[0] == 0
 
 
@@ -71,6 +74,26 @@ def test_lost_is_2(stored: list[Path]) -> None:
     assert everstep("fsck", "--repair", *stored)[0] == 2
     assert everstep("fsck", *stored)[0] == 0  # what was lost is in quarantine, and stays a note
     assert len(document("ls", *stored, code=0)["checkpoints"]) == 1
+
+
+def test_one_bad_block_is_one_finding_and_the_repair_names_what_to_remove(stored: list[Path]) -> None:
+    segment = next(stored[1].rglob("*.safetensors"))
+    content = bytearray(segment.read_bytes())
+    content[-1] ^= 1
+    segment.write_bytes(content)
+    (finding,) = document("fsck", "--data", *stored, code=2)["findings"]
+    assert finding["path"] == str(segment)
+    assert "is damaged: block 0 " in finding["problem"]
+    code, out, _ = everstep("fsck", "--data", "--repair", *stored)
+    assert (code, out.count("lost  ")) == (2, 1)
+    assert "repaired: moved its manifests to quarantine" in out
+    aside = [path for device in stored for path in (device / "quarantine").iterdir()]
+    assert len(aside) == len(stored)
+    assert all(f"  {path}\n" in out for path in aside)
+    for path in aside:
+        path.unlink()
+    assert everstep("fsck", "--repair", *stored)[0] == 1  # the orphans that this leaves
+    assert everstep("fsck", "--data", *stored)[0] == 0
 
 
 def test_what_is_not_certain_is_not_repaired(stored: list[Path]) -> None:
