@@ -10,6 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import NoSpaceError
+from ..core.sizes import size_text
+
+SPACE_MARGIN_BYTES = 16 * 1024 * 1024
+"""Left free on each file system for manifests, attempts and the file system's own growth. Not to be set."""
 
 STEAL_MARGIN = 0.5
 """A segment is taken over only where that ends the write sooner by this share of the segment's own time: a drive's
@@ -74,6 +78,14 @@ def _no_room(
         f"{', '.join(reversed(rooms))}, {sum(sizes_bytes)} are needed in {len(sizes_bytes)} segments",
         hint="free space there, lower keep_last, or add a device",
     )
+
+
+def shortage(name: object, free_bytes: int) -> str:
+    """Return why nothing can be written to a device with so much free space; empty where something can."""
+    if free_bytes > SPACE_MARGIN_BYTES:
+        return ""
+    free, kept = size_text(free_bytes), size_text(SPACE_MARGIN_BYTES)
+    return f"{name} has no room: {free} are free there, and {kept} of each file system stay free"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,16 @@
 """Free space, with what waits to be written again, less what was promised to writes that are under way."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core.errors import NoSpaceError, StorageError
+from ..core.sizes import size_text
+from .deal_plan import SPACE_MARGIN_BYTES, shortage
 from .device import Device
 from .segment_pool import SegmentPool
 from .storage_ops import StorageOps
-
-SPACE_MARGIN_BYTES = 16 * 1024 * 1024
-"""Left free on each file system for manifests, attempts and the file system's own growth."""
 
 
 class Reservation:
@@ -55,7 +55,7 @@ class SpaceLedger:
             NoSpaceError: it would not fit; nothing was written.
         """
         file_systems = self._file_systems(needs)
-        with self._lock:
+        with self._lock, self._explained():
             for file_system_id in set(file_systems.values()):
                 self._check(file_system_id, needs, file_systems)
             return self._promise(needs)
@@ -72,7 +72,7 @@ class SpaceLedger:
         `on_failed` and has no room. What `plan` raises is passed on.
         """
         rooms: dict[int, int] = {}
-        with self._lock:
+        with self._lock, self._explained():
             for device in devices:
                 key = device.file_system_id
                 try:
@@ -82,6 +82,27 @@ class SpaceLedger:
                     on_failed(device, exc)
             rooms |= {key: 0 for device in devices if (key := device.file_system_id) not in rooms}
             return self._promise(plan(rooms))
+
+    def shortages(self) -> list[str]:
+        """Return a sentence for each device that nothing can be written to now; one that cannot be asked has none."""
+        found: list[str] = []
+        for device in self._devices.values():
+            with suppress(StorageError):
+                found.append(shortage(device.path, self._ops.free_bytes(device.path)))
+        return [text for text in found if text]
+
+    @contextmanager
+    def _explained(self) -> Generator[None]:
+        """Say of room that does not suffice what was taken from the free space."""
+        try:
+            yield
+        except NoSpaceError as exc:
+            promised_bytes = sum(self._reserved_bytes.values())
+            raise NoSpaceError(
+                f"{exc.message} ({size_text(SPACE_MARGIN_BYTES)} of each file system stay free, and"
+                f" {promised_bytes} bytes are promised to other writes)",
+                hint=exc.hint,
+            ) from exc
 
     def _promise(self, needs: Mapping[str, int]) -> Reservation:
         file_systems = self._file_systems(needs)
@@ -121,7 +142,6 @@ class SpaceLedger:
         room_bytes = self._room_bytes(file_system_id, path)
         if needed_bytes > room_bytes:
             raise NoSpaceError(
-                f"{path} has room for {max(room_bytes, 0)} bytes, {needed_bytes} are needed"
-                f" ({self._reserved_bytes.get(file_system_id, 0)} are promised to other writes)",
+                f"{path} has room for {max(room_bytes, 0)} bytes, {needed_bytes} are needed",
                 hint="free space there, lower keep_last, or add a device",
             )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from .cli_render import BAD, DIM, GOOD, STATE_STYLES, WARN, count_text, pool_text, size_text, time_text
+from ..core.sizes import size_text
+from .cli_render import BAD, DIM, GOOD, STATE_STYLES, WARN, count_text, pool_text, time_text
 from .device_views import DeviceDetail, PartView, ReadmitView, RetireView, StoreDevices
 from .views import DeviceStatus
 

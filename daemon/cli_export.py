@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..core.errors import NotFoundError, UsageError
 from ..core.paths import data_socket_path
+from ..core.sizes import size_text
 from .cli_commands import Target, parse_target
 from .cli_output import EXIT_DONE, Output
 from .tool_child import run_child
@@ -69,7 +70,7 @@ def _locate(target: Target) -> tuple[CheckpointView, tuple[Path, ...], int]:
 def _draw(console: "Console", found: CheckpointView, answer: dict[str, object]) -> None:
     from rich.text import Text  # noqa: PLC0415  slow to import
 
-    from .cli_render import count_text, size_text  # noqa: PLC0415
+    from .cli_render import count_text  # noqa: PLC0415
 
     files = cast(dict[str, int], answer["files"])
     console.print(

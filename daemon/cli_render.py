@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ..checkpoint.findings import Severity
 from ..checkpoint.fsck import FsckReport
+from ..core.sizes import size_text
 from .slot_machine import SlotState
 from .views import (
     CheckpointDetail,
@@ -60,17 +61,6 @@ def make_console() -> Console:
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
-
-
-def size_text(size_bytes: float) -> str:
-    """Return bytes for people: `3.1 MiB`."""
-    if size_bytes < 1024:
-        return f"{size_bytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        size_bytes /= 1024
-        if size_bytes < 1024 or unit == "TiB":
-            break
-    return f"{size_bytes:.1f} {unit}"
 
 
 def duration_text(seconds: float) -> str:
@@ -408,13 +398,19 @@ def fsck(console: Console, found: FsckReport, source: str, *, is_asked: bool, un
         text = "nothing was repaired: it is not certain which directories belong together"
         _line(console, f"! {text}", WARN)
     if found.put_aside:
-        _line(console, "moved to quarantine; remove what you do not need, and the next start frees its data:", DIM)
+        _line(
+            console,
+            "moved to quarantine; remove what you do not need, and the next start frees its data:",
+            DIM,
+        )
         for path in found.put_aside:
             _line(console, f"  {path}", DIM)
     style = GOOD if found.worst is Severity.NOTE else WARN
     shards = count_text(found.shard_count, "shard")
     if found.findings:
-        what = f"{count_text(len(found.findings), 'finding')}, {shards} of {count_text(found.run_count, 'run')}"
+        what = (
+            f"{count_text(len(found.findings), 'finding')}, {shards} of {count_text(found.run_count, 'run')}"
+        )
     else:
         what = f"metadata of {shards} is whole"
     _line(console, f"{source}: {what}; {unread or 'every block was read'}", style)

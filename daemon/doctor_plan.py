@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ..checkpoint.deal_plan import SPACE_MARGIN_BYTES
 from ..checkpoint.engine import EngineConfig
+from ..core.sizes import size_text
 from .admission_plan import MemoryBound
 
 SOCKET_PATH_BYTES_MAX = 107
@@ -298,12 +300,11 @@ def _options(facts: DirectoryFacts) -> Opinion:
 
 
 def _space(facts: DirectoryFacts) -> Opinion:
-    found = f"{facts.free_bytes / 2**30:.1f} of {facts.total_bytes / 2**30:.1f} GiB free"
+    found = f"{size_text(facts.free_bytes)} of {size_text(facts.total_bytes)} free"
     low_bytes = max(FREE_LOW_BYTES, math.floor(FREE_LOW_SHARE * facts.total_bytes))
-    if facts.free_bytes < FREE_LOW_BYTES:
-        return _fail(
-            found, "checkpoints are refused before any byte is written: free space, or lower keep_last"
-        )
+    if facts.free_bytes <= SPACE_MARGIN_BYTES:
+        kept = size_text(SPACE_MARGIN_BYTES)
+        return _fail(found, f"nothing is written there, because {kept} stay free: free space")
     if facts.free_bytes < low_bytes:
         return _warn(found, "free space, or lower retention.keep_last")
     return _ok(found)

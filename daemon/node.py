@@ -171,6 +171,7 @@ class Node:
         try:
             async with self._opening:
                 run = await self._find_run(session.peer.uid, frame)
+                shortages = await in_thread(run.store.store.space.shortages)
             rank = run.rank(frame.rank)
             devices = self.stores.chosen(run.opened, frame.storage)
             self._give_lease(rank, session, frame)
@@ -184,7 +185,7 @@ class Node:
             highest_attempt=max(run.attempt, run.store.highest_attempt()),
             new_store=run.opened.is_new,
             devices=devices,
-            notes=list(run.opened.notes),
+            notes=[*run.opened.notes, *shortages],
         )
 
     async def _find_run(self, uid: int, frame: frames.OpenRun) -> RunRecord:

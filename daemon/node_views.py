@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..checkpoint.deal_plan import shortage
 from ..checkpoint.keep import Keep
 from ..core.ids import CheckpointId
 from .registry import RankRecord, RunRecord
@@ -167,6 +168,7 @@ def _device_view(opened: OpenStore, device_id: str, path: str) -> DeviceView:
     try:
         space = os.statvfs(path)
         free_bytes, total_bytes = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+        reason = reason or shortage(path, free_bytes)
     except OSError as error:
         free_bytes = total_bytes = 0
         reason = reason or f"{path}: {error.strerror}"

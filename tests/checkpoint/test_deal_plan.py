@@ -6,7 +6,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from everstep.checkpoint.deal_plan import STEAL_MARGIN, DeviceLoad, Work, deal, victim
+from everstep.checkpoint.deal_plan import (
+    SPACE_MARGIN_BYTES,
+    STEAL_MARGIN,
+    DeviceLoad,
+    Work,
+    deal,
+    shortage,
+    victim,
+)
 from everstep.core.errors import NoSpaceError
 
 PLENTY = 1 << 60
@@ -189,3 +197,10 @@ def test_a_slow_device_is_relieved_and_a_running_segment_shows_that_it_is_slow()
     assert victim(100.0, [work("new", 10, speed=None, running=10, running_s=0.5)]) == "new"
     assert victim(100.0, [work("done", running=10, running_s=9.0)]) is None
     assert victim(100.0, []) is None
+
+
+@given(st.integers(0, 2**50))
+def test_a_shortage_is_what_the_margin_takes_all_of(free_bytes: int) -> None:
+    text = shortage("/d0", free_bytes)
+    assert bool(text) == (free_bytes <= SPACE_MARGIN_BYTES)
+    assert not text or ("/d0 has no room" in text and "16.0 MiB of each file system stay free" in text)

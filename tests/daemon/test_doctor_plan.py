@@ -114,7 +114,8 @@ def test_what_is_wrong_with_a_node(
             "noatime",
         ),
         ("free space", {"free_bytes": 40 * GIB}, Health.WARN, "keep_last"),
-        ("free space", {"free_bytes": GIB - 1}, Health.FAIL, "keep_last"),
+        ("free space", {"free_bytes": GIB - 1}, Health.WARN, "keep_last"),
+        ("free space", {"free_bytes": 16 * 2**20}, Health.FAIL, "16.0 MiB stay free"),
         ("drive", {"shares_with": "/nvme0"}, Health.WARN, "each drive"),
     ],
 )

@@ -266,12 +266,24 @@ class TestFileSystems:
             report = trained.run.report()
             (reason,) = report.failures
             assert f"{small_disk / 'd'} has room for 0 bytes" in reason
+            assert "16.0 MiB of each file system stay free" in reason
             assert any("checkpoint_failed" in record.getMessage() for record in caplog.records)
             assert report.last_complete == first
             assert {path: path.stat().st_size for path in small_disk.rglob("*.safetensors")} == files
             filler.unlink()
             trained.save()
         assert_restores([small_disk / "d"], trained.saved, width=40_000)
+
+    def test_that_there_is_no_room_is_said_at_once(
+        self, small_disk: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (small_disk / "d").mkdir()
+        free = os.statvfs(small_disk)
+        (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_frsize - 16 * MIB))
+        with service(), training([small_disk / "d"]):
+            pass
+        said = f"{small_disk / 'd'} has no room"
+        assert any(said in record.getMessage() for record in caplog.records)
 
     def test_a_failure_says_what_to_do(self, small_disk: Path) -> None:
         with service(), training([small_disk], width=40_000) as trained:
