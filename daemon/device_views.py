@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ..checkpoint import device_change
-from ..checkpoint.retire_plan import Holding, is_drained
 from ..checkpoint.deal_plan import shortage
+from ..checkpoint.retire_plan import Holding, is_drained
 from ..checkpoint.store import Store
 from ..core.errors import NotFoundError, UsageError
 from ..core.ids import CheckpointId
