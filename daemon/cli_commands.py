@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.errors import NotFoundError, UsageError
+from ..core.errors import DaemonUnavailableError, NotFoundError, UsageError
 from ..core.ids import CheckpointId
 from ..core.paths import data_socket_path
 from . import cli_devices
@@ -161,16 +161,24 @@ def stop(arguments: argparse.Namespace) -> int:
     """`everstep stop`."""
     from .control_client import connected  # noqa: PLC0415  grpc is slow to import
 
-    path = data_socket_path()
-    with connected(path) as daemon:
-        stopped = daemon.stop()
+    path, output = data_socket_path(), Output(as_json=arguments.json)
+    try:
+        with connected(path) as daemon:
+            stopped = daemon.stop()
+    except DaemonUnavailableError as error:
+        if not isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
+            raise
+        document: dict[str, object] = {"socket": str(path), "was_running": False}
+        output.show(document, lambda console: render.nothing_to_stop(console, str(path)))
+        return EXIT_DONE
     document = {
         "socket": str(path),
+        "was_running": True,
         "persisted_count": stopped.persisted_count,
         "lost_count": stopped.lost_count,
         "attached_count": stopped.attached_count,
     }
-    Output(as_json=arguments.json).show(document, lambda console: render.stopped(console, str(path), stopped))
+    output.show(document, lambda console: render.stopped(console, str(path), stopped))
     return EXIT_FAILED if stopped.lost_count else EXIT_DONE
 
 

@@ -1,6 +1,7 @@
 """`everstep device`: devices listed, drained, retired and taken back; by a daemon, or on directories without one."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from . import cli_devices_render as render
 from .cli_devices_arguments import STORAGE_HINT
 from .cli_output import EXIT_DONE, EXIT_FAILED, Output
 from .device_views import DeviceSource
+from .views import DeviceStatus
 
 if TYPE_CHECKING:
     from .control_client import ControlClient
@@ -33,7 +35,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _drain(arguments: argparse.Namespace) -> int:
     with _source(arguments.storage, "everstep device drain") as source:
-        found = source.drain_device(arguments.device, cancel=arguments.cancel)
+        found = source.drain_device(_place(arguments.device), cancel=arguments.cancel)
     Output(as_json=arguments.json).show(
         {"device": found}, lambda console: render.drained(console, found, is_cancelled=arguments.cancel)
     )
@@ -41,22 +43,27 @@ def _drain(arguments: argparse.Namespace) -> int:
 
 
 def _retire(arguments: argparse.Namespace) -> int:
-    output = Output(as_json=arguments.json)
+    output, device = Output(as_json=arguments.json), _place(arguments.device)
     if arguments.json and not arguments.yes:
         raise UsageError(
             "`--json` asks nothing", hint="add --yes; `everstep device ls --json` says what lies there"
         )
     with _source(arguments.storage, "everstep device retire") as source:
         if not arguments.yes:
-            planned = source.retire_device(arguments.device, force=arguments.force, dry_run=True)
+            planned = source.retire_device(device, force=arguments.force, dry_run=True)
             output.progress(lambda console: render.loss(console, planned.device))
-            if not _is_confirmed():
+            if planned.device.held_bytes and not _is_confirmed():
                 output.progress(lambda console: render.not_retired(console, planned.device))
                 return EXIT_FAILED
-        done = source.retire_device(arguments.device, force=arguments.force, dry_run=False)
+        done = source.retire_device(device, force=arguments.force, dry_run=False)
     document = {"device": done.device, "lost": done.device.parts, "problems": done.problems}
     output.show(document, lambda console: render.retired(console, done, with_loss=arguments.yes))
     return EXIT_DONE
+
+
+def _place(device: str) -> str:
+    """Return a device's path as stores know it; what is no path stays."""
+    return os.path.realpath(device) if "/" in device else device
 
 
 def _is_confirmed() -> bool:
@@ -67,15 +74,21 @@ def _is_confirmed() -> bool:
 
 
 def _readmit(arguments: argparse.Namespace) -> int:
+    was_well = False
     if arguments.storage:
         from . import offline  # noqa: PLC0415  the daemon's side is slow to import
 
         done = offline.readmit([Path(each) for each in arguments.storage], Path(arguments.directory))
     else:
         with _connected() as daemon:
-            done = daemon.readmit_device(str(Path(arguments.directory).absolute()))
+            path = os.path.realpath(arguments.directory)
+            here = [each for store in daemon.devices() for each in store.devices if each.path == path]
+            was_well = any(each.state in (DeviceStatus.OK, DeviceStatus.SLOW) for each in here)
+            done = daemon.readmit_device(path)
     document = {"device": done.device, "is_new": done.is_new, "aside": done.aside}
-    Output(as_json=arguments.json).show(document, lambda console: render.readmitted(console, done))
+    Output(as_json=arguments.json).show(
+        document, lambda console: render.readmitted(console, done, was_well=was_well)
+    )
     return EXIT_DONE
 
 

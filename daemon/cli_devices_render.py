@@ -39,12 +39,12 @@ def _table(console: "Console", store: StoreDevices) -> None:
     for head in ("DEVICE", "STATE", "SIZE", "FREE", "HELD", "NEWEST", "PATH"):
         rows.add_column(head, justify="right" if head in ("SIZE", "FREE", "HELD") else "left")
     for device in store.devices:
-        is_there = device.state not in _GONE
+        has_room = device.state not in _GONE and device.total_bytes > 0
         rows.add_row(
-            device.device_id[:ID_SHOWN],
+            " ".join(filter(None, (device.name, device.device_id[:ID_SHOWN]))),
             Text(device.state.value, STATE_STYLES[device.state]),
-            size_text(device.total_bytes) if is_there else "-",
-            size_text(device.free_bytes) if is_there else "-",
+            size_text(device.total_bytes) if has_room else "-",
+            size_text(device.free_bytes) if has_room else "-",
             size_text(device.held_bytes),
             str(device.highest_held or "-"),
             Text(device.path, overflow="fold"),
@@ -128,10 +128,13 @@ def retired(console: "Console", done: RetireView, *, with_loss: bool) -> None:
         _line(console, f"! {problem}", WARN)
 
 
-def readmitted(console: "Console", done: ReadmitView) -> None:
+def readmitted(console: "Console", done: ReadmitView, *, was_well: bool) -> None:
     """Draw a device that was taken back."""
-    how = "as a new, empty device" if done.is_new else "with all it has"
-    _line(console, f"{_name(done.device)} is a member again, {how}", GOOD)
+    if was_well:
+        how = "was well already: nothing had to be done"
+    else:
+        how = "is a member, as a new, empty device" if done.is_new else "is a member again, with all it has"
+    _line(console, f"{_name(done.device)} {how}", GOOD)
     if done.aside:
         _line(console, f"  what it held lies in {done.aside}: delete it when you do not need it", DIM)
 

@@ -20,9 +20,11 @@ SHARD_BYTES_MIN = 1024
 
 def export(arguments: argparse.Namespace) -> int:
     """`everstep export`."""
-    target = parse_target(arguments.run, arguments.storage)
+    target = parse_target(arguments.run, [*arguments.storage, *arguments.target])
     if not target.run:
-        raise UsageError("export takes a run", hint="everstep export RUN --to safetensors DIR")
+        raise UsageError(
+            "export takes a run", hint="everstep export RUN DEST --to safetensors [--storage DIR ...]"
+        )
     if arguments.shard_bytes < SHARD_BYTES_MIN:
         raise UsageError(f"--shard-bytes is {arguments.shard_bytes}", hint=f"at least {SHARD_BYTES_MIN}")
     found, directories, uid = _locate(target)

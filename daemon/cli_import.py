@@ -34,4 +34,5 @@ def _draw(console: "Console", answer: dict[str, object]) -> None:
         Text(f"imported {answer['checkpoint']} from {answer['kind']}: {names}", "green"), soft_wrap=True
     )
     for name, value in cast(dict[str, str], answer["left_out"]).items():
-        console.print(Text(f"! {name} is no part of the state: {value}", "yellow"), soft_wrap=True)
+        what = name if value == "left out" else f"{name} = {value}"
+        console.print(Text(f"left out: {what}", "dim"), soft_wrap=True)

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -148,14 +149,15 @@ def _store(console: Console, store: StoreView) -> None:
     table = _table("DEVICE", "STATE", "WRITES", "ENGINE", "DIRECT", "FREE", "OF")
     for device in store.devices:
         is_there = device.state is not DeviceStatus.MISSING
+        has_room = is_there and device.total_bytes > 0
         table.add_row(
-            Text(device.path, overflow="fold"),
+            Text(" ".join(filter(None, (device.name, device.path))), overflow="fold"),
             Text(device.state.value, STATE_STYLES[device.state]),
             f"{size_text(device.write_bytes_per_s)}/s" if device.write_bytes_per_s else "-",
             device.engine or "-",
             ("yes" if device.is_direct else "no") if is_there else "-",
-            size_text(device.free_bytes) if is_there else "-",
-            size_text(device.total_bytes) if is_there else "-",
+            size_text(device.free_bytes) if has_room else "-",
+            size_text(device.total_bytes) if has_room else "-",
         )
     console.print(table)
     for reason in dict.fromkeys(device.engine_reason for device in store.devices if device.engine_reason):
@@ -166,7 +168,9 @@ def _store(console: Console, store: StoreView) -> None:
         if device.pool_bytes:
             _line(console, f"  {device.path}: {pool_text(device.pool_bytes)}", DIM)
     _line(console, f"  scrub: {_scrub_text(store.scrub)}", DIM)
-    _notes(console, [*store.notes, *store.problems])
+    for note in store.notes:
+        _line(console, f"  {note}", DIM)
+    _notes(console, store.problems)
 
 
 def pool_text(pool_bytes: int) -> str:
@@ -189,6 +193,9 @@ def _scrub_text(scrub: ScrubView) -> str:
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 
 
+_CHECKPOINT_HEADS = ("CHECKPOINT", "STATE", "RANKS", "SIZE", "SAVED", "", "")
+
+
 def checkpoints(console: Console, found: Sequence[CheckpointView], notes: Sequence[str], label: str) -> None:
     """Draw the checkpoints, a table for each run."""
     # What recovery says of a damaged checkpoint stands below its table, too.
@@ -200,30 +207,48 @@ def checkpoints(console: Console, found: Sequence[CheckpointView], notes: Sequen
     by_run: dict[tuple[str, int], list[CheckpointView]] = {}
     for view in found:
         by_run.setdefault((view.run_name, view.owner_uid), []).append(view)
+    widths = [max(map(len, cells)) for cells in zip(*map(_checkpoint_row, found), strict=True)]
     for index, (run, views) in enumerate(by_run.items()):
         if index or notes:
             console.print()
         owner = "" if run[1] == os.getuid() else f"  (uid {run[1]})"
         _line(console, f"{run[0]}{owner}", HEAD)
-        _run_table(console, views)
+        _run_table(console, views, widths)
+    away = Counter(path for view in found for path in view.missing_on)
+    if away:
+        console.print()
+    for path, count in sorted(away.items()):
+        have = "has parts" if count == 1 else "have parts"
+        _line(console, f"! {path} is missing: {count_text(count, 'checkpoint')} {have} there", BAD)
 
 
-def _run_table(console: Console, views: Sequence[CheckpointView]) -> None:
-    table = _table("CHECKPOINT", "STATE", "RANKS", "SIZE", "SAVED", "", "")
+def _run_table(console: Console, views: Sequence[CheckpointView], widths: Sequence[int]) -> None:
+    table = _table(*_CHECKPOINT_HEADS)
+    for column, width in zip(table.columns[:-2], widths, strict=False):  # time and marks may be folded
+        column.min_width = width
     for view in views:
-        table.add_row(
-            str(view.checkpoint),
-            Text(view.state.value, STATE_STYLES[view.state]),
-            f"{len(view.ranks)}/{view.world_size}",
-            size_text(view.size_bytes),
-            age_text(view.created_unix_s),
-            Text(time_text(view.created_unix_s), DIM),
-            _marks(view),
-        )
+        table.add_row(*_checkpoint_row(view))
     console.print(table)
     for view in views:
-        for problem in view.problems:
+        for problem in () if view.missing_on else view.problems:
             _line(console, f"! {view.checkpoint}: {problem}", BAD)
+
+
+def _checkpoint_row(view: CheckpointView) -> tuple[Text, ...]:
+    return (
+        Text(str(view.checkpoint)),
+        _state_text(view),
+        Text(f"{len(view.ranks)}/{view.world_size}"),
+        Text(size_text(view.size_bytes)),
+        Text(age_text(view.created_unix_s)),
+        Text(time_text(view.created_unix_s), DIM),
+        Text(_marks(view)),
+    )
+
+
+def _state_text(view: CheckpointView) -> Text:
+    """Return the state; what is only away is called incomplete, because it comes back with its device."""
+    return Text("incomplete", WARN) if view.missing_on else Text(view.state.value, STATE_STYLES[view.state])
 
 
 def _marks(view: CheckpointView) -> str:
@@ -240,18 +265,19 @@ def detail(console: Console, found: CheckpointDetail) -> None:
     """Draw one checkpoint."""
     view = found.summary
     _line(console, view.title, HEAD)
-    ranks = ", ".join(map(str, view.ranks))
-    state = " ".join(filter(None, (view.state.value, _marks(view))))
+    here = f"rank{'' if len(view.ranks) == 1 else 's'} {', '.join(map(str, view.ranks))}"
+    state = _state_text(view)
+    state.append(f" {_marks(view)}".rstrip())
     _pairs(
         console,
         [
-            ("state", Text(state, STATE_STYLES[view.state])),
+            ("state", state),
             ("saved", f"{time_text(view.created_unix_s)} ({age_text(view.created_unix_s)})"),
             (
                 "size",
                 f"{size_text(view.size_bytes)} in {count_text(len(found.segments), 'file')}, {found.leaf_count} leaves",
             ),
-            ("ranks", f"{ranks} of {view.world_size}"),
+            ("ranks", f"{len(view.ranks)} of {view.world_size} ({here})"),
             ("parent", str(view.parent) if view.parent else "none"),
             ("run id", view.run_id),
             ("files in", f"runs/{view.owner_uid}/{view.run_id}/data of each device"),
@@ -414,6 +440,11 @@ def fsck(console: Console, found: FsckReport, source: str, *, is_asked: bool, un
     else:
         what = f"metadata of {shards} is whole"
     _line(console, f"{source}: {what}; {unread or 'every block was read'}", style)
+
+
+def nothing_to_stop(console: Console, socket: str) -> None:
+    """Draw that no daemon is there."""
+    _line(console, f"no daemon on {socket}: nothing to stop", DIM)
 
 
 def stopped(console: Console, socket: str, found: Stopped) -> None:

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from ..core.sizes import parse_size
+
 _STORAGE_HELP = "the directories of the store, without a daemon"
 
 AddParser = Callable[[str, str], argparse.ArgumentParser]
@@ -48,10 +50,13 @@ def add_tools(add: AddParser) -> None:
     )
     export.add_argument(
         "--shard-bytes",
-        type=int,
+        type=_size,
         default=5_000_000_000,
-        help="most bytes of a safetensors file (default: 5e9)",
+        metavar="SIZE",
+        help="most that a safetensors file holds, such as 512MiB or 5GB; each has at least one tensor, however"
+        " large (default: 5GB)",
     )
+    export.add_argument("target", nargs="*", metavar="DIR", help="the same as --storage DIR")
     importing = add("import", "make a checkpoint of safetensors, a torch file or a folder of DCP")
     importing.add_argument(
         "source",
@@ -68,7 +73,11 @@ def add_tools(add: AddParser) -> None:
         help="as in attach(): directories or device names",
     )
     importing.add_argument(
-        "--step", type=int, metavar="N", help="of the checkpoint (default: what SOURCE says, or 0)"
+        "--step",
+        type=int,
+        metavar="N",
+        help="of the checkpoint (default: what an export of everstep says, else a whole number `step` that"
+        " stands beside the objects, else 0)",
     )
     importing.add_argument(
         "--as",
@@ -78,6 +87,13 @@ def add_tools(add: AddParser) -> None:
         help="keyword of a lone state dict (default: model)",
     )
     importing.add_argument("--without", nargs="+", default=[], metavar="NAME", help="leave these objects out")
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

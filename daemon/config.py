@@ -1,6 +1,8 @@
 """The daemon's configuration: one strict TOML file (unknown keys are errors), or the defaults of a private daemon."""
 
+import difflib
 import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ from ..core.errors import ConfigError
 from ..core.paths import data_socket_path
 
 GIB = 1024**3
+_UNKNOWN_KEY = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.(\w+)`)?")
 _ENGINES = ("auto", *(kind.value for kind in EngineKind))
 
 
@@ -152,17 +155,16 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             self.retire.missing_after_s()
         except ValueError as error:
             raise ConfigError(f"retire.missing_after: {error}", hint="or leave it out") from error
-        bounds = (
-            self.daemon.linger_s,
-            self.daemon.drain_s,
-            self.verify.after_s,
-            self.memory.reserve_bytes,
-            self.memory.arena_max_bytes,
-        )
-        if not all(bound >= 0 for bound in bounds):  # also refuses what TOML calls nan
-            raise ConfigError(
-                "linger_s, drain_s, after_s, reserve_bytes and arena_max_bytes must not be negative"
-            )
+        bounds = {
+            "daemon.linger_s": self.daemon.linger_s,
+            "daemon.drain_s": self.daemon.drain_s,
+            "verify.after_s": self.verify.after_s,
+            "memory.reserve_bytes": self.memory.reserve_bytes,
+            "memory.arena_max_bytes": self.memory.arena_max_bytes,
+        }
+        for key, bound in bounds.items():
+            if not bound >= 0:  # also refuses what TOML calls nan
+                raise ConfigError(f"{key} is {bound}", hint="0 or more")
         if not 0 <= self.metrics.port <= 65535:
             raise ConfigError(
                 f"metrics.port is {self.metrics.port}", hint="0 to 65535; 0 takes any free port"
@@ -170,6 +172,10 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         for name, directory in self.devices.items():
             if not directory.startswith("/"):
                 raise ConfigError(f"devices.{name} is {directory!r}", hint="name an absolute directory")
+
+    def device_names(self) -> dict[str, str]:
+        """Return the names of the devices by their directories, links followed."""
+        return {os.path.realpath(directory): name for name, directory in self.devices.items()}
 
     def socket_path(self) -> Path:
         """Return where the data socket is."""
@@ -184,13 +190,31 @@ def load_config(path: Path) -> DaemonConfig:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", hint="give --config an existing file"
         ) from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", hint="see docs/configuration.md for the keys") from error
+        meant = _meant_key(str(error))
+        hint = f"did you mean {meant}?" if meant else "see docs/configuration.md for the keys"
+        raise ConfigError(f"{path}: {error}", hint=hint) from error
     if not config.devices:
         raise ConfigError(
             f"{path} names no devices", hint='add a [devices] table, e.g. nvme0 = "/nvme0/everstep"'
         )
     return config
+
+
+def _meant_key(said: str) -> str:
+    """Return the key that is nearest to the unknown one that msgspec names; empty where none is near."""
+    found = _UNKNOWN_KEY.search(said)
+    if found is None:
+        return ""
+    sections = {field.name: field.type for field in msgspec.structs.fields(DaemonConfig)}
+    section: object = sections.get(found[2], DaemonConfig) if found[2] else DaemonConfig
+    assert isinstance(section, type)
+    assert issubclass(section, msgspec.Struct)
+    keys = [field.name for field in msgspec.structs.fields(section)]
+    near = difflib.get_close_matches(found[1], keys, n=1)
+    return near[0] if near else ""
 
 
 def private_config() -> DaemonConfig:

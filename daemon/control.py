@@ -204,10 +204,10 @@ class NodeService(node_pb2_grpc.NodeServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
         """See node.proto."""
-        node = self._node
+        node, names = self._node, self._node.config.device_names()
         stores = [
             await in_thread(
-                node_views.store_view, opened, node.verifier.found(opened), node.scrubber.view(opened)
+                node_views.store_view, opened, node.verifier.found(opened), node.scrubber.view(opened), names
             )
             for opened in node.stores.stores
         ]

@@ -212,6 +212,7 @@ def _store_to_message(store: StoreView) -> pb.StoreStatus:
                 state=DEVICE_STATES[device.state],
                 reason=device.reason,
                 write_bytes_per_second=device.write_bytes_per_s,
+                name=device.name,
             )
             for device in store.devices
         ],
@@ -237,6 +238,7 @@ def _store_from_message(store: pb.StoreStatus) -> StoreView:
                 state=DEVICE_STATE_OF[device.state],
                 reason=device.reason,
                 write_bytes_per_s=device.write_bytes_per_second,
+                name=device.name,
             )
             for device in store.devices
         ),
@@ -293,6 +295,7 @@ def summary_to_message(view: CheckpointView) -> pb.CheckpointSummary:
         problems=view.problems,
         offered=view.is_offered,
         tags=view.tags,
+        missing_on=view.missing_on,
     )
 
 
@@ -314,6 +317,7 @@ def summary_from_message(message: pb.CheckpointSummary) -> CheckpointView:
         problems=tuple(message.problems),
         is_offered=message.offered,
         tags=tuple(message.tags),
+        missing_on=tuple(message.missing_on),
     )
 
 

@@ -4,11 +4,14 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..checkpoint.device_change import holdings, note_missing, retire
 from ..checkpoint.retire_plan import Verdict, judge_missing
+from ..checkpoint.store import Store
 from ..core.errors import EverstepError, NotFoundError, RunBusyError
 from . import device_views
 from .blocking import in_thread
@@ -34,7 +37,8 @@ class DeviceDesk:
     async def devices(self, uid: int | None) -> list[StoreDevices]:
         """Return the devices of every open store, with the parts of this user's checkpoints (None: of all)."""
         stores = [opened.store for opened in self._node.stores.stores]
-        return [await in_thread(device_views.store_devices, store, uid) for store in stores]
+        names = self._node.config.device_names()
+        return [await in_thread(_named_devices, store, uid, names) for store in stores]
 
     async def drain(self, name: str, *, cancel: bool) -> DeviceDetail:
         """Let a device get no new segments from the next write on, or end that."""
@@ -125,6 +129,17 @@ class DeviceDesk:
             except EverstepError as error:
                 logger.error("missing_device_not_retired reason=%s", error)
             await asyncio.sleep(min(LOOK_EVERY_S, max(missing_after_s, 1.0)))
+
+
+def _named_devices(store: Store, uid: int | None, names: Mapping[str, str]) -> StoreDevices:
+    """Return a store's devices, its members with their names in the configuration."""
+    found = device_views.store_devices(store, uid)
+    is_member = store.membership.members.__contains__
+    devices = [
+        replace(each, name=names.get(each.path, "")) if is_member(each.device_id) else each
+        for each in found.devices
+    ]
+    return replace(found, devices=tuple(devices))
 
 
 def _retire_due(opened: OpenStore, missing_after_s: float, now_unix_s: float) -> None:

@@ -42,6 +42,7 @@ def device_to_message(device: DeviceDetail) -> pb.DeviceDetail:
         drained=device.is_drained,
         retired_unix_s=device.retired_unix_s,
         missing_since_unix_s=device.missing_since_unix_s,
+        name=device.name,
         highest={key: str(checkpoint) for key, checkpoint in device.highest.items()},
     )
 
@@ -62,6 +63,7 @@ def device_from_message(device: pb.DeviceDetail) -> DeviceDetail:
         is_drained=device.drained,
         retired_unix_s=device.retired_unix_s,
         missing_since_unix_s=device.missing_since_unix_s,
+        name=device.name,
         highest={key: checkpoint for key, checkpoint in highest.items() if checkpoint is not None},
     )
 

@@ -60,6 +60,8 @@ class DeviceDetail:
     """0: it was not."""
     missing_since_unix_s: float
     """0: not known, or not missing."""
+    name: str = ""
+    """In the node's configuration; empty where it has none."""
     highest: Mapping[str, CheckpointId] = field(default_factory=dict[str, CheckpointId])
     """Of a retired device: `<uid>/<run_id>` -> the newest checkpoint that it held a part of."""
 
@@ -122,10 +124,10 @@ def store_devices(store: Store, uid: int | None) -> StoreDevices:
     membership = store.membership
     present = [device.device_id for device in store.devices]
     missing = [device.device_id for device in store.missing]
-    names = (*present, *sorted(missing), *sorted(membership.retired))
-    return StoreDevices(
-        store_id=store.store_id, devices=tuple(device_detail(store, name, uid) for name in names)
-    )
+    ids = (*present, *missing, *membership.retired)
+    found = [device_detail(store, device_id, uid) for device_id in ids]
+    by_path = sorted(found, key=lambda each: (each.path, each.state is DeviceStatus.RETIRED, each.device_id))
+    return StoreDevices(store_id=store.store_id, devices=tuple(by_path))
 
 
 def device_detail(store: Store, device_id: str, uid: int | None) -> DeviceDetail:
@@ -185,7 +187,9 @@ def find(stores: Sequence[Store], name: str) -> tuple[Store, str]:
         except NotFoundError:
             continue
     if not found:
-        raise NotFoundError(f"no device {name!r}", hint="`everstep device ls` lists the devices")
+        known = [path for store in stores for path in store.membership.members.values()]
+        hint = f"the devices are {', '.join(sorted(known))}" if known else "no store is open"
+        raise NotFoundError(f"no device {name!r}", hint=hint)
     if len(found) > 1:
         raise UsageError(f"{name!r} is in {len(found)} stores", hint="name the device by its whole id")
     return found[0]

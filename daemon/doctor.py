@@ -17,6 +17,8 @@ from ..core.paths import data_socket_path
 from .doctor_plan import QUEUE_DEPTH, DirectoryFacts, NodeFacts, mount_of
 from .node_memory import read_memory_bounds
 
+_ALL = os.R_OK | os.W_OK | os.X_OK
+
 
 def look_at_node(directory_count: int, daemon: str) -> NodeFacts:
     """Return what is found on this node; `daemon` says who answered on the user's socket."""
@@ -38,17 +40,16 @@ def look_at_node(directory_count: int, daemon: str) -> NodeFacts:
 
 def look_at_directories(directories: Sequence[Path]) -> list[DirectoryFacts]:
     """Return what is found in each directory; a file without a name is made there and is gone again."""
-    found: list[DirectoryFacts] = []
-    seen: dict[int, str] = {}
-    for directory in directories:
-        facts, file_system_id = _look(directory)
-        found.append(facts if file_system_id is None else _with_peer(facts, seen, file_system_id))
-    return found
+    found = [_look(directory) for directory in directories]
+    return [_with_peer(facts, key, found) for facts, key in found]
 
 
-def _with_peer(facts: DirectoryFacts, seen: dict[int, str], file_system_id: int) -> DirectoryFacts:
-    peer = seen.setdefault(file_system_id, facts.path)
-    return facts if peer == facts.path else replace(facts, shares_with=peer)
+def _with_peer(
+    facts: DirectoryFacts, file_system_id: int | None, found: Sequence[tuple[DirectoryFacts, int | None]]
+) -> DirectoryFacts:
+    """Return the facts with the first other directory on the same file system."""
+    peers = [other.path for other, key in found if key == file_system_id and other.path != facts.path]
+    return replace(facts, shares_with=peers[0]) if peers and file_system_id is not None else facts
 
 
 def _look(directory: Path) -> tuple[DirectoryFacts, int | None]:
@@ -58,7 +59,13 @@ def _look(directory: Path) -> tuple[DirectoryFacts, int | None]:
         status, space = path.stat(), os.statvfs(path)
         if not stat.S_ISDIR(status.st_mode):
             return DirectoryFacts(path=str(path), problem=f"{path} is no directory"), None
+        if not space.f_flag & os.ST_RDONLY and not os.access(path, _ALL, effective_ids=True):
+            mode = stat.S_IMODE(status.st_mode)
+            problem = f"it belongs to uid {status.st_uid} with mode {mode:04o}: uid {os.geteuid()} may not write there"
+            return DirectoryFacts(path=str(path), problem=problem), None
         choice = choose_engine(path)
+    except FileNotFoundError:
+        return DirectoryFacts(path=str(path), problem="there is no such directory", is_absent=True), None
     except OSError as error:
         return DirectoryFacts(path=str(path), problem=f"{error.strerror or error}"), None
     except EverstepError as error:

@@ -91,7 +91,8 @@ class DirectoryFacts:
     total_bytes: int = 0
     mount: Mount = Mount(kind="", options=())
     shares_with: str = ""
-    """A directory named before it that lies on the same file system."""
+    """Another one of the directories, on the same file system."""
+    is_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +235,8 @@ NODE_CHECKS: tuple[tuple[str, Callable[[NodeFacts], Opinion]], ...] = (
 
 
 def _usable(facts: DirectoryFacts) -> Opinion:
+    if facts.is_absent:
+        return _fail(facts.problem, f"mount the drive, then mkdir -p -m 0700 {facts.path}")
     if facts.problem:
         return _fail(
             facts.problem, "name a directory on the drive that you may write to; see dmesg for errors"

@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..checkpoint.deal_plan import shortage
@@ -96,14 +97,22 @@ def in_memory(node: "Node", run: "RunStore") -> frozenset[CheckpointId]:
     )
 
 
-def store_view(opened: OpenStore, verified: Sequence[Verdict], scrub: ScrubView) -> StoreView:
-    """Return an open store and what was found of its checkpoints; asks the file systems: for a thread."""
+def store_view(
+    opened: OpenStore, verified: Sequence[Verdict], scrub: ScrubView, names: Mapping[str, str]
+) -> StoreView:
+    """Return an open store and what was found of its checkpoints; asks the file systems: for a thread.
+
+    `names`: those in the configuration, by directory.
+    """
     store = opened.store
     present = tuple(_device_view(opened, device.device_id, str(device.path)) for device in store.devices)
     missing = tuple(_missing_view(device.device_id, device.path, device.reason) for device in store.missing)
     return StoreView(
         store_id=store.store_id,
-        devices=present + missing,
+        devices=tuple(
+            replace(each, name=names.get(each.path, ""))
+            for each in sorted(present + missing, key=lambda each: (each.path, each.device_id))
+        ),
         notes=(*opened.notes, *(_verified_text(each) for each in verified if each.is_intact)),
         problems=(
             *opened.report.problems,

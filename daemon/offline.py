@@ -30,7 +30,7 @@ class OfflineStore:
     def __init__(self, store: Store, problems: Sequence[str]) -> None:
         self._store = store
         self._problems = tuple(problems)
-        self.notes = (*store.notes, *(f"missing: {missing.path}" for missing in store.missing))
+        self.notes = tuple(store.notes)
         """What a user should know of the store."""
 
     @property
@@ -86,22 +86,17 @@ class OfflineStore:
 
     def drain_device(self, device: str, *, cancel: bool) -> DeviceDetail:
         """See DeviceSource."""
-        return device_views.drain(*device_views.find([self._store], _place(device)), cancel=cancel)
+        return device_views.drain(*device_views.find([self._store], device), cancel=cancel)
 
     def retire_device(self, device: str, *, force: bool, dry_run: bool) -> RetireView:
         """See DeviceSource."""
-        store, device_id = device_views.find([self._store], _place(device))
+        store, device_id = device_views.find([self._store], device)
         return device_views.retire(store, device_id, force=force, dry_run=dry_run, now_unix_s=time.time())
 
     def device_at(self, path: Path) -> DeviceDetail:
         """Return the member in this directory."""
         device_id = next(device.device_id for device in self._store.devices if device.path == path)
         return device_views.device_detail(self._store, device_id, None)
-
-
-def _place(device: str) -> str:
-    """Return a device's path as stores know it; a name that is no path stays."""
-    return os.path.realpath(device) if "/" in device else device
 
 
 @contextmanager

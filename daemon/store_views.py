@@ -40,6 +40,8 @@ InMemory = Collection[CheckpointId]
 """Checkpoints of a run that the daemon also keeps in memory."""
 
 
+RUNS_SHOWN_MAX = 20
+"""In a message; `everstep ls` lists them all."""
 LOOK_COUNT_MAX = 3
 """How often something that seems wrong beside a daemon at work is looked at."""
 
@@ -60,7 +62,10 @@ def find_run(stores: Sequence[Store], text: str, uid: int | None) -> RunStore:
     runs = visible_runs(stores, uid)
     found = [run for run in runs if run.name == text] or [run for run in runs if run.run_id == text]
     if not found:
-        raise NotFoundError(f"no run {text!r}", hint="`everstep ls` lists the runs")
+        names = ", ".join(dict.fromkeys(run.name for run in runs[:RUNS_SHOWN_MAX]))
+        more = ", ..." if len(runs) > RUNS_SHOWN_MAX else ""
+        hint = f"the runs are {names}{more}" if runs else "`everstep ls` lists the runs, and there is none"
+        raise NotFoundError(f"no run {text!r}", hint=hint)
     if len(found) > 1:
         places = "; ".join(f"uid {run.owner_uid} in {run.store.devices[0].path}" for run in found)
         raise UsageError(
@@ -238,7 +243,18 @@ def _view(run: RunStore, info: CheckpointInfo, in_memory: InMemory) -> Checkpoin
         notes=dict(info.notes),
         problems=info.problems,
         tags=info.tags,
+        missing_on=_missing_on(run, info),
     )
+
+
+def _missing_on(run: RunStore, info: CheckpointInfo) -> tuple[str, ...]:
+    """Return the directories of the missing members that are all that is wrong with a checkpoint."""
+    away = [
+        missing for missing in run.store.missing if any(missing.device_id in each for each in info.problems)
+    ]
+    if not all(any(missing.device_id in each for missing in away) for each in info.problems):
+        return ()
+    return tuple(sorted(missing.path for missing in away))
 
 
 def _leaf_views(manifest: Manifest, count_max: int) -> list[LeafView]:

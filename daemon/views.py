@@ -117,6 +117,8 @@ class DeviceView:
     """Of deleted checkpoints, not free: they wait to be written over, or to be given back when room is needed."""
     write_bytes_per_s: int
     """As measured by its own writes; 0 while nobody knows."""
+    name: str = ""
+    """In the node's configuration; empty where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,8 @@ class CheckpointView:
     problems: tuple[str, ...]
     tags: tuple[str, ...]
     """Names that a person gave it: while it has one it is not collected."""
+    missing_on: tuple[str, ...] = ()
+    """Directories of missing members that hold parts of it; empty where anything else is wrong with it, too."""
 
     @property
     def title(self) -> str:

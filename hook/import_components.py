@@ -16,6 +16,7 @@ from .run_state import RUN_COMPONENT, RunState
 from .state_protocol import Captured, Laziness, Sink
 from .tensor_bytes import torch_dtype
 
+STEP = "step"
 EXTRA_STATE = "_extra_state"
 SUFFIXES = ("_state_dict", "_state", "_dict")
 """Scripts name what they save `model_state_dict`; `attach` calls it `model`."""
@@ -141,8 +142,8 @@ class Imported:
 def components_of(tree: Mapping[str, object], *, as_name: str, without: Sequence[str] = ()) -> Imported:
     """Return the components of a tree as `torch.save({"model": …, "optimizer": …})` makes it.
 
-    A flat state dict becomes one module named `as_name`. Numbers and texts beside the objects are no state of any
-    object: they are left out and told.
+    A flat state dict becomes one module named `as_name`. A whole number `step` beside the objects is the run's; other
+    numbers and texts are no state of any object: they are left out and told.
 
     Raises:
         UsageError: an optimizer's parameters cannot be told by name, or names clash.
@@ -171,6 +172,8 @@ def components_of(tree: Mapping[str, object], *, as_name: str, without: Sequence
             modules.append(_module(name, cast(dict[str, object], value)))
         elif isinstance(value, dict) and {"state", "param_groups"} <= cast(dict[str, object], value).keys():
             optimizers[name] = cast(dict[str, object], value)
+        elif key == STEP and _count_or_0(cast(object, value)):
+            continue  # _run_of takes it
         elif isinstance(value, dict | list | torch.Tensor):
             others.append(ImportedObject(name, cast(object, value)))
         else:
@@ -254,14 +257,15 @@ def _module(name: str, tree: Mapping[str, object]) -> ImportedModule:
 
 
 def _run_of(tree: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what an export says of the run, else the step where the source has it beside the objects."""
     run = tree.get(RUN_COMPONENT)
-    return cast(dict[str, object], run) if isinstance(run, dict) else {}
+    return cast(dict[str, object], run) if isinstance(run, dict) else {STEP: tree.get(STEP)}
 
 
 def run_state(imported: Imported, step: int | None) -> RunState:
     """Return how far the run is: as the source says, at `step` if that is given."""
     made, run = RunState(), imported.run
-    known, epoch = run.get("step"), run.get("epoch")
+    known, epoch = run.get(STEP), run.get("epoch")
     made.step = step if step is not None else _count_or_0(known)
     made.epoch, made.finished = _count_or_0(epoch), run.get("finished") is True
     return made

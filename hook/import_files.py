@@ -6,6 +6,7 @@ Tensors of safetensors and torch files stay in the mapped file until somebody re
 import io
 import json
 import mmap
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ from .export_torch import FILE_NAME as TORCH_FILE
 from .tensor_bytes import copy_bits, torch_dtype
 
 HEADER_BYTES_MAX = 100_000_000
+_TORCH_BEGINNINGS = (b"PK", b"\x80")
+"""Of a zip file, and of a pickle, which is what torch before 1.6 wrote."""
+_ASKED_FOR = re.compile(r"Unsupported (?:global|class).*?([\w]+(?:\.[\w]+)+)")
 _NAMES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -123,7 +127,9 @@ def _read_file(path: Path) -> dict[str, object]:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         header_bytes = int.from_bytes(content[:8], "little")
         if not 2 <= header_bytes <= min(HEADER_BYTES_MAX, len(content) - 8):
-            raise CorruptDataError(f"{path} names a header of {header_bytes} bytes")
+            raise CorruptDataError(
+                f"{path} is no safetensors file: its first 8 bytes name a header of {header_bytes} bytes"
+            )
         document: object = json.loads(content[8 : 8 + header_bytes])
     except (OSError, ValueError, RecursionError) as error:
         raise CorruptDataError(f"{path} is no safetensors file: {error}") from error
@@ -179,14 +185,28 @@ def _load_torch(source: Any, *, mapped: bool, name: object = None) -> object:
     except Exception as error:
         if mapped and "mmap" in str(error):  # a file of torch before 1.6 has no records to map
             return _load_torch(source, mapped=False)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        asked = next(
-            (line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line), ""
+        raise _not_loaded(source, name or source, str(error).strip() or type(error).__name__) from error
+
+
+def _not_loaded(source: Any, name: object, said: str) -> CorruptDataError:
+    """Return why a file is refused, by what torch said of it."""
+    if isinstance(source, Path) and not _begins_like_torch(source):
+        return CorruptDataError(f"{name} is no file of torch.save", hint="name the file itself")
+    asked = _ASKED_FOR.search(said)
+    if asked is not None:
+        return CorruptDataError(
+            f"{name} cannot be loaded with weights_only: it holds an object of {asked[1]}, and a file makes none here",
+            hint="save model.state_dict() instead, and of others tensors, numbers, text, lists and dicts only",
         )
-        raise CorruptDataError(
-            f"{name or source} cannot be loaded with weights_only: {(asked or reason).strip()[:300]}",
-            hint="save tensors, numbers, text, lists and dicts only",
-        ) from error
+    return CorruptDataError(
+        f"{name} cannot be loaded with weights_only: {said.splitlines()[0][:300]}",
+        hint="save tensors, numbers, text, lists and dicts only",
+    )
+
+
+def _begins_like_torch(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2).startswith(_TORCH_BEGINNINGS)
 
 
 def _as_tree(source: Path, loaded: object) -> dict[str, object]:

@@ -50,6 +50,7 @@ def import_source(request: ImportRequest) -> dict[str, object]:
     _check(request)
     found = read_foreign(Path(request.source))
     imported = _components(found.side, found.tree, request)
+    _check_without(imported, request.without)
     components = [each for each in imported.components if each.name not in request.without]
     if not components:
         raise UsageError("nothing of the source is left to import", hint="give fewer --without")
@@ -73,6 +74,19 @@ def _components(side: object, tree: dict[str, object], request: ImportRequest) -
     if isinstance(side, dict):
         return exported_components(side, tree)  # pyright: ignore[reportUnknownArgumentType] (JSON)
     return components_of(tree, as_name=request.as_name, without=request.without)
+
+
+def _check_without(imported: "Imported", without: list[str]) -> None:
+    from .import_components import component_name  # noqa: PLC0415
+
+    known = {each.name for each in imported.components} | imported.left_out.keys()
+    known |= {component_name(key) for key in imported.left_out}
+    unknown = [name for name in without if name not in known]
+    if unknown:
+        raise UsageError(
+            f"--without {unknown[0]}: the source holds no such object",
+            hint=f"it holds {', '.join(sorted(known))}",
+        )
 
 
 def _check(request: ImportRequest) -> None:

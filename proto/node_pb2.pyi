@@ -192,7 +192,7 @@ class Retention(_message.Message):
     def __init__(self, last: _Optional[int] = ..., every_steps: _Optional[int] = ..., every: _Optional[str] = ..., own: _Optional[bool] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "engine_reason", "write_bytes_per_second", "pool_bytes")
+    __slots__ = ("device_id", "path", "free_bytes", "total_bytes", "engine", "direct", "state", "reason", "engine_reason", "write_bytes_per_second", "pool_bytes", "name")
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,7 @@ class DeviceStatus(_message.Message):
     ENGINE_REASON_FIELD_NUMBER: _ClassVar[int]
     WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     device_id: str
     path: str
     free_bytes: int
@@ -215,7 +216,8 @@ class DeviceStatus(_message.Message):
     engine_reason: str
     write_bytes_per_second: int
     pool_bytes: int
-    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., engine_reason: _Optional[str] = ..., write_bytes_per_second: _Optional[int] = ..., pool_bytes: _Optional[int] = ...) -> None: ...
+    name: str
+    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., engine: _Optional[str] = ..., direct: _Optional[bool] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., engine_reason: _Optional[str] = ..., write_bytes_per_second: _Optional[int] = ..., pool_bytes: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
     __slots__ = ("store_id", "devices", "notes", "problems", "scrub")
@@ -252,7 +254,7 @@ class ScrubStatus(_message.Message):
     def __init__(self, has_begun: _Optional[bool] = ..., started_unix_s: _Optional[float] = ..., ended_unix_s: _Optional[float] = ..., planned_count: _Optional[int] = ..., checkpoint_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[str]] = ..., next_unix_s: _Optional[float] = ...) -> None: ...
 
 class CheckpointSummary(_message.Message):
-    __slots__ = ("run_name", "run_id", "owner_uid", "attempt", "step", "world_size", "ranks", "size_bytes", "created_unix_s", "state", "in_memory", "notes", "parent", "problems", "offered", "tags")
+    __slots__ = ("run_name", "run_id", "owner_uid", "attempt", "step", "world_size", "ranks", "size_bytes", "created_unix_s", "state", "in_memory", "notes", "parent", "problems", "offered", "tags", "missing_on")
     class NotesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -276,6 +278,7 @@ class CheckpointSummary(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     OFFERED_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_ON_FIELD_NUMBER: _ClassVar[int]
     run_name: str
     run_id: str
     owner_uid: int
@@ -292,7 +295,8 @@ class CheckpointSummary(_message.Message):
     problems: _containers.RepeatedScalarFieldContainer[str]
     offered: bool
     tags: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., created_unix_s: _Optional[float] = ..., state: _Optional[_Union[CheckpointState, str]] = ..., in_memory: _Optional[bool] = ..., notes: _Optional[_Mapping[str, str]] = ..., parent: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., offered: _Optional[bool] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+    missing_on: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., created_unix_s: _Optional[float] = ..., state: _Optional[_Union[CheckpointState, str]] = ..., in_memory: _Optional[bool] = ..., notes: _Optional[_Mapping[str, str]] = ..., parent: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., offered: _Optional[bool] = ..., tags: _Optional[_Iterable[str]] = ..., missing_on: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListCheckpointsRequest(_message.Message):
     __slots__ = ("run", "count_max")
@@ -529,7 +533,7 @@ class StoreDevices(_message.Message):
     def __init__(self, store_id: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceDetail, _Mapping]]] = ...) -> None: ...
 
 class DeviceDetail(_message.Message):
-    __slots__ = ("device_id", "path", "state", "reason", "total_bytes", "free_bytes", "held_bytes", "parts", "drained", "retired_unix_s", "missing_since_unix_s", "highest", "pool_bytes")
+    __slots__ = ("name", "device_id", "path", "state", "reason", "total_bytes", "free_bytes", "held_bytes", "parts", "drained", "retired_unix_s", "missing_since_unix_s", "highest", "pool_bytes")
     class HighestEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -537,6 +541,7 @@ class DeviceDetail(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -550,6 +555,7 @@ class DeviceDetail(_message.Message):
     MISSING_SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_FIELD_NUMBER: _ClassVar[int]
     POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
     device_id: str
     path: str
     state: DeviceState
@@ -563,7 +569,7 @@ class DeviceDetail(_message.Message):
     missing_since_unix_s: float
     highest: _containers.ScalarMap[str, str]
     pool_bytes: int
-    def __init__(self, device_id: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[HeldPart, _Mapping]]] = ..., drained: _Optional[bool] = ..., retired_unix_s: _Optional[float] = ..., missing_since_unix_s: _Optional[float] = ..., highest: _Optional[_Mapping[str, str]] = ..., pool_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., device_id: _Optional[str] = ..., path: _Optional[str] = ..., state: _Optional[_Union[DeviceState, str]] = ..., reason: _Optional[str] = ..., total_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[HeldPart, _Mapping]]] = ..., drained: _Optional[bool] = ..., retired_unix_s: _Optional[float] = ..., missing_since_unix_s: _Optional[float] = ..., highest: _Optional[_Mapping[str, str]] = ..., pool_bytes: _Optional[int] = ...) -> None: ...
 
 class HeldPart(_message.Message):
     __slots__ = ("run_name", "owner_uid", "checkpoint", "size_bytes", "offered", "newest", "newest_elsewhere")

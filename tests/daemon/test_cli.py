@@ -194,7 +194,6 @@ class TestWithoutDaemon:
             (("show", "pair"), "name storage directories"),
             (("verify",), "name storage directories"),
             (("scrub",), "`everstep verify DIR ...` reads storage without a daemon"),
-            (("stop",), "is EVERSTEP_SOCKET right?"),
         ],
     )
     def test_no_daemon_is_3_and_says_where_it_looked(self, command: tuple[str, ...], hint: str) -> None:
@@ -256,9 +255,29 @@ class TestWithoutDaemon:
     def test_a_missing_device_is_said(self, stored: list[Path]) -> None:
         done = everstep("ls", stored[0])
         assert done.returncode == 0
-        assert f"! missing: {stored[1]}" in done.stdout
-        assert "damaged" in done.stdout
-        assert done.stdout.count("(missing)") == 8  # once for each shard
+        assert f"{stored[1]}) is missing: what lies on it cannot be restored" in done.stdout
+        assert f"! {stored[1]} is missing: 5 checkpoints have parts there" in done.stdout
+        assert (done.stdout.count("incomplete"), "damaged" in done.stdout) == (5, False)
+        found = document("ls", stored[0])["checkpoints"]
+        assert {view["state"] for view in found} == {"damaged"}
+        assert all(view["missing_on"] == [str(stored[1])] for view in found)
+
+    def test_what_is_damaged_beside_a_missing_device_stays_damaged(self, stored: list[Path]) -> None:
+        manifest = json.loads(everstep("show", "single", "--json", *stored).stdout)
+        file = next(each["file"] for each in manifest["segments"])
+        path = next(device / file for device in stored if (device / file).exists())
+        path.unlink()
+        assert "damaged" in everstep("ls", "single", *stored).stdout
+
+    def test_an_unknown_run_is_told_the_known_ones(self, stored: list[Path]) -> None:
+        done = everstep("show", "pare", *stored)
+        assert (done.returncode, done.stderr) == (3, "everstep: no run 'pare'\n  the runs are pair, single\n")
+        assert "2 of 2 (ranks 0, 1)" in everstep("show", "pair", *stored).stdout
+
+    def test_columns_are_as_wide_for_each_run(self, stored: list[Path]) -> None:
+        heads = [line for line in everstep("ls", *stored).stdout.splitlines() if "CHECKPOINT" in line]
+        assert len(heads) == 2
+        assert len({line.rstrip() for line in heads}) == 1
 
     def test_reading_changes_nothing(self, stored: list[Path]) -> None:
         def content() -> dict[Path, tuple[bytes, int]]:
@@ -470,7 +489,9 @@ class TestWithDaemon:
         assert done.returncode == 0
         assert "has ended" in done.stdout
         assert "1 attached trainer" in done.stdout
-        assert everstep("stop").returncode == 3
+        again = everstep("stop")
+        assert (again.returncode, "nothing to stop" in again.stdout) == (0, True)
+        assert not document("stop")["was_running"]
 
     def test_a_node_daemon_is_configured_by_a_file(self, stored: list[Path], tmp_path: Path) -> None:
         assert everstep("daemon", "--config", tmp_path / "none.toml").returncode == 2
@@ -486,6 +507,8 @@ class TestWithDaemon:
             status = document("status")
             assert not status["daemon"]["is_private"]
             assert status["daemon"]["metrics_port"] > 0
+            assert [each["name"] for each in status["stores"][0]["devices"]] == ["nvme0", "nvme1"]
+            assert "nvme0" in everstep("status").stdout
             assert len(document("ls")["checkpoints"]) == 5
             assert everstep("stop").returncode == 0
             assert process.wait(10) == 0

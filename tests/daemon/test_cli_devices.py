@@ -134,10 +134,17 @@ class TestWithoutADaemon:
         assert (done.returncode, "it is well, and not drained" in done.stderr) == (1, True)
         done = everstep("device", "retire", "nvme7", "--yes", "--storage", *stored)
         assert (done.returncode, "no device 'nvme7'" in done.stderr) == (3, True)
+        assert f"the devices are {stored[0]}, {stored[1]}" in done.stderr
         done = everstep("device", "drain", stored[0], "--storage", *stored)
         assert (done.returncode, "no other device" in done.stderr) == (1, True)
         refused = document("device", "retire", stored[1], "--storage", stored[0], code=2)
         assert "asks nothing" in refused["error"]["message"]
+
+    def test_what_loses_nothing_is_not_asked(self, devices: list[Path]) -> None:
+        with opened(devices):
+            pass
+        done = everstep("device", "retire", devices[1], "--force", "--storage", *devices)
+        assert (done.returncode, "nothing is lost" in done.stdout) == (0, True), done
 
     def test_drain_and_its_end(self, stored: list[Path]) -> None:
         assert everstep("device", "drain", "--cancel", stored[1], "--storage", *stored).returncode == 0
@@ -183,6 +190,10 @@ class TestARunningDaemon:
             assert save(31)
             assert everstep("device", "drain", stored[1]).returncode == 0
             assert not save(32)
+            relative = Path(os.path.relpath(stored[1]))
+            assert everstep("device", "drain", relative).returncode == 0
+            unknown = everstep("device", "drain", "nvme7").stderr
+            assert f"the devices are {stored[0]}, {stored[1]}" in unknown
             told = [event for event in trainer.events if isinstance(event, frames.DevicesChanged)]
             conditions = [
                 {info.path: info.condition for info in event.devices}[str(stored[1])] for event in told
@@ -242,8 +253,13 @@ class TestANodeDaemon:
         with node_daemon(node_config, socket_path):
             assert states() == {str(stored[0]): "ok", str(stored[1]): "draining"}
             assert everstep("device", "retire", "nvme1", "--yes").returncode == 0
-            done = document("device", "readmit", stored[1])
-            assert done["is_new"]
+            done = everstep("device", "readmit", stored[1])
+            assert "is a member, as a new, empty device" in done.stdout
+            assert "was well already" in everstep("device", "readmit", stored[1]).stdout
+            (store,) = document("device", "ls")["stores"]
+            names = [(each["name"], each["state"]) for each in store["devices"]]
+            assert names == [("nvme0", "ok"), ("nvme1", "ok"), ("", "retired")]
+            assert "nvme0 " in everstep("device", "ls").stdout
             assert states() == {str(stored[0]): "ok", str(stored[1]): "ok"}
             assert document("ls", "demo")["checkpoints"][0]["state"] == "complete"
             with FakeTrainer(socket_path) as trainer:

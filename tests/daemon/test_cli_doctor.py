@@ -1,8 +1,10 @@
 """`everstep doctor` on this machine: real files, the real kernel, a real daemon."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from everstep.checkpoint.engine_choice import choose_engine
 from everstep.daemon.doctor import look_at_directories
 from everstep.daemon.testing import FakeTrainer, daemon_process
 
+NOBODY = 65534
 EVERSTEP = Path(sys.executable).with_name("everstep")
 
 
@@ -36,7 +39,7 @@ def test_the_engine_is_the_one_that_a_daemon_would_choose(devices: list[Path]) -
     assert found[str(devices[0]), "engine"]["found"] == f"{choice.name}: {choice.reason}"
     assert found[str(devices[0]), "directory"]["health"] == "ok"
     assert "file system" in found[str(devices[1]), "drive"]["found"]
-    assert found[str(devices[1]), "drive"]["health"] == "warn"
+    assert [found[str(device), "drive"]["health"] for device in devices] == ["warn", "warn"]
     assert list(devices[0].iterdir()) == []
 
 
@@ -45,10 +48,22 @@ def test_a_directory_that_is_none_fails(tmp_path: Path) -> None:
     file.touch()
     found = findings(tmp_path / "absent", file, code=1)
     assert found[str(tmp_path / "absent"), "directory"]["health"] == "fail"
+    assert f"mkdir -p -m 0700 {tmp_path / 'absent'}" in found[str(tmp_path / "absent"), "directory"]["advice"]
     assert "no directory" in found[str(file), "directory"]["found"]
     text = doctor(file).stdout
     assert "fail  directory" in text
     assert "-> name a directory" in text
+
+
+@pytest.mark.root
+def test_a_directory_of_somebody_else_is_named_with_its_owner() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # every folder above may be entered by all
+        os.seteuid(NOBODY)
+        try:
+            (facts,) = look_at_directories([Path(name)])
+        finally:
+            os.seteuid(0)
+    assert facts.problem == f"it belongs to uid 0 with mode 0700: uid {NOBODY} may not write there"
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs /dev/shm")

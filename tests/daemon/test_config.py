@@ -50,8 +50,10 @@ def test_every_key_is_taken(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[daemon]\nlinger = 3\n", "linger"),
-        ("[daemons]\nlinger_s = 3\n", "daemons"),
+        ("[daemon]\nlinger = 3\n", r"node\.toml.*linger.*did you mean linger_s\?"),
+        ("[daemons]\nlinger_s = 3\n", r"daemons.*did you mean daemon\?"),
+        ("[retention]\nkeep_lst = 3\n", r"keep_lst.*did you mean keep_last\?"),
+        ("[retention]\ncolour = 3\n", r"colour.*see docs/configuration\.md"),
         ('[retire]\nmissing_after = "soon"\n', r"retire\.missing_after.*'soon'"),
         ('[retire]\nmissing_after = "0d"\n', r"retire\.missing_after"),
         ('[daemon]\nlinger_s = "long"\n', r"daemon\.linger_s"),
@@ -67,9 +69,9 @@ def test_every_key_is_taken(path: Path) -> None:
         ("[scrub]\nbandwidth_share = 0\n", r"scrub\.bandwidth_share is 0.*above 0"),
         ("[scrub]\nbandwidth_share = 1.5\n", r"scrub\.bandwidth_share is 1\.5"),
         ("[scrub]\nbandwidth_share = nan\n", r"scrub\.bandwidth_share is nan"),
-        ("[memory]\nreserve_bytes = -1\n", "must not be negative"),
-        ("[daemon]\ndrain_s = -0.1\n", "must not be negative"),
-        ("[daemon]\nlinger_s = nan\n", "linger_s.*must not be negative"),
+        ("[memory]\nreserve_bytes = -1\n", r"node\.toml: memory\.reserve_bytes is -1"),
+        ("[daemon]\ndrain_s = -0.1\n", r"daemon\.drain_s is -0\.1.*0 or more"),
+        ("[daemon]\nlinger_s = nan\n", r"daemon\.linger_s is nan"),
         ("[[[", "node.toml"),
     ],
 )

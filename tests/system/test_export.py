@@ -131,9 +131,7 @@ class TestSafetensors:
 
     def test_shards_and_their_index(self, saved: Saved, tmp_path: Path) -> None:
         state, storage = saved
-        made = export(
-            "kinds", tmp_path / "out", "--to", "safetensors", "--shard-bytes", "1024", "--storage", *storage
-        )
+        made = export("kinds", tmp_path / "out", "--to", "safetensors", "--shard-bytes", "1KiB", *storage)
         index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
         names = sorted(name for name in made["files"] if name.endswith(".safetensors"))
         assert len(names) > 2
@@ -221,6 +219,7 @@ class TestPlaces:
             (("kinds@9.9",), 3, "no checkpoint 9.9"),
             (("kinds", "--rank", "4"), 3, "rank 4"),
             (("kinds", "--shard-bytes", "3"), 2, "--shard-bytes"),
+            (("kinds", "--shard-bytes", "5 Gb"), 2, "--shard-bytes: a size is"),
         ],
     )
     def test_what_is_not_there(

@@ -242,7 +242,23 @@ class TestRefused:
 
     def test_an_object_in_a_torch_file(self, tmp_path: Path, devices: list[Path]) -> None:
         torch.save({"model": nn.Linear(2, 2)}, tmp_path / "whole.pt")
-        assert "weights_only" in self.error(tmp_path / "whole.pt", devices)
+        said = self.error(tmp_path / "whole.pt", devices)
+        assert "weights_only: it holds an object of torch.nn.modules.linear.Linear" in said
+        assert "save model.state_dict() instead" in said
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [("text.pt", "text.pt is no file of torch.save"), ("text.safetensors", "is no safetensors file")],
+    )
+    def test_what_is_another_file(self, name: str, said: str, tmp_path: Path, devices: list[Path]) -> None:
+        (tmp_path / name).write_text("Dear reader, this is a letter.\n")
+        assert said in self.error(tmp_path / name, devices)
+
+    def test_leaving_out_what_is_not_there(self, tmp_path: Path, devices: list[Path]) -> None:
+        source = saved_as("torch", tmp_path, small(0))
+        said = self.error(source, devices, "--without", "optimiser", code=2)
+        assert "--without optimiser: the source holds no such object" in said
+        assert "model" in said
 
     def test_a_hostile_torch_file_is_not_executed(self, tmp_path: Path, devices: list[Path]) -> None:
         torch.save({"model": _Touches(tmp_path / "touched")}, tmp_path / "hostile.pt")
@@ -257,6 +273,15 @@ class TestRefused:
         assert "--without optimizer" in self.error(tmp_path / "part.pt", devices, code=2)
         tool("import", tmp_path / "part.pt", "--run", "new", "--without", "optimizer", "--storage", *devices)
         end_daemon()
+
+    def test_a_step_beside_the_objects_is_the_steps_of_the_run(
+        self, tmp_path: Path, devices: list[Path]
+    ) -> None:
+        model = {"model": nn.Linear(3, 3).state_dict(), "step": 77, "note": "best"}
+        torch.save(model, tmp_path / "stepped.pt")
+        made = tool("import", tmp_path / "stepped.pt", "--run", "new", "--storage", *devices)
+        end_daemon()
+        assert (made["checkpoint"], made["left_out"]) == ("new@1.77", {"note": "'best'"})
 
     def test_named_parameters_can_be_told(self, tmp_path: Path, devices: list[Path]) -> None:
         model = nn.Linear(3, 3)
