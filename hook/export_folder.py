@@ -21,7 +21,7 @@ def published_folder(destination: Path) -> Generator[Path]:
     """Give an empty folder that becomes `destination` when the block is left, durably; after an error it is removed.
 
     Raises:
-        UsageError: something stands at the destination: it is never overwritten.
+        UsageError: something stands at the destination, which is never overwritten, or nothing can be made there.
         OSError: the folder cannot be made.
     """
     parent = destination.parent
@@ -29,6 +29,11 @@ def published_folder(destination: Path) -> Generator[Path]:
         raise UsageError(f"{destination} is there already", hint="name a folder that is absent or empty")
     if not parent.is_dir():
         raise UsageError(f"there is no folder {parent}", hint="make it, or name another destination")
+    if not os.access(parent, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        raise UsageError(
+            f"uid {os.geteuid()} may make nothing in {parent}",
+            hint="name a destination in a folder of your own",
+        )
     _remove_left_over(destination)
     folder, lock = _make_locked(destination)
     try:

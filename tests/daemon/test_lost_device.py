@@ -190,11 +190,11 @@ def test_a_device_that_does_not_answer_at_the_start_is_named_and_the_rest_goes_o
     ):
         (store,) = client.status().stores
         assert [(device.path, device.state) for device in store.devices] == [
-            (str(devices[1]), DeviceStatus.OK),
             (str(devices[0]), DeviceStatus.MISSING),
+            (str(devices[1]), DeviceStatus.OK),
         ]
-        assert "disk.id" in store.devices[1].reason
-        assert "[EIO]" in store.devices[1].reason
+        assert "disk.id" in store.devices[0].reason
+        assert "[EIO]" in store.devices[0].reason
         assert isinstance(trainer.open_run(NAMES), frames.RunOpened)
         trainer.begin_attempt(1)
         arena = trainer.make_arena(trainer.layout())

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -81,3 +82,17 @@ def test_makers_of_one_folder_never_take_each_others(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(make, range(400)))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.root
+def test_a_folder_that_may_not_be_written_to_is_named() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # every folder above may be entered by all
+        Path(name).chmod(0o755)
+        os.seteuid(65534)
+        try:
+            refused = pytest.raises(UsageError, match=f"uid 65534 may make nothing in {name}")
+            with refused, published_folder(Path(name) / "out"):
+                pass
+        finally:
+            os.seteuid(0)
+        assert list(Path(name).iterdir()) == []
