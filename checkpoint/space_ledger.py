@@ -88,8 +88,12 @@ class SpaceLedger:
         found: list[str] = []
         for device in self._devices.values():
             with suppress(StorageError):
-                found.append(shortage(device.path, self._ops.free_bytes(device.path)))
+                found.append(self.shortage(device, self._ops.free_bytes(device.path)))
         return [text for text in found if text]
+
+    def shortage(self, device: Device, free_bytes: int) -> str:
+        """Return why nothing can be written to a device with so much free space now; empty where something can."""
+        return shortage(device.path, free_bytes + self._pool.bytes_on(device.file_system_id))
 
     @contextmanager
     def _explained(self) -> Generator[None]:

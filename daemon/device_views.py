@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ..checkpoint import device_change
-from ..checkpoint.deal_plan import shortage
 from ..checkpoint.retire_plan import Holding, is_drained
 from ..checkpoint.store import Store
 from ..core.errors import NotFoundError, UsageError
@@ -141,7 +140,7 @@ def device_detail(store: Store, device_id: str, uid: int | None) -> DeviceDetail
         try:
             space = os.statvfs(device.path)
             free_bytes, total_bytes = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-            reason = reason or shortage(device.path, free_bytes)
+            reason = reason or store.space.shortage(device, free_bytes)
         except OSError as error:
             reason = reason or f"{device.path}: {error.strerror}"
     return DeviceDetail(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..checkpoint.deal_plan import shortage
 from ..checkpoint.keep import Keep
 from ..core.ids import CheckpointId
 from .registry import RankRecord, RunRecord
@@ -177,7 +176,8 @@ def _device_view(opened: OpenStore, device_id: str, path: str) -> DeviceView:
     try:
         space = os.statvfs(path)
         free_bytes, total_bytes = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-        reason = reason or shortage(path, free_bytes)
+        device = opened.store.device(device_id)
+        reason = reason or ("" if device is None else opened.store.space.shortage(device, free_bytes))
     except OSError as error:
         free_bytes = total_bytes = 0
         reason = reason or f"{path}: {error.strerror}"

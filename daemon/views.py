@@ -112,7 +112,7 @@ class DeviceView:
     is_direct: bool
     state: DeviceStatus
     reason: str
-    """Why the state is not OK."""
+    """Why the state is not OK, or why nothing more fits."""
     pool_bytes: int
     """Of deleted checkpoints, not free: they wait to be written over, or to be given back when room is needed."""
     write_bytes_per_s: int
