@@ -7,6 +7,7 @@ anything differs.
 
 import argparse
 import dataclasses
+import json
 import os
 import random
 import re
@@ -231,10 +232,7 @@ def _children(pid: int) -> list[int]:
 
 def daemon_pid(folder: Path) -> int:
     """Return the pid of the demo's own daemon, from the file beside its socket."""
-    text = (folder / "socket" / "daemon.json").read_text()
-    found = re.search(r'"pid": (\d+)', text)
-    assert found is not None, text
-    return int(found.group(1))
+    return int(json.loads((folder / "socket" / "daemon.json").read_text())["pid"])
 
 
 def end_daemon(folder: Path) -> None:

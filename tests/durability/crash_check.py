@@ -325,17 +325,21 @@ class Checker:
         directories = [path for index, path in enumerate(storage.directories) if index != absent]
         storage.faults = [fault] if fault else []
         violations: list[str] = []
-        is_partial = False
+        is_partial = fault is not None or absent is not None
         try:
             with _opened(storage, directories) as store:
-                is_partial = bool(store.missing)  # a retired device is no part
+                # A retired device is no part, whether it is there, readable, or not.
+                members = [device.path for device in store.devices]
+                is_partial = bool(store.missing) or (
+                    fault is not None and storage.directories[fault.device] in members
+                )
                 recover(store)
         except EverstepError as exc:
             if fault is None and absent is None:
                 violations.append(f"cannot be opened: {exc}")
         storage.faults = []
         gone = before - _kept(storage)
-        if gone and (is_partial or (fault is not None and fault.was_hit)):
+        if gone and is_partial and (fault is None or fault.was_hit):
             violations.append(f"removed on a partial view (absent {absent}, fault {fault}): {sorted(gone)}")
         return storage.image, violations
 
