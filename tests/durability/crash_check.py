@@ -329,10 +329,8 @@ class Checker:
         try:
             with _opened(storage, directories) as store:
                 # A retired device is no part, whether it is there, readable, or not.
-                members = [device.path for device in store.devices]
-                is_partial = bool(store.missing) or (
-                    fault is not None and storage.directories[fault.device] in members
-                )
+                members = [storage.directories.index(device.path) for device in store.devices]
+                is_partial = bool(store.missing) or (fault is not None and fault.device in members)
                 recover(store)
         except EverstepError as exc:
             if fault is None and absent is None:
