@@ -329,8 +329,9 @@ class Checker:
         try:
             with _opened(storage, directories) as store:
                 # A retired device is no part, whether it is there, readable, or not.
-                members = [storage.directories.index(device.path) for device in store.devices]
-                is_partial = bool(store.missing) or (fault is not None and fault.device in members)
+                members = {device.path for device in store.devices}
+                parts = [index for index, path in enumerate(storage.directories) if path in members]
+                is_partial = bool(store.missing) or (fault is not None and fault.device in parts)
                 recover(store)
         except EverstepError as exc:
             if fault is None and absent is None:
