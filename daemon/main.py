@@ -76,9 +76,9 @@ def _listen(path: Path, *, private: bool) -> Generator[socket.socket]:
         path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
     )
     try:
-        if not _lock(lock) and (
-            private or not ask_holder(str(path)) or not _lock(lock, HAND_OVER_DEADLINE_S)
-        ):
+        # Who starts a private one found nobody who answers: if the lock is held, then by a daemon that is ending.
+        is_free_soon = private or _lock(lock) or ask_holder(str(path))
+        if not is_free_soon or not _lock(lock, HAND_OVER_DEADLINE_S):
             raise ConfigError(
                 f"another daemon{_told(path)} listens on {path}",
                 hint="use it, or stop it first: everstep stop",

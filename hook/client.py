@@ -118,8 +118,8 @@ class DaemonClient:
     # -- reading
 
     def _greet(self, role: Role, version: str) -> frames.Welcome:
-        self._sock.sendall(pack(frames.Hello(protocol=PROTOCOL, version=version, role=role)))
         try:
+            self._sock.sendall(pack(frames.Hello(protocol=PROTOCOL, version=version, role=role)))
             reply = self._next_frame()
         except (OSError, FrameError) as error:
             raise DaemonUnavailableError(f"the daemon did not answer Hello: {error}") from error

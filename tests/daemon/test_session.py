@@ -131,7 +131,7 @@ class TestLeases:
         self, socket_path: Path, devices: list[Path], pause: Pause
     ) -> None:
         """As many snapshots wait for it as the event loop has threads for whatever comes."""
-        phase = Phase("everstep.checkpoint.storage_ops:RealStorage.free_bytes")
+        phase = Phase("everstep.checkpoint.storage_ops:RealStorage.open_new_segment")
         with pausing_daemon(pause, phase) as daemon, contextlib.ExitStack() as held:
             for number in range((os.cpu_count() or 1) + 4):  # of concurrent.futures, up to 32
                 trainer = held.enter_context(FakeTrainer(socket_path))

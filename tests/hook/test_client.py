@@ -240,6 +240,13 @@ class Peer:
 
 
 class TestPeers:
+    def test_one_that_ends_before_hello(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        monkeypatch.setattr("everstep.hook.client._connect", lambda _: ours)
+        with pytest.raises(DaemonUnavailableError, match="did not answer Hello"):
+            DaemonClient(path, Role.TRAINER, VERSION, lambda _: None)
+
     def test_one_that_hangs_up_after_hello(self, path: Path) -> None:
         with Peer(path), pytest.raises(DaemonUnavailableError, match="closed the connection"):
             connect(path)
