@@ -85,6 +85,7 @@ class _Session:
         self.oracle = Oracle(WORLD_SIZE)
         self.failures: list[str] = []
         self.cycle_count = 0
+        self._doing = ""
         self._read_count = 0
         self._went_on_count = 0
         self._without_count = 0
@@ -104,7 +105,9 @@ class _Session:
         self.cycle_count += 1
         self._is_down = False
         trial = self._random.choice(list(Trial))
-        self._writer.start(self._order(trial))
+        order = self._order(trial)
+        self._doing = f"{trial.name} {order.readmit=} {order.changes=}"
+        self._writer.start(order)
         first: int | None = None
         if trial is Trial.CHANGE:
             self._wait_for_change()
@@ -261,7 +264,11 @@ class _Session:
         return False
 
     def _fail(self, problem: str) -> None:
-        self.failures.append(f"cycle {self.cycle_count}: {problem}")
+        members = self.oracle.members
+        self.failures.append(
+            f"cycle {self.cycle_count}, {self._doing}, out {sorted(members.out)}, leaving {sorted(members.leaving)}: "
+            f"{problem}"
+        )
 
 
 def _is_saved_without(line: str, number: int) -> bool:
