@@ -4,6 +4,8 @@ import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from ..core.ids import CheckpointId
+
 STEPS_KEPT = 2000
 """Step times kept per kind: enough for a steady median, 16 KiB each."""
 
@@ -77,7 +79,7 @@ class CostBook:
     steps: int = 0
     sealed: int = 0
     complete: int = 0
-    last_complete: str = ""
+    newest_complete: CheckpointId | None = None
     skipped: Counter[str] = field(default_factory=Counter[str])
     failures: deque[str] = field(default_factory=lambda: deque[str](maxlen=FAILURES_KEPT))
     notes: deque[str] = field(default_factory=lambda: deque[str](maxlen=FAILURES_KEPT))
@@ -112,6 +114,11 @@ class CostBook:
         self.steps += 1
         self._left_s, self._opened_busy = left_s, opens_busy
 
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Every rank has committed a checkpoint; several are under way at once, and any of them may end first."""
+        self.complete += 1
+        self.newest_complete = max(checkpoint, self.newest_complete or checkpoint)
+
     def report(self) -> Report:
         """Return the figures as they are now."""
         quiet = statistics.median(self._quiet) if self._quiet else 0.0
@@ -121,7 +128,7 @@ class CostBook:
             steps=self.steps,
             checkpoints_sealed=self.sealed,
             checkpoints_complete=self.complete,
-            last_complete=self.last_complete,
+            last_complete=str(self.newest_complete or ""),
             skipped=dict(self.skipped),
             failures=tuple(self.failures),
             notes=tuple(self.notes),

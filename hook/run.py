@@ -350,8 +350,7 @@ class Run:
         """Listener: every rank has committed it."""
         if self.world_size > 1:
             self._link.tell(frames.Complete(attempt=checkpoint.attempt, step=checkpoint.step))
-        self._costs.complete += 1
-        self._costs.last_complete = str(checkpoint)
+        self._costs.completed(checkpoint)
         self._settle(checkpoint)
 
     def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:

@@ -4,10 +4,12 @@ python mutant_run.py "commit: no fdatasync"
 """
 
 import argparse
+import faulthandler
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -16,6 +18,8 @@ from mutants import MUTANTS, ROOT, Mutant
 
 FOUND, SURVIVED = 0, 3
 SEEDS = (1, 2, 3)
+DEADLINE_S = 240.0
+"""Seconds against hanging for ever: then it says where every thread stands, and fails."""
 
 CONTROL = Mutant(
     name="control: nothing changed",
@@ -92,6 +96,9 @@ def main() -> int:
     mutants = {mutant.name: mutant for mutant in (*MUTANTS, CONTROL)}
     parser.add_argument("name", choices=mutants)
     mutant = mutants[parser.parse_args().name]
+    faulthandler.dump_traceback_later(
+        DEADLINE_S, exit=True, file=os.dup(sys.stderr.fileno())
+    )  # pytest takes that one
     sys.meta_path.insert(0, MutantFinder(mutant))
     found = found_by(mutant)
     print(f"found by {found}" if found else "survived")

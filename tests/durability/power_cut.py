@@ -212,20 +212,23 @@ class _Session:
         there = [disk for number, disk in enumerate(self._disks) if number not in absent]
         for _ in self._pool.map(LoopDisk.mount, there):
             pass
-        try:
-            if absent and not absent & self.oracle.members.out:
-                self._without_count += 1
-                self._check(absent)
-            for number in absent:
-                self._disks[number].mount()
-            self._check(NOBODY)
-        except EverstepError as exc:
-            self._fail(f"{exc.code}: {exc}")
+        if absent and not absent & self.oracle.members.out:
+            self._without_count += 1
+            self._check(absent)
+        for number in absent:
+            self._disks[number].mount()
+        self._check(NOBODY)
         for path in self._directories:
             for aside in (path / QUARANTINE_NAME).glob(f"*{RETIRED_SUFFIX}"):
                 shutil.rmtree(aside)  # what a device held that came back as a new one: nobody needs it
 
     def _check(self, absent: Collection[int]) -> None:
+        try:
+            self._compare(absent)
+        except EverstepError as exc:
+            self._fail(f"without {sorted(absent)}: {exc.code}: {exc}")
+
+    def _compare(self, absent: Collection[int]) -> None:
         with opened(self._directories) as (store, report):
             run = store.run(os.geteuid(), RUN_NAME, create=True)
             if not absent:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mutant_run import CONTROL, FOUND, SURVIVED
+from mutant_run import CONTROL, DEADLINE_S, FOUND, SURVIVED
 from mutants import MUTANTS, Mutant, StaleMutantError
 
 RUNNER = Path(__file__).with_name("mutant_run.py")
@@ -21,7 +21,7 @@ def run(mutant: Mutant) -> tuple[Mutant, int, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=DEADLINE_S + 60,
         env={**os.environ, "PYTHONHASHSEED": "0"},
     )
     return mutant, done.returncode, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 import pytest
 
+from everstep.core.ids import CheckpointId
 from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook
 
 
@@ -24,6 +25,13 @@ def test_before_anything_happened_all_is_zero() -> None:
         0.0,
     )
     assert (report.skipped, report.failures, report.last_complete) == ({}, (), "")
+
+
+def test_the_last_complete_is_the_newest_whichever_ended_last() -> None:
+    book = CostBook()
+    for step in (9, 12, 10):
+        book.completed(CheckpointId(2, step))
+    assert (book.report().checkpoints_complete, book.report().last_complete) == (3, "2.12")
 
 
 def test_busy_and_quiet_steps_are_told_apart_by_their_medians() -> None:
