@@ -20,8 +20,15 @@ help:  ## list the targets
 demo: $(STAMP)  ## train, kill and restart: ends with the verdict (under 5 minutes)
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
-test: $(STAMP)  ## run the tests; skipped ones are listed with the reason
+# The searches of tests/durability take as long as all others together: two halves, a core each.
+test: $(STAMP)  ## run the tests; skipped ones are listed with the reason (PYTEST_ARGS: these only, in one process)
+ifdef PYTEST_ARGS
 	$(BIN)/pytest $(PYTEST_ARGS)
+else
+	@mkdir -p build; $(BIN)/pytest tests/durability > build/test-durability.log 2>&1 & searches=$$!; \
+	  $(BIN)/pytest --ignore tests/durability; others=$$?; \
+	  wait $$searches; found=$$?; cat build/test-durability.log; exit $$((others | found))
+endif
 
 check: $(STAMP) types  ## lint, format, types, spelling, layers and rules, generated code
 	$(BIN)/ruff check .

@@ -6,10 +6,12 @@ import pytest
 from bit_flips import flip_bits
 
 COUNT = 10_000
+DEADLINE_S = 300.0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(360)
 def test_every_flipped_bit_is_found() -> None:
-    found = flip_bits(count=COUNT, duration_s=60.0, seed=random.randrange(1 << 32))
+    found = flip_bits(count=COUNT, duration_s=DEADLINE_S, seed=random.randrange(1 << 32))
     found.check()
-    assert found.count >= COUNT // 10
+    assert found.count == COUNT

@@ -1,17 +1,23 @@
 """The real commit, completion, collection and recovery on every kind of crash, many thousand times."""
 
+import os
+
 import pytest
 from crash_explorer import Effort, Exploration, Summary, explore
 from workloads import WORKLOADS, Workload
 
 SEED = 20261121
 STATES_MIN = 50_000
+JOBS = max(1, len(os.sched_getaffinity(0)) // 2)
+"""The other tests run beside this one."""
+CI = Effort(losses_max=13)
+"""Less than `make soak` tries at each cut, so that all cuts are reached in minutes."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_no_crash_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = explore(None, SEED)
+    summary = explore(None, SEED, jobs=JOBS, effort=CI)
     with capsys.disabled():
         print(f"\n{summary.line}, recoveries {summary.check_count}, seconds {summary.duration_s:.0f}")
     assert not summary.violations, "\n".join((summary.line, *summary.violations))

@@ -5,12 +5,13 @@ import random
 import pytest
 from kill_daemon import kill_daemon
 
-DURATION_S = 40.0
 CYCLES = 50
+DEADLINE_S = 300.0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(360)
 def test_nothing_persisted_is_lost() -> None:
-    found = kill_daemon(duration_s=DURATION_S, cycles=CYCLES, seed=random.randrange(1 << 32))
+    found = kill_daemon(duration_s=DEADLINE_S, cycles=CYCLES, seed=random.randrange(1 << 32))
     found.check()
-    assert found.count >= 10
+    assert found.count == CYCLES

@@ -13,6 +13,8 @@ from mutants import MUTANTS, Mutant, StaleMutantError
 
 RUNNER = Path(__file__).with_name("mutant_run.py")
 COUNT_MIN = 40
+JOBS = max(1, len(os.sched_getaffinity(0)) // 2)
+"""The other tests run beside this one."""
 
 
 def run(mutant: Mutant) -> tuple[Mutant, int, str]:
@@ -30,7 +32,7 @@ def run(mutant: Mutant) -> tuple[Mutant, int, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_mutant_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(JOBS) as pool:
         done: Sequence[tuple[Mutant, int, str]] = list(pool.map(run, MUTANTS))
     broken = [
         f"{mutant.name}: {output}" for mutant, status, output in done if status not in (FOUND, SURVIVED)

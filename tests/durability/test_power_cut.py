@@ -14,20 +14,23 @@ from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.testing import opened
 from everstep.core.errors import StorageError
 
-DURATION_S = 75.0
 CYCLES = 500
+DEADLINE_S = 600.0
+"""Five times what they take on two cores."""
 CARELESS_WRITER = Path(__file__).with_name("careless_writer.py")
 
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(660)
 @pytest.mark.parametrize("kind", sorted(SIZES_MIB))
-def test_nothing_acknowledged_is_lost(kind: str) -> None:
+def test_nothing_acknowledged_is_lost(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     skip_without(kind)
-    found = power_cut(kind, duration_s=DURATION_S, cycles=CYCLES, seed=random.randrange(1 << 32))
+    found = power_cut(kind, duration_s=DEADLINE_S, cycles=CYCLES, seed=random.randrange(1 << 32))
+    with capsys.disabled():
+        print(f"\n{found}")
     found.check()
-    assert found.count >= 50
+    assert found.count == CYCLES
 
 
 @pytest.mark.root
