@@ -44,7 +44,13 @@ def collect_garbage(run: RunStore, *, keep: Keep) -> Collected:
     reason = refusal(run)
     if reason:
         return Collected(removed=(), freed_bytes=0, reason=reason)
-    plan = plan_collection(run.checkpoints(), floor=run.complete_floor(), keep=keep, pinned=run.pinned())
+    plan = plan_collection(
+        run.checkpoints(),
+        floor=run.complete_floor(),
+        keep=keep,
+        pinned=run.pinned(),
+        given_up=run.given_up(),
+    )
     freed = {checkpoint: _remove(run, checkpoint) for checkpoint in plan}
     removed = tuple(checkpoint for checkpoint, size_bytes in freed.items() if size_bytes is not None)
     return Collected(removed=removed, freed_bytes=sum(filter(None, freed.values())))

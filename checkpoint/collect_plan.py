@@ -17,6 +17,7 @@ def plan_collection(
     floor: CheckpointId | None,
     keep: Keep,
     pinned: Collection[CheckpointId] = (),
+    given_up: Collection[CheckpointId] = (),
 ) -> tuple[CheckpointId, ...]:
     """Return the checkpoints to remove, the oldest first.
 
@@ -24,11 +25,31 @@ def plan_collection(
     as this store sees by itself) with everything newer than it; the complete one before the floor, or the newest
     intact one before it where none is known complete; what has a tag; and what is being read or written. Without any
     complete checkpoint nothing goes. Damaged and incomplete ones older than all that go too.
+
+    What was given up, because some rank has no shard of it and never will, goes however new it is, unless it is known
+    complete all the same, has a tag, or is being read or written.
     """
+    halves = {
+        info.checkpoint
+        for info in checkpoints
+        if info.checkpoint in given_up
+        and info.state is not CheckpointState.COMPLETE
+        and not info.tags
+        and info.checkpoint not in pinned
+    }
+    return tuple(sorted(halves | _outdated(checkpoints, floor, keep, pinned)))
+
+
+def _outdated(
+    checkpoints: Sequence[CheckpointInfo],
+    floor: CheckpointId | None,
+    keep: Keep,
+    pinned: Collection[CheckpointId],
+) -> set[CheckpointId]:
     newest_first = sorted(checkpoints, key=lambda info: info.checkpoint, reverse=True)
     complete = [info.checkpoint for info in newest_first if info.state is CheckpointState.COMPLETE]
     if floor is None and not complete:
-        return ()
+        return set()
     base = floor if floor is not None else complete[0]
     kept = {
         base,
@@ -38,11 +59,9 @@ def plan_collection(
         *_one_before(newest_first, base),
         *_spaced(newest_first, keep),
     }
-    return tuple(
-        info.checkpoint
-        for info in reversed(newest_first)
-        if info.checkpoint < base and info.checkpoint not in kept
-    )
+    return {
+        info.checkpoint for info in newest_first if info.checkpoint < base and info.checkpoint not in kept
+    }
 
 
 def _one_before(newest_first: Sequence[CheckpointInfo], base: CheckpointId) -> list[CheckpointId]:

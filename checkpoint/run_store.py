@@ -79,6 +79,7 @@ class RunStore:
         self._writing: set[tuple[CheckpointId, int]] = set()
         self._pins: Counter[CheckpointId] = Counter()
         self._tags: dict[str, CheckpointId] = {}
+        self._given_up: set[CheckpointId] = set()
 
     # --- places -------------------------------------------------------------------------------------------------
 
@@ -196,6 +197,9 @@ class RunStore:
                 if before is not None and checkpoint <= before.newest:
                     return
                 self._floor = Floor(newest=checkpoint, previous=before.newest if before else None)
+                self._given_up = {
+                    each for each in self._given_up if each > checkpoint
+                }  # older ones go anyway
                 content = encode_floor(self._floor)
             failed: StorageError | None = None
             for device in self.store.trusted:
@@ -206,6 +210,16 @@ class RunStore:
                     failed = failed or exc
             if failed is not None:
                 raise failed
+
+    def give_up(self, checkpoint: CheckpointId) -> None:
+        """Remember, in memory only, that some rank has no durable shard of this checkpoint and never will."""
+        with self._lock:
+            self._given_up.add(checkpoint)
+
+    def given_up(self) -> set[CheckpointId]:
+        """Return the checkpoints that will never be complete."""
+        with self._lock:
+            return set(self._given_up)
 
     # --- catalogue ----------------------------------------------------------------------------------------------
 
@@ -335,6 +349,7 @@ class RunStore:
             if checkpoint in self._tags.values() or checkpoint in self._pinned():
                 return []
             self._known_complete.discard(checkpoint)
+            self._given_up.discard(checkpoint)
             return list(self._shards.pop(checkpoint, {}).values())
 
     # --- tags (tags.py makes them durable) ------------------------------------------------------------------------

@@ -324,12 +324,14 @@ class Node:
             self.free_slots(rank, number, arena.machine.sealed_everywhere(checkpoint))
         self.drop_outdated_arenas(rank)
 
-    def give_up(self, rank: RankRecord, checkpoint: CheckpointId) -> None:
-        """Another rank has no snapshot of `checkpoint`: this rank's is of no use."""
+    def give_up(self, rank: RankRecord, checkpoint: CheckpointId, *, in_memory: bool) -> None:
+        """Some rank has no durable shard of `checkpoint`: this rank's goes, from memory unless all have it there."""
         rank.check_attempt(checkpoint.attempt)
-        for number, arena in rank.arenas.items():
-            self.free_slots(rank, number, arena.machine.give_up(checkpoint))
-        self.drop_outdated_arenas(rank)
+        if not in_memory:
+            for number, arena in rank.arenas.items():
+                self.free_slots(rank, number, arena.machine.give_up(checkpoint))
+            self.drop_outdated_arenas(rank)
+        self.persister.give_up(rank.run, checkpoint)
 
     def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:
         """Forget the snapshots of freed slots and tell the trainer."""

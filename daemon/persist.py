@@ -161,6 +161,11 @@ class Persister:
         self._completing += 1
         self._node.spawn(self._complete(run, checkpoint), f"completing {checkpoint}")
 
+    def give_up(self, run: RunRecord, checkpoint: CheckpointId) -> None:
+        """`checkpoint` will never be complete: what is durable of it goes, lest such halves fill the devices."""
+        run.store.give_up(checkpoint)
+        self._node.spawn(self._let_go(run), f"collecting {checkpoint}, which was given up")
+
     async def _take_over(
         self, rank: RankRecord, arena: Arena, frame: frames.Seal, expected: "_Expected"
     ) -> None:
@@ -350,6 +355,12 @@ class Persister:
         finally:
             self._completing -= 1
             await self._notify()
+
+    async def _let_go(self, run: RunRecord) -> None:
+        try:
+            await self._collect(run)
+        except EverstepError as error:
+            logger.error("not_collected run=%s reason=%s", run.run_id, error)
 
     async def _collect(self, run: RunRecord, *, complete: CheckpointId | None = None) -> None:
         async with self._collecting.setdefault(run.run_id, asyncio.Lock()):

@@ -151,7 +151,7 @@ class Session:
             case frames.SealedEverywhere():
                 node.sealed_everywhere(rank, CheckpointId(frame.attempt, frame.step))
             case frames.GiveUp():
-                node.give_up(rank, CheckpointId(frame.attempt, frame.step))
+                node.give_up(rank, CheckpointId(frame.attempt, frame.step), in_memory=frame.in_memory)
             case frames.Complete():
                 node.persister.complete(rank.run, CheckpointId(frame.attempt, frame.step))
             case _:

@@ -355,8 +355,7 @@ class Run:
 
     def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
         """Listener: it will never be complete; without all ranks in memory it is of no use at all."""
-        if not in_memory:
-            self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step))
+        self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step, in_memory=in_memory))
         if SKIPPED in reason:
             self._skipped_elsewhere(checkpoint, reason)
         else:

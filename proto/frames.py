@@ -193,10 +193,12 @@ class SealedEverywhere(msgspec.Struct, frozen=True, tag="sealed_everywhere"):
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag="give_up"):
-    """Some rank has no snapshot of (attempt, step), which can never be restored: this rank's may be overwritten."""
+    """Some rank has no durable shard of (attempt, step), which will never be complete: this rank's may go."""
 
     attempt: int
     step: int
+    in_memory: bool = False
+    """Every rank has it sealed: memory can still be restored, and is not overwritten for this."""
 
 
 class Complete(msgspec.Struct, frozen=True, tag="complete"):

@@ -75,6 +75,24 @@ def test_the_last_ones(
     assert [checkpoint.step for checkpoint in found] == removed
 
 
+def test_what_was_given_up_goes_however_new_it_is() -> None:
+    infos = [info(at(step), state) for step, state in enumerate([C, L, L, C, L, L, L, D], 1)]
+    tagged = replace(infos[6], tags=("looked at",))
+    gone = plan_collection(
+        [*infos[:6], tagged, infos[7]],
+        floor=at(4),
+        keep=Keep(last=3),
+        pinned={at(6)},
+        given_up={at(4), at(5), at(6), at(7), at(8), at(9)},
+    )
+    assert [each.step for each in gone] == [2, 3, 5, 8]
+
+
+def test_what_was_given_up_goes_where_nothing_is_complete() -> None:
+    infos = [info(at(step), L) for step in (1, 2, 3)]
+    assert plan_collection(infos, floor=None, keep=Keep(last=3), given_up={at(1), at(3)}) == (at(1), at(3))
+
+
 def test_one_in_each_stretch_of_steps() -> None:
     infos = complete(5, 99, 100, 150, 207, 290, 301, 350)
     assert kept(infos, Keep(last=1, every_steps=100)) == ["1.5", "1.100", "1.207", "1.301", "1.350"]

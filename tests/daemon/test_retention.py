@@ -50,6 +50,23 @@ def test_else_the_daemon_says_it(node_config: Path, socket_path: Path) -> None:
         wait_until(lambda: steps(client) == [9, 8, 1])
 
 
+def test_halves_go_when_they_are_given_up(socket_path: Path, devices: list[Path]) -> None:
+    """Rank 1 fails again and again: what rank 0 wrote would never be complete, nor be collected."""
+    with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+        trainer.open_run(devices, world_size=2)
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(trainer.layout())
+        for step in range(1, 7):
+            arena.save(CheckpointId(1, step), seed=step, slot=step % 2, world_size=2)
+            trainer.event(frames.Persisted)
+            trainer.send(frames.SealedEverywhere(attempt=1, step=step))
+            if step > 1:
+                trainer.send(frames.GiveUp(attempt=1, step=step, in_memory=True))
+        wait_until(lambda: [path.name for path in devices[0].rglob("*.mf")] == ["1.1.0.mf"])
+        assert 6 in [offer.step for offer in trainer.offers()]  # in memory still
+        arena.close()
+
+
 def test_rules_that_make_no_sense_are_refused(socket_path: Path, devices: list[Path]) -> None:
     with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
         reply = trainer.open_run(devices, keep=frames.KeepRules(last=0))
