@@ -23,9 +23,10 @@ from .leaf import LeafSpec, whole_leaf
 from .manifest_types import Draft, Manifest
 from .plain_engine import PlainEngine
 from .publication import PersistResult
+from .real_storage import RealStorage
 from .recovery import RecoveryReport, recover
 from .run_store import RunStore
-from .storage_ops import ArenaRange, LockHandle, RealStorage, SegmentHandle, StorageOps, storage_error
+from .storage_ops import ArenaRange, LockHandle, SegmentHandle, StorageOps, storage_error
 from .store import Store, open_store
 from .store_format import LockHolder
 

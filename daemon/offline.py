@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..checkpoint.fsck import FsckReport, fsck
 from ..checkpoint.readmission import prepare_readmission
+from ..checkpoint.real_storage import RealStorage
 from ..checkpoint.recovery import recover
-from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
 from ..checkpoint.store_format import LockHolder
 from ..checkpoint.tags import remove_tag

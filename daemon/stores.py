@@ -13,8 +13,8 @@ from ..checkpoint.device import Device
 from ..checkpoint.engine import EngineKind
 from ..checkpoint.engine_choice import EngineChoice, EngineRules, choose_engine, fallback_engine
 from ..checkpoint.readmission import Readmission, check_readmission, prepare_readmission
+from ..checkpoint.real_storage import RealStorage
 from ..checkpoint.recovery import RecoveryReport, recover
-from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import Store, open_store
 from ..checkpoint.store_format import LockHolder
 from ..core.errors import ConfigError, DeviceLockedError, StorageError

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from everstep.checkpoint.manifest_types import Manifest
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.segment_format import parse_header
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.store import open_store
 from everstep.checkpoint.store_format import LockHolder
 from everstep.checkpoint.value_format import decode_value, load_values

@@ -9,8 +9,8 @@ import torch
 
 from ..checkpoint.leaf_reader import LeafReader
 from ..checkpoint.manifest_types import Manifest
+from ..checkpoint.real_storage import RealStorage
 from ..checkpoint.recovery import recover
-from ..checkpoint.storage_ops import RealStorage
 from ..checkpoint.store import open_store
 from ..checkpoint.store_format import LockHolder
 from ..checkpoint.value_format import load_values

@@ -8,8 +8,8 @@ import pytest
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
 from everstep.checkpoint.keep import Keep
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.testing import (
     Call,
     CrashedError,

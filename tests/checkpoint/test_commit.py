@@ -14,9 +14,10 @@ from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.engine_lanes import LanedEngine
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Manifest
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.segment_format import align_up
-from everstep.checkpoint.storage_ops import RealStorage, SegmentHandle
+from everstep.checkpoint.storage_ops import SegmentHandle
 from everstep.checkpoint.testing import (
     CrashedError,
     FaultyStorage,

@@ -11,8 +11,8 @@ from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.copy_gate import CopyAbandonedError, CopyGate
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.publication import PersistResult
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.testing import (
     FaultyStorage,
     State,

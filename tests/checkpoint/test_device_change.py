@@ -26,9 +26,10 @@ from everstep.checkpoint.device_change import (
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.readmission import Readmission, prepare_readmission
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage, StorageOps
+from everstep.checkpoint.storage_ops import StorageOps
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.store_format import decode_disk_id
 from everstep.checkpoint.testing import (

@@ -9,9 +9,9 @@ from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.fetch import read_shard, shard_slot_offsets
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.segment_check import CHUNK_SIZE_BYTES
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.testing import (
     FaultyStorage,
     State,

@@ -15,7 +15,7 @@ from everstep.checkpoint.catalogue import CheckpointState
 from everstep.checkpoint.engine import EngineKind
 from everstep.checkpoint.engine_choice import choose_engine
 from everstep.checkpoint.leaf import whole_leaf
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.testing import SMALL_LEAVES, State, load, make_state, opened, save
 from everstep.core.errors import NoSpaceError, StorageError
 from everstep.core.ids import CheckpointId

@@ -11,7 +11,7 @@ from everstep.checkpoint.device import survey_directory
 from everstep.checkpoint.device_change import find_device, retire
 from everstep.checkpoint.findings import Severity
 from everstep.checkpoint.fsck import FsckReport, fsck, inspect_beside
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.tags import add_tag
 from everstep.checkpoint.testing import HOLDER, make_state, opened, save
 from everstep.core.errors import DeviceLockedError, NotFoundError

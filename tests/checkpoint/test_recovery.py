@@ -11,9 +11,9 @@ import pytest
 
 from everstep.checkpoint.catalogue import CheckpointState
 from everstep.checkpoint.manifest_format import encode_manifest
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.recovery import RecoveryReport, recover
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.testing import (
     HOLDER,

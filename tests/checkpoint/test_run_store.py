@@ -9,8 +9,8 @@ from everstep.checkpoint.catalogue import CheckpointState
 from everstep.checkpoint.collect import collect_garbage
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.keep import Keep
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.testing import CrashedError, FaultyStorage, Mode, make_state, opened, save
 from everstep.core.errors import CorruptDataError, FencedError, NotFoundError, StorageError

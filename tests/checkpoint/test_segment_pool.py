@@ -18,10 +18,10 @@ from everstep.checkpoint.fsck import fsck
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.publication import PersistResult
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.segment_format import align_up
 from everstep.checkpoint.space_ledger import SPACE_MARGIN_BYTES
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.testing import HOLDER, FaultyStorage, Mode, State, load, make_state, opened, save
 from everstep.core.errors import NoSpaceError, StorageError

@@ -11,10 +11,11 @@ from everstep.checkpoint.chunk_ring import ChunkRing
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Manifest
 from everstep.checkpoint.plain_engine import PlainEngine
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.segment_check import CHUNK_SIZE_BYTES
 from everstep.checkpoint.shard_reader import FileRange, ShardChunk, ShardReader, Target
-from everstep.checkpoint.storage_ops import ArenaRange, RealStorage
+from everstep.checkpoint.storage_ops import ArenaRange
 from everstep.checkpoint.testing import FaultyStorage, each_engine, make_state, memory_arena, opened, save
 from everstep.core.errors import CorruptDataError, IncompleteError, StorageError
 from everstep.core.ids import CheckpointId

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint import linux
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.real_storage import RealStorage
 
 OPS = RealStorage()
 CONTENT = b"x" * 10_000

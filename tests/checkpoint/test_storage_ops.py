@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint.plain_engine import PlainEngine
-from everstep.checkpoint.storage_ops import FileKind, RealStorage, storage_error
+from everstep.checkpoint.real_storage import RealStorage
+from everstep.checkpoint.storage_ops import FileKind, storage_error
 from everstep.checkpoint.testing import memory_arena
 from everstep.core.errors import CorruptDataError, DeviceMissingError, NoSpaceError, StorageError
 
@@ -160,7 +161,7 @@ def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import sys, os; from pathlib import Path; from everstep.checkpoint.storage_ops import RealStorage\n"
+        "import sys, os; from pathlib import Path; from everstep.checkpoint.real_storage import RealStorage\n"
         "lock = RealStorage().try_lock(Path(sys.argv[1]), b'child'); print('held', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(

@@ -13,7 +13,8 @@ from everstep.checkpoint.device import DISK_ID_NAME
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.fsck import fsck
 from everstep.checkpoint.readmission import check_readmission
-from everstep.checkpoint.storage_ops import RealStorage, StorageOps
+from everstep.checkpoint.real_storage import RealStorage
+from everstep.checkpoint.storage_ops import StorageOps
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.testing import HOLDER, CrashedError, FaultyStorage, Mode, make_state, opened, save
 from everstep.core.errors import (
@@ -255,7 +256,7 @@ def test_a_read_only_opening_needs_no_lock_and_writes_nothing(dirs: list[Path]) 
 def test_a_directory_that_cannot_be_written_is_named(dirs: list[Path]) -> None:
     code = (
         "import os, sys; from pathlib import Path; from everstep.checkpoint.store import open_store\n"
-        "from everstep.checkpoint.storage_ops import RealStorage; from everstep.checkpoint.testing import HOLDER\n"
+        "from everstep.checkpoint.real_storage import RealStorage; from everstep.checkpoint.testing import HOLDER\n"
         "os.setuid(65534)\n"
         "try: open_store([Path(sys.argv[1])], ops=RealStorage(), holder=HOLDER, uid=65534)\n"
         "except Exception as exc: print(type(exc).__name__, exc)"

@@ -12,8 +12,8 @@ from everstep.checkpoint.commit import lost_segments
 from everstep.checkpoint.device import Device
 from everstep.checkpoint.manifest_format import decode_manifest, encode_manifest
 from everstep.checkpoint.manifest_types import Manifest
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.succession_plan import REPLACES_NOTE, newest_first, replaced_by
 from everstep.checkpoint.testing import FaultyStorage, load, make_state, opened, save, save_again
 from everstep.checkpoint.verify import verify_checkpoint

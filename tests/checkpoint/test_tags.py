@@ -10,8 +10,8 @@ import pytest
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
 from everstep.checkpoint.keep import Keep
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.store_format import Tag, encode_tag
 from everstep.checkpoint.tags import add_tag, remove_tag
 from everstep.checkpoint.testing import CrashedError, FaultyStorage, Mode, make_state, opened, save

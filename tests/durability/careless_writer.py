@@ -4,7 +4,8 @@ from pathlib import Path
 
 import power_cut_writer
 
-from everstep.checkpoint.storage_ops import RealStorage, SegmentHandle
+from everstep.checkpoint.real_storage import RealStorage
+from everstep.checkpoint.storage_ops import SegmentHandle
 
 
 def no_sync_data(self: RealStorage, handle: SegmentHandle) -> None:

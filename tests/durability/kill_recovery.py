@@ -21,7 +21,7 @@ from torn_store import RUN_NAME, Expected, Scene, tear
 
 from everstep.checkpoint.findings import Severity
 from everstep.checkpoint.fsck import fsck
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.testing import HOLDER, load, opened
 
 DAEMONS = Path(__file__).with_name("mortal_daemon.py")

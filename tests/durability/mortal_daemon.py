@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.daemon import stores
 from everstep.daemon.main import run_daemon
 

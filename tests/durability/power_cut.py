@@ -25,9 +25,9 @@ from summary import Summary
 from everstep.checkpoint.catalogue import ShardRecord
 from everstep.checkpoint.device import QUARANTINE_NAME
 from everstep.checkpoint.readmission import RETIRED_SUFFIX
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.recovery_devices import RecoveryReport
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.testing import load, opened
 from everstep.core.errors import EverstepError

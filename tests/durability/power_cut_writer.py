@@ -38,9 +38,10 @@ from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.manifest_types import Draft, Manifest
 from everstep.checkpoint.publication import PersistResult
 from everstep.checkpoint.readmission import prepare_readmission
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import ArenaRange, RealStorage
+from everstep.checkpoint.storage_ops import ArenaRange
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.testing import HOLDER, State, make_state, memory_arena
 from everstep.core.errors import EverstepError

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from everstep.checkpoint import storage_ops
+from everstep.checkpoint import real_storage
 from everstep.checkpoint.collect import remove_checkpoint
 from everstep.checkpoint.engine import Transfer, TransferDone
 from everstep.checkpoint.plain_engine import PlainEngine
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.testing import load, make_state, memory_arena, opened, save
 from everstep.core.errors import StorageError
 from everstep.core.ids import CheckpointId
@@ -31,7 +31,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             made.append(f"{name} {Path(f'/proc/self/fd/{fd}').readlink()}")
             return real(fd, *rest)
 
-        monkeypatch.setattr(storage_ops.os, name, call)
+        monkeypatch.setattr(real_storage.os, name, call)
 
     for name in ("write", "fsync", "fdatasync", "ftruncate"):
         recorded(name)

@@ -25,8 +25,8 @@ from places import memory_folder
 
 from everstep.checkpoint.findings import Severity
 from everstep.checkpoint.fsck import FsckReport, fsck
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.testing import HOLDER, State, load, make_state, opened, save
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import DataError, EverstepError, StorageError

@@ -16,8 +16,8 @@ from places import memory_folder
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
 from everstep.checkpoint.keep import Keep
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.testing import FaultyStorage, State, load, make_state, opened, save, save_again
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import StorageError

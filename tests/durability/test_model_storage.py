@@ -10,7 +10,8 @@ from model_storage import MOUNT, Fault, ModelStorage, Recorder
 
 from everstep.checkpoint.collect import collect_garbage
 from everstep.checkpoint.keep import Keep
-from everstep.checkpoint.storage_ops import RealStorage, StorageOps
+from everstep.checkpoint.real_storage import RealStorage
+from everstep.checkpoint.storage_ops import StorageOps
 from everstep.checkpoint.testing import SMALL_LEAVES, make_state, opened, save
 from everstep.core.errors import StorageError
 from everstep.core.ids import CheckpointId

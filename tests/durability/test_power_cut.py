@@ -10,7 +10,7 @@ from loop_disk import SIZES_MIB, LoopDisk, skip_without
 from places import memory_folder
 from power_cut import power_cut
 
-from everstep.checkpoint.storage_ops import RealStorage
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.testing import opened
 from everstep.core.errors import StorageError
 

@@ -12,8 +12,8 @@ from everstep.checkpoint.collect import collect_garbage
 from everstep.checkpoint.collect_plan import plan_collection
 from everstep.checkpoint.device_change import retire
 from everstep.checkpoint.keep import Keep
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.storage_ops import RealStorage
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.testing import (
     CrashedError,
