@@ -131,7 +131,7 @@ class TestLeases:
         self, socket_path: Path, devices: list[Path], pause: Pause
     ) -> None:
         """As many snapshots wait for it as the event loop has threads for whatever comes."""
-        phase = Phase("everstep.checkpoint.storage_ops:RealStorage.open_new_segment")
+        phase = Phase("everstep.checkpoint.real_storage:RealStorage.open_new_segment")
         with pausing_daemon(pause, phase) as daemon, contextlib.ExitStack() as held:
             for number in range((os.cpu_count() or 1) + 4):  # of concurrent.futures, up to 32
                 trainer = held.enter_context(FakeTrainer(socket_path))
@@ -242,7 +242,7 @@ class TestOpenFiles:
 def test_a_slot_that_a_hanging_device_may_still_read_is_lost_and_shown(
     socket_path: Path, devices: list[Path], pause: Pause, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    phase = Phase("everstep.checkpoint.storage_ops:RealStorage.write_segment", raises="DeadlineError")
+    phase = Phase("everstep.checkpoint.real_storage:RealStorage.write_segment", raises="DeadlineError")
     with pausing_daemon(pause, phase), FakeTrainer(socket_path) as trainer:
         arena = attached(trainer, devices)
         arena.save(CheckpointId(1, 1), seed=1)

@@ -18,10 +18,10 @@ from everstep.core.ids import CheckpointId
 from everstep.hook.trainer_testing import Job, Trainer, daemon_pid, end_daemon
 
 ALLOCATING = Phase("everstep.checkpoint.linux:fallocate")
-PERSISTING = Phase("everstep.checkpoint.storage_ops:RealStorage.write_segment", 3)
+PERSISTING = Phase("everstep.checkpoint.real_storage:RealStorage.write_segment", 3)
 BETWEEN = Phase("everstep.checkpoint.commit:manifest_of", 2)
 """All data of the second checkpoint are durable, no manifest refers to them."""
-HALF = Phase("everstep.checkpoint.storage_ops:RealStorage.rename_noreplace", 4, ".0.mf")
+HALF = Phase("everstep.checkpoint.real_storage:RealStorage.rename_noreplace", 4, ".0.mf")
 """The second checkpoint's manifest is on one device of two."""
 COMPLETING = Phase("everstep.checkpoint.run_store:RunStore.set_complete_floor", 2)
 COPYING = Phase("everstep.hook.copier:memmove", 37)
