@@ -30,7 +30,7 @@ def run(mutant: Mutant) -> tuple[Mutant, int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_every_mutant_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     with ThreadPoolExecutor(JOBS) as pool:
         done: Sequence[tuple[Mutant, int, str]] = list(pool.map(run, MUTANTS))
