@@ -212,7 +212,8 @@ class _Session:
         there = [disk for number, disk in enumerate(self._disks) if number not in absent]
         for _ in self._pool.map(LoopDisk.mount, there):
             pass
-        if absent and not absent & self.oracle.members.out:
+        is_born = self.oracle.acknowledged_count > 0
+        if absent and is_born and not absent & self.oracle.members.out:
             self._without_count += 1
             self._check(absent)
         for number in absent:
