@@ -81,7 +81,7 @@ def merge(copies: Sequence[DiskId]) -> Membership:
     Raises:
         ConfigError: all are retired, or two parts of the store have each retired the other.
     """
-    out = _retired_here(copies)
+    out = retired_here(copies)
     counted = sorted((copy for copy in copies if copy.device_id not in out), key=lambda copy: copy.device_id)
     if copies and not counted:
         names = ", ".join(copy.retired[copy.device_id].path for copy in copies)
@@ -107,7 +107,7 @@ def merge(copies: Sequence[DiskId]) -> Membership:
     )
 
 
-def _retired_here(copies: Sequence[DiskId]) -> set[str]:
+def retired_here(copies: Sequence[DiskId]) -> set[str]:
     """Return which of these devices are retired: by their own word, or by that of one that nobody accuses."""
     out = {copy.device_id for copy in copies if _knows_its_end(copy)}
     while True:

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from ..core.errors import ConfigError, CorruptDataError, DeviceMissingError
 from .device import Survey
-from .membership_plan import Membership, merge
+from .membership_plan import Membership, merge, retired_here
 
 _MISSING_HINT = "it looks like an unmounted drive: mount it, or `everstep device retire` it"
 
@@ -39,7 +39,7 @@ def plan_store(surveys: Sequence[Survey], *, adopt: Collection[PurePath] = ()) -
     that does not answer is missing, too.
 
     Raises:
-        StorageError: one does not answer, and was never seen there as a member.
+        StorageError: one does not answer, and was never seen there as a member; or only retired ones answer.
         ConfigError: a directory named twice or not there, a copied device, devices of two stores, only retired ones.
         DeviceMissingError: an unknown empty directory while a member is missing.
         CorruptDataError: a directory holds runs, but its disk.id is lost.
@@ -49,14 +49,15 @@ def plan_store(surveys: Sequence[Survey], *, adopt: Collection[PurePath] = ()) -
     _refuse_same_directory(surveys)
     known = _by_device_id(surveys)
     _refuse_two_stores(known)
-    membership = merge(
-        [each.disk_id for each in known.values() if each.disk_id is not None and each.disk_id.is_ready]
-    )
+    errors = {str(survey.path): survey.error for survey in surveys if survey.error is not None}
+    copies = [each.disk_id for each in known.values() if each.disk_id is not None and each.disk_id.is_ready]
+    if copies and errors and len(retired_here(copies)) == len(copies):
+        raise next(iter(errors.values()))  # the members are those that do not answer
+    membership = merge(copies)
     known = {key: survey for key, survey in known.items() if key not in membership.retired}
     missing = {key: path for key, path in membership.members.items() if key not in known}
     left_out = {device.path for device in membership.retired.values()} - {str(path) for path in adopt}
     blank: list[Survey] = []
-    errors = {str(survey.path): survey.error for survey in surveys if survey.error is not None}
     for survey in surveys:
         if survey.disk_id is None and str(survey.path) not in {*missing.values(), *left_out}:
             _check_blank(survey, missing)

@@ -235,6 +235,13 @@ def test_a_well_device_leaves_by_force_and_knows_it(dirs: list[Path]) -> None:
         assert load(run, written) == over_all.content
     with pytest.raises(ConfigError, match="nothing but retired devices"), opened(dirs[1:2]):
         pytest.fail("it was opened alone")
+    storage = FaultyStorage(RealStorage())
+    left = dirs[1] / "disk.id"
+    storage.arm(
+        1, times=9, number=errno.EIO, only=lambda call: call.path.name == "disk.id" and call.path != left
+    )
+    with pytest.raises(StorageError, match=r"disk\.id.*EIO"), opened(dirs, ops=storage.as_ops()):
+        pytest.fail("it was opened without its members")
 
 
 def test_the_last_device_stays(dirs: list[Path]) -> None:
