@@ -18,7 +18,7 @@ class Place:
     """Where an acknowledged shard is."""
 
     devices: frozenset[int] = NOBODY
-    """Those with its segments."""
+    """Those that may have its segments."""
     copies: int = 2
     """Devices with its manifest; which ones, nobody said."""
 
@@ -62,6 +62,11 @@ class Oracle:
         self._given_up.discard((checkpoint, rank))
         self.acknowledged_count += 1
 
+    def begins_again(self, checkpoint: CheckpointId, rank: int, devices: frozenset[int]) -> None:
+        """From now on its segments may be on some of these devices, too: who replaces it may die before he says so."""
+        place = self._shards[checkpoint, rank]
+        self._shards[checkpoint, rank] = Place(place.devices | devices, place.copies)
+
     def floor_begins(self, checkpoint: CheckpointId) -> None:
         """From now on this checkpoint may be the complete floor, once it is committed on all ranks."""
         self._told.append(checkpoint)
@@ -94,8 +99,10 @@ class Oracle:
             case "shard", checkpoint, rank:
                 self.persisted(CheckpointId.parse(checkpoint), int(rank))
             case "shard", checkpoint, rank, devices, copies:
-                place = Place(frozenset(int(each) for each in devices.split(",")), int(copies))
+                place = Place(_numbers(devices), int(copies))
                 self.persisted(CheckpointId.parse(checkpoint), int(rank), place)
+            case "again", checkpoint, rank, devices:
+                self.begins_again(CheckpointId.parse(checkpoint), int(rank), _numbers(devices))
             case "telling", checkpoint:
                 self.floor_begins(CheckpointId.parse(checkpoint))
             case "floor", checkpoint:
@@ -180,3 +187,7 @@ class Oracle:
         copies = device_count - len(out)
         self._shards = {shard: Place(place.devices, copies) for shard, place in self._shards.items()}
         return found
+
+
+def _numbers(text: str) -> frozenset[int]:
+    return frozenset(int(each) for each in text.split(","))

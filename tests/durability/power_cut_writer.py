@@ -3,8 +3,8 @@
 What it prints, one line each, is said only when the call that it is about has returned:
 
     attempt A                begun and durable
-    shard A.S RANK D,… N     acknowledged, with segments on these devices and N copies of its manifest; said again
-                             when it was written again
+    shard A.S RANK D,… N     acknowledged, with segments on these devices and N copies of its manifest
+    again A.S RANK D,…       it is written again from now on, to some of these devices; acknowledged like the first time
     telling A.S              the floor may be A.S from now on
     floor A.S                acknowledged
     gone A.S                 removed, acknowledged
@@ -84,6 +84,7 @@ class Rank:
         if self._kept is None or not lost_segments(run, self._kept[1].segments):
             return
         draft, committed = self._kept
+        say("again", draft.checkpoint, self.number, ",".join(map(str, range(len(self._directories)))))
         self._saved(
             run, draft, persist_again(run, draft, committed, self._arena, engines=self._engines_of(run))
         )

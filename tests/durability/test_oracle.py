@@ -83,6 +83,15 @@ def test_a_device_that_is_absent_takes_what_is_on_it_along_and_nothing_else() ->
     assert len(oracle.lost(set(), absent={0})) == 3  # recovery has made the other copies
 
 
+def test_what_is_being_written_again_may_be_on_any_device_until_that_is_acknowledged() -> None:
+    oracle = heard("shard 1.1 0 0,1 3", "again 1.1 0 0,1,2")
+    assert oracle.settle(out=(), draining=(), device_count=3) == []
+    assert oracle.lost(set(), absent={2}) == []
+    assert oracle.lost(set()) == ["rank 0 of checkpoint 1.1 was acknowledged and is lost"]
+    oracle.hear("shard 1.1 0 0,1 3")
+    assert oracle.lost(set(), absent={2}) == ["rank 0 of checkpoint 1.1 was acknowledged and is lost"]
+
+
 def test_what_is_on_a_device_that_leaves_is_promised_again_only_if_it_stays() -> None:
     lines = ("shard 1.1 0 0,1 3", "shard 1.2 0 1,2 3", "changing retire 0")
     oracle = heard(*lines)
