@@ -38,6 +38,8 @@ _DEVICE_COUNT = 3
 _FAILURES_MAX = 10
 _CYCLES_FOR_ALL = 200
 """After so many cycles, everything that a search should reach was reached."""
+_DAWDLING_SHARE = 0.3
+"""Of the cycles."""
 _DOWN = "down"
 _NOT_OFFERED = "is not offered"
 
@@ -106,7 +108,7 @@ class _Session:
         self._is_down = False
         trial = self._random.choice(list(Trial))
         order = self._order(trial)
-        self._doing = f"{trial.name} {order.readmit=} {order.changes=}"
+        self._doing = f"{trial.name} {order.readmit=} {order.changes=} {order.dawdles=}"
         self._writer.start(order)
         first: int | None = None
         if trial is Trial.CHANGE:
@@ -147,7 +149,8 @@ class _Session:
             else:
                 both = ((DRAIN, number), (RETIRE, number))
                 changes = self._random.choice((both, both[:1], both[1:]))
-        return Order(directories=self._directories, readmit=readmit, changes=changes)
+        dawdles = self._random.random() < _DAWDLING_SHARE
+        return Order(directories=self._directories, readmit=readmit, changes=changes, dawdles=dawdles)
 
     def _wait(self) -> None:
         """Let the writer go on for a random time: from its start, its first acknowledgement, or a collection on.

@@ -43,17 +43,22 @@ class Order:
     """The device that is taken back when the store is opened."""
     changes: tuple[tuple[str, int], ...] = ()
     """(drain, cancel or retire; device), made in turn while checkpoints are written."""
+    dawdles: bool = False
+    """The storage does, see dawdling_storage.py."""
 
     def line(self) -> str:
         """Return it as one line for the writing process."""
-        return json.dumps([[str(path) for path in self.directories], self.readmit, self.changes])
+        return json.dumps(
+            [[str(path) for path in self.directories], self.readmit, self.changes, self.dawdles]
+        )
 
     @classmethod
     def of(cls, line: str) -> "Order":
         """Return what a line says."""
-        directories, readmit, changes = json.loads(line)
+        directories, readmit, changes, dawdles = json.loads(line)
         return cls(
             directories=tuple(Path(path) for path in directories),
             readmit=readmit,
             changes=tuple((verb, number) for verb, number in changes),
+            dawdles=dawdles,
         )

@@ -25,6 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from dawdling_storage import DawdlingStorage
 from power_cut_load import ATTEMPT_CYCLES, KEEP_LAST, LEAVES, RUN_NAME, WORLD_SIZE, Order, content_of
 
 from everstep.checkpoint.aio_engine import AioEngine
@@ -143,7 +144,7 @@ def cycle(order: Order, writers: Sequence[Rank], number: int) -> None:
 def opened(order: Order) -> Generator[Store]:
     """Give the recovered store, with the device that is to be readmitted."""
     adopt: tuple[Path, ...] = ()
-    ops, uid = RealStorage(), os.geteuid()
+    ops, uid = DawdlingStorage(RealStorage()).as_ops() if order.dawdles else RealStorage(), os.geteuid()
     if order.readmit is not None:
         say("changing", "readmit", order.readmit)
         path = order.directories[order.readmit]
