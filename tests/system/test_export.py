@@ -1,6 +1,7 @@
 """Exports read by the tools that they are for, and compared bit by bit with what was in memory."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import kinds_of_state
 import pytest
 import torch
 from in_process import service, training
+from pausing import SCRIPTS, Pause, Phase
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -250,11 +252,15 @@ class TestPlaces:
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
     def test_an_interrupted_export_leaves_nothing(self, tmp_path: Path, devices: list[Path]) -> None:
-        save_large(devices, megabytes=256)
+        save_large(devices, megabytes=16)
+        pause, written = Pause(tmp_path / "pause"), Phase("everstep.hook.export_folder:_sync")
         command = [EVERSTEP, "export", "large", tmp_path / "out", "--to", "torch", "--storage", *devices]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            while not list(tmp_path.glob(".out.*.tmp/checkpoint.pt")):
-                assert process.poll() is None, process.communicate()
+        environment = os.environ | pause.environment(written) | {"PYTHONPATH": str(SCRIPTS / "everywhere")}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        ) as process:
+            pause.reached(process)
+            assert list(tmp_path.glob(".out.*.tmp/checkpoint.pt"))
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
         assert not list(tmp_path.glob("*out*"))
