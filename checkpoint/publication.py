@@ -116,6 +116,7 @@ class Publication:
             self._fail_uncommitted(results)
         self._run.add_shard(shard_record(self._manifest, content))
         self._refuse_retired()
+        self._refuse_leaving([result.device for result in durable])
         return PersistResult(
             manifest=self._manifest,
             manifest_size_bytes=len(content),
@@ -149,6 +150,22 @@ class Publication:
                     " meanwhile",
                     hint="the next checkpoint goes to the others",
                 )
+
+    def _refuse_leaving(self, durable: Sequence[Device]) -> None:
+        """Raise where no device that stays has a copy.
+
+        After the shard is in the catalogue, too: whoever retires a device first lets it drain, then copies what is
+        there to the others.
+        """
+        store, manifest = self._run.store, self._manifest
+        members, draining = store.membership.members, store.membership.draining
+        if any(device.device_id in members and device.device_id not in draining for device in durable):
+            return
+        where = f"its manifest is only on {durable[0].path}, which leaves the store"
+        self._run.mark_damaged(manifest.checkpoint, manifest.rank, where, generation=manifest.generation)
+        raise StorageError(
+            f"{self._what} was not saved: {where}", hint="the next checkpoint goes to the others"
+        )
 
     def _publish_on(self, device: Device, content: bytes) -> _CopyResult:
         commits = self._run.commits_path(device)

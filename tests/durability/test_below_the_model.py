@@ -20,8 +20,9 @@ OPS = RealStorage()
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The system calls made since, by name and path; each is really made."""
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The system calls made since `tmp_path` was, by name and path; each is really made."""
+    del tmp_path
     made: list[str] = []
 
     def recorded(name: str) -> None:
