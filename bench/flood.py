@@ -24,11 +24,8 @@ CHECKPOINT = CheckpointId(1, 1)
 
 
 @contextlib.contextmanager
-def flooded(socket_path: Path, folder: Path) -> Generator[None]:
-    """Flood the daemon while the block runs; the wide checkpoint goes to a store of its own in `folder`."""
-    if not folder.exists():
-        folder.mkdir()
-        _save_wide(socket_path, folder)
+def flooded(socket_path: Path) -> Generator[None]:
+    """Flood the daemon, which has the wide checkpoint, while the block runs."""
     process = subprocess.Popen([sys.executable, __file__, str(socket_path)], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -39,9 +36,11 @@ def flooded(socket_path: Path, folder: Path) -> Generator[None]:
         process.wait()
 
 
-def _save_wide(socket_path: Path, folder: Path) -> None:
+def save_wide(socket_path: Path, storage: list[Path]) -> None:
+    """Save a checkpoint of many leaves on these devices of the node."""
     with FakeTrainer(socket_path) as trainer:
-        trainer.open_run([folder], name=RUN)
+        opened = trainer.open_run(storage, name=RUN)
+        assert isinstance(opened, frames.RunOpened), opened
         trainer.begin_attempt(1)
         leaves = tuple(whole_leaf(f"model.layers.{n}.weight", "float32", (4,)) for n in range(LEAF_COUNT))
         arena = trainer.make_arena(trainer.layout(leaves), slot_count=1)

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from itertools import product
 from pathlib import Path
 
-from flood import flooded
+from flood import flooded, save_wide
 from node import node
 from paired import Row, interleaved, ratios, row
 from rig import fio
@@ -135,10 +135,11 @@ def _wait_for_pools(mounts: Sequence[Path], size_bytes: int) -> None:
 def under_flood(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -> Row:
     """Compare persisting beside clients that never stop asking with persisting in peace."""
     with scratch() as folder, node(mounts, size_bytes, folder) as ours:
+        save_wide(ours.socket, [Path(f"drive{number}") for number in range(len(mounts))])
         ours.persist()
 
         def beside_flood() -> float:
-            with flooded(ours.socket, mounts[0] / "wide"):
+            with flooded(ours.socket):
                 return ours.persist()
 
         found = interleaved(beside_flood, ours.persist, pairs)

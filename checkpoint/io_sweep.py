@@ -5,12 +5,13 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import NoSpaceError
-from .engine import EngineConfig, EngineKind, Transfer, TransferKind
+from .engine import Engine, EngineConfig, EngineKind, Transfer, TransferKind
 from .engine_choice import EngineChoice, choose_engine, open_unnamed, refusal_of
 from .engine_kinds import make_engine
 from .io_sweep_plan import MIB, Cell, CellResult, Sample, cells, finalists, summarised, transfer_bytes
@@ -62,8 +63,12 @@ def sweep(
     refusals = {kind: refusal_of(kind) for kind in kinds}
     usable = [kind for kind, refusal in refusals.items() if not refusal and _is_useful(kind, choice)]
     samples: list[Sample] = []
-    with _memory(size_bytes) as arena_fd, _file(directory, direct=choice.alignment is not None) as file_fd:
-        bench = _Bench(file_fd, arena_fd, size_bytes)
+    with (
+        _memory(size_bytes) as arena_fd,
+        _file(directory, direct=choice.alignment is not None) as file_fd,
+        ThreadPoolExecutor(1, thread_name_prefix="everstep-sweep") as thread,
+    ):
+        bench = _Bench(file_fd, arena_fd, size_bytes, thread)
         try:
             everything = cells(usable, size_bytes)
             for round_cells in (lambda: everything, lambda: finalists(samples)):
@@ -125,8 +130,9 @@ def _file(directory: Path, *, direct: bool) -> Generator[int]:
 class _Bench:
     """Transfers between one arena and one file, each as long as the speed so far says."""
 
-    def __init__(self, file_fd: int, arena_fd: int, size_bytes: int) -> None:
+    def __init__(self, file_fd: int, arena_fd: int, size_bytes: int, thread: ThreadPoolExecutor) -> None:
         self._file_fd, self._arena_fd, self._size_bytes = file_fd, arena_fd, size_bytes
+        self._thread = thread
         self._speeds: dict[Cell, float] = {}
         self._last_bytes_per_s = _FIRST_BYTES_PER_S
 
@@ -153,7 +159,7 @@ class _Bench:
         try:
             for kind in (TransferKind.WRITE, TransferKind.READ):
                 began_s = time.perf_counter()
-                engine.run(self._transfer(kind, length))
+                self._run(engine, self._transfer(kind, length))
                 if kind is TransferKind.WRITE:
                     os.fdatasync(self._file_fd)
                 speed = length / (time.perf_counter() - began_s)
@@ -163,6 +169,14 @@ class _Bench:
                 yield Sample(cell=cell, kind=kind, bytes_per_s=speed)
         finally:
             engine.close()
+
+    def _run(self, engine: Engine, transfer: Transfer) -> None:
+        """Not in the main thread: an interrupt comes between any two of its steps, and would lose completions."""
+        running = self._thread.submit(engine.run, transfer)
+        try:
+            running.result()
+        finally:
+            wait([running])
 
     def _transfer(self, kind: TransferKind, length_bytes: int) -> Transfer:
         return Transfer(

@@ -43,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "the repository root is on sys.path: run `pytest`, not `python -m pytest`, without PYTHONPATH"
         )
+    # A shell's background job ignores SIGINT, and so would every program that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[SESSION_VARIABLE] = SESSION
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays where it is kept
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="es-")
