@@ -152,14 +152,15 @@ class Publication:
                 )
 
     def _refuse_leaving(self, durable: Sequence[Device]) -> None:
-        """Raise where no device that stays has a copy.
+        """Raise where only a device that is being retired has a copy.
 
-        After the shard is in the catalogue, too: whoever retires a device first lets it drain, then copies what is
-        there to the others.
+        After the shard is in the catalogue, too: whoever retires a device first lets it drain and says that the store
+        changes, then copies what is in the catalogue to the others.
         """
         store, manifest = self._run.store, self._manifest
-        members, draining = store.membership.members, store.membership.draining
-        if any(device.device_id in members and device.device_id not in draining for device in durable):
+        members = store.membership.members
+        leaving = store.membership.draining if store.is_changing else frozenset[str]()
+        if any(device.device_id in members and device.device_id not in leaving for device in durable):
             return
         where = f"its manifest is only on {durable[0].path}, which leaves the store"
         self._run.mark_damaged(manifest.checkpoint, manifest.rank, where, generation=manifest.generation)

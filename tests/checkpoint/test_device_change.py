@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -294,35 +294,44 @@ def test_what_is_written_to_a_device_while_it_is_retired_is_not_acknowledged(dir
         assert FOURTH not in run.offered()
 
 
-@pytest.mark.parametrize("is_retired", [False, True])
-def test_what_only_a_leaving_device_says_is_committed_is_not_acknowledged(
-    dirs: list[Path], is_retired: bool
-) -> None:
+def test_what_only_a_leaving_device_says_is_committed_is_not_acknowledged(dirs: list[Path]) -> None:
     """The segments are on those that stay, and they fail before they have the manifest."""
-    faulty = FaultyStorage(RealStorage())
-    with opened(dirs, ops=faulty.as_ops()) as (store, _):
-        run = store.run(UID, "demo")
-        leaving = find_device(store, str(dirs[1]))
-        drain(store, leaving)
-        state = make_state(store, 4)
-        real_rename, may_fail = store.ops.rename_noreplace, threading.Event()
+    with failing_before_the_manifest(dirs, first=lambda store: leave(store, dirs[1])) as run:
+        with pytest.raises(StorageError, match=f"manifest is only on {dirs[1]}"):
+            save(run, make_state(run.store, 4), FOURTH)
+        assert FOURTH not in run.offered()
+    with demo(dirs) as (_, run):
+        assert FOURTH not in run.offered()
 
-        def leave_or_fail(source: Path, target: Path) -> bool:
+
+def test_a_device_that_drains_is_good_enough_where_the_others_fail(dirs: list[Path]) -> None:
+    with failing_before_the_manifest(dirs, first=lambda _: None) as run:
+        assert save(run, make_state(run.store, 4), FOURTH).copy_count == 1
+        with pytest.raises(ProtectedError, match="no other device"):
+            leave(run.store, dirs[1])
+    with demo(dirs) as (_, run):
+        assert run.offered()[0] == FOURTH
+
+
+@contextmanager
+def failing_before_the_manifest(dirs: list[Path], first: Callable[[Store], object]) -> Generator[RunStore]:
+    """The second device drains; the others fail when they are to get a manifest's name, after `first`."""
+    faulty, may_fail = FaultyStorage(RealStorage()), threading.Event()
+    with opened(dirs, ops=faulty.as_ops()) as (store, _):
+        drain(store, find_device(store, str(dirs[1])))
+        real_rename = store.ops.rename_noreplace
+
+        def fail_or_rename(source: Path, target: Path) -> bool:
             if target.name != "1.4.0.mf" or target.is_relative_to(dirs[1]):
                 return real_rename(source, target)
-            if target.is_relative_to(dirs[0]) and is_retired:
-                leave(store, dirs[1])
             if target.is_relative_to(dirs[0]):
+                first(store)
                 may_fail.set()
             assert may_fail.wait(30)
             raise StorageError(f"{target}: planted")
 
-        faulty.rename_noreplace = leave_or_fail  # type: ignore[attr-defined]
-        with pytest.raises(StorageError, match=f"manifest is only on {dirs[1]}"):
-            save(run, state, FOURTH)
-        assert FOURTH not in run.offered()
-    with demo(dirs) as (_, run):
-        assert (FOURTH in run.offered()) == (not is_retired)
+        faulty.rename_noreplace = fail_or_rename  # type: ignore[attr-defined]
+        yield store.run(UID, "demo")
 
 
 def test_nothing_is_deleted_until_every_member_knows_who_left(dirs: list[Path]) -> None:
