@@ -296,7 +296,7 @@ def test_what_is_written_to_a_device_while_it_is_retired_is_not_acknowledged(dir
 
 def test_what_only_a_leaving_device_says_is_committed_is_not_acknowledged(dirs: list[Path]) -> None:
     """The segments are on those that stay, and they fail before they have the manifest."""
-    with failing_before_the_manifest(dirs, first=lambda store: leave(store, dirs[1])) as run:
+    with failing_before_the_manifest(dirs, first=lambda store: leave(store, dirs[1])) as (_, run):
         with pytest.raises(StorageError, match=f"manifest is only on {dirs[1]}"):
             save(run, make_state(run.store, 4), FOURTH)
         assert FOURTH not in run.offered()
@@ -305,16 +305,18 @@ def test_what_only_a_leaving_device_says_is_committed_is_not_acknowledged(dirs: 
 
 
 def test_a_device_that_drains_is_good_enough_where_the_others_fail(dirs: list[Path]) -> None:
-    with failing_before_the_manifest(dirs, first=lambda _: None) as run:
+    with failing_before_the_manifest(dirs, first=lambda _: None) as (store, run):
         assert save(run, make_state(run.store, 4), FOURTH).copy_count == 1
         with pytest.raises(ProtectedError, match="no other device"):
-            leave(run.store, dirs[1])
+            leave(store, dirs[1])
     with demo(dirs) as (_, run):
         assert run.offered()[0] == FOURTH
 
 
 @contextmanager
-def failing_before_the_manifest(dirs: list[Path], first: Callable[[Store], object]) -> Generator[RunStore]:
+def failing_before_the_manifest(
+    dirs: list[Path], first: Callable[[Store], object]
+) -> Generator[tuple[Store, RunStore]]:
     """The second device drains; the others fail when they are to get a manifest's name, after `first`."""
     faulty, may_fail = FaultyStorage(RealStorage()), threading.Event()
     with opened(dirs, ops=faulty.as_ops()) as (store, _):
@@ -331,7 +333,7 @@ def failing_before_the_manifest(dirs: list[Path], first: Callable[[Store], objec
             raise StorageError(f"{target}: planted")
 
         faulty.rename_noreplace = fail_or_rename  # type: ignore[attr-defined]
-        yield store.run(UID, "demo")
+        yield store, store.run(UID, "demo")
 
 
 def test_nothing_is_deleted_until_every_member_knows_who_left(dirs: list[Path]) -> None:
