@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import multiprocessing.util
 import os
 import shutil
@@ -182,3 +183,9 @@ def _left_beyond(before: Held) -> list[str]:
             break
         time.sleep(0.02)
     return left
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """For searches in which drives fail thousands of times: what they find is in their assertion, not in warnings."""
+    caplog.set_level(logging.CRITICAL, logger="everstep")

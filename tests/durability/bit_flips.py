@@ -1,5 +1,6 @@
 """Single bits that flip on the devices, one at a time, anywhere in segments and manifests: each must be found."""
 
+import math
 import os
 import random
 import shutil
@@ -128,7 +129,7 @@ class _Search:
             self.failures.append(f"flip {self.count}: bit {bit} of {paths[0].name} is not found")
 
 
-def flip_bits(*, count: int, duration_s: float, seed: int) -> Summary:
+def flip_bits(*, count: int, seed: int, duration_s: float = math.inf) -> Summary:
     """Flip so many bits, or for so long, each alone, and return those that nobody noticed."""
     deadline_s = time.monotonic() + duration_s
     with memory_folder() as folder:

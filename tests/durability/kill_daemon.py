@@ -1,5 +1,6 @@
 """kill -9 of a real daemon under load: whatever it said was persisted must be offered by the next one, and verify."""
 
+import math
 import random
 import time
 from collections.abc import Iterable
@@ -100,7 +101,7 @@ class _Session:
         self.failures += [f"cycle {self.cycle_count}: {problem}" for problem in problems]
 
 
-def kill_daemon(*, duration_s: float, seed: int, cycles: int) -> Summary:
+def kill_daemon(*, cycles: int, seed: int, duration_s: float = math.inf) -> Summary:
     """Kill a daemon again and again, until so many cycles or seconds have passed, and return what was lost."""
     started_s = time.monotonic()
     with memory_folder() as folder:

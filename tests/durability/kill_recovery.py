@@ -5,6 +5,7 @@ a random call on a device or at a random moment (mortal_daemon.py), lets the las
 """
 
 import json
+import math
 import os
 import random
 import shutil
@@ -155,7 +156,7 @@ class _Session:
         self.failures += [f"cycle {self.cycle_count}, {scene.value}: {problem}" for problem in problems]
 
 
-def kill_recovery(*, duration_s: float, seed: int, cycles: int = sys.maxsize) -> Summary:
+def kill_recovery(*, seed: int, cycles: int = sys.maxsize, duration_s: float = math.inf) -> Summary:
     """Kill daemons that recover, until so many cycles or seconds have passed, and return what was lost."""
     started_s = time.monotonic()
     with memory_folder() as folder:

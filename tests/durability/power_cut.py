@@ -3,11 +3,13 @@
 Three drives; each cycle is one of `Trial`.
 """
 
+import math
 import os
 import random
 import shutil
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -55,7 +57,7 @@ class Trial(Enum):
 
 
 def power_cut(
-    kind: str, *, duration_s: float, seed: int, cycles: int = sys.maxsize, program: Path = WRITER
+    kind: str, *, seed: int, cycles: int = sys.maxsize, duration_s: float = math.inf, program: Path = WRITER
 ) -> Summary:
     """Cut the power again and again, until so many cycles or seconds have passed, and return what was lost."""
     started_s = time.monotonic()
@@ -65,7 +67,6 @@ def power_cut(
             session.cycle()
             if len(session.failures) > _FAILURES_MAX:
                 break
-    each_s = (time.monotonic() - started_s) / max(session.cycle_count, 1)
     counts = session.counts()
     if session.cycle_count >= _CYCLES_FOR_ALL:
         session.failures += [f"never reached: {what}" for what, count in counts.items() if not count]
@@ -74,7 +75,10 @@ def power_cut(
         count=session.cycle_count,
         failures=tuple(session.failures),
         seed=seed,
-        notes=", ".join(f"{count} {what}" for what, count in counts.items()) + f", {each_s:.3f} s each",
+        notes=", ".join(
+            [f"{count} {what}" for what, count in counts.items()]
+            + [f"{seconds / session.cycle_count:.3f} s {what}" for what, seconds in session.spent_s.items()]
+        ),
     )
 
 
@@ -87,6 +91,8 @@ class _Session:
         self.oracle = Oracle(WORLD_SIZE)
         self.failures: list[str] = []
         self.cycle_count = 0
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
+        """Seconds of all cycles, by what they were spent on."""
         self._doing = ""
         self._read_count = 0
         self._went_on_count = 0
@@ -109,17 +115,28 @@ class _Session:
         trial = self._random.choice(list(Trial))
         order = self._order(trial)
         self._doing = f"{trial.name} {order.readmit=} {order.changes=} {order.dawdles=}"
-        self._writer.start(order)
         first: int | None = None
-        if trial is Trial.CHANGE:
-            self._wait_for_change()
-        else:
-            self._wait()
-        if trial is Trial.ALONE or (trial is Trial.CHANGE and self._random.random() < 0.3):
-            first = self._cut_alone()
-        self._cut(first)
-        self._hear_until(lambda _: False)
-        self._mount_and_check(first)
+        with self._spending("writing"):
+            self._writer.start(order)
+            if trial is Trial.CHANGE:
+                self._wait_for_change()
+            else:
+                self._wait()
+            if trial is Trial.ALONE or (trial is Trial.CHANGE and self._random.random() < 0.3):
+                first = self._cut_alone()
+        with self._spending("cutting"):
+            self._cut(first)
+            self._hear_until(lambda _: False)
+        with self._spending("mounting"):
+            absent = self._mount(first)
+        with self._spending("checking"):
+            self._check_all(absent)
+
+    @contextmanager
+    def _spending(self, what: str) -> Generator[None]:
+        started_s = time.monotonic()
+        yield
+        self.spent_s[what] += time.monotonic() - started_s
 
     def counts(self) -> dict[str, int]:
         """Return what was reached how often."""
@@ -206,8 +223,8 @@ class _Session:
 
     # --- what is there afterwards -------------------------------------------------------------------------------
 
-    def _mount_and_check(self, first: int | None) -> None:
-        """Check with all drives; sometimes without the one that was cut first, before it is there again."""
+    def _mount(self, first: int | None) -> frozenset[int]:
+        """Mount all drives, sometimes without the one that was cut first; return what is absent then."""
         absent = NOBODY if first is None or self._random.random() < 0.5 else frozenset([first])
         self._cut_retirement_count += bool(self.oracle.members.leaving)
         for _ in self._pool.map(LoopDisk.unmount, self._disks):
@@ -215,6 +232,10 @@ class _Session:
         there = [disk for number, disk in enumerate(self._disks) if number not in absent]
         for _ in self._pool.map(LoopDisk.mount, there):
             pass
+        return absent
+
+    def _check_all(self, absent: frozenset[int]) -> None:
+        """Check with what is there; when something is absent, then with all drives again."""
         is_born = self.oracle.acknowledged_count > 0
         if absent and is_born and not absent & self.oracle.members.out:
             self._without_count += 1

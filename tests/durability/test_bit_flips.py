@@ -5,13 +5,13 @@ import random
 import pytest
 from bit_flips import flip_bits
 
+pytestmark = pytest.mark.usefixtures("quiet")
 COUNT = 10_000
-DEADLINE_S = 300.0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(1200)
 def test_every_flipped_bit_is_found() -> None:
-    found = flip_bits(count=COUNT, duration_s=DEADLINE_S, seed=random.randrange(1 << 32))
+    found = flip_bits(count=COUNT, seed=random.randrange(1 << 32))
     found.check()
     assert found.count == COUNT

@@ -6,12 +6,11 @@ import pytest
 from kill_daemon import kill_daemon
 
 CYCLES = 50
-DEADLINE_S = 300.0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(1200)
 def test_nothing_persisted_is_lost() -> None:
-    found = kill_daemon(duration_s=DEADLINE_S, cycles=CYCLES, seed=random.randrange(1 << 32))
+    found = kill_daemon(cycles=CYCLES, seed=random.randrange(1 << 32))
     found.check()
     assert found.count == CYCLES

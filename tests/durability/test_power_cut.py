@@ -14,19 +14,18 @@ from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.testing import opened
 from everstep.core.errors import StorageError
 
+pytestmark = pytest.mark.usefixtures("quiet")
 CYCLES = 500
-DEADLINE_S = 600.0
-"""Five times what they take on two cores."""
 CARELESS_WRITER = Path(__file__).with_name("careless_writer.py")
 
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.timeout(660)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("kind", sorted(SIZES_MIB))
 def test_nothing_acknowledged_is_lost(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     skip_without(kind)
-    found = power_cut(kind, duration_s=DEADLINE_S, cycles=CYCLES, seed=random.randrange(1 << 32))
+    found = power_cut(kind, cycles=CYCLES, seed=random.randrange(1 << 32))
     with capsys.disabled():
         print(f"\n{found}")
     found.check()
@@ -34,12 +33,12 @@ def test_nothing_acknowledged_is_lost(kind: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.root
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", sorted(SIZES_MIB))
 def test_a_writer_that_does_not_sync_is_found(kind: str) -> None:
     skip_without(kind)
-    found = power_cut(kind, duration_s=20.0, cycles=60, seed=1, program=CARELESS_WRITER)
-    print(f"\n{found}")
-    assert found.failures
+    found = power_cut(kind, cycles=60, seed=1, program=CARELESS_WRITER)
+    assert found.failures, str(found)
 
 
 @pytest.mark.root
