@@ -2,11 +2,11 @@
 
 The order, for a shard dealt to D devices (docs/format.md, docs/assumptions.md say what of the disk it relies on):
 
-    on each device, in a thread of its own:
-        mkdir generation -> create the segments dealt to it exclusively -> reserve
-    barrier: space is reserved on all devices before a byte moves
+    promise room for all segments on their devices, before a byte moves
+    on each device, in a thread of its own: mkdir generation
+    barrier: all devices
     on each device:
-        write its segments, every completion checked -> cut all to the exact length
+        create each segment exclusively, allocate it, write it, every completion checked -> cut all to the exact length
         -> fdatasync all -> close -> fsync generation directory -> fsync data directory
     barrier: all devices
     on each device: write manifest under a temporary name, fsync -> rename, never over an existing one -> fsync commits

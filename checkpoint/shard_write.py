@@ -70,6 +70,8 @@ class _Part:
     """What one device has of the generation; used by its threads alone."""
 
     device: Device
+    dealt: set[int]
+    """Segments that room was promised for here."""
     files: dict[int, SegmentHandle] = field(default_factory=dict[int, SegmentHandle])
     """Open files by segment."""
     written: dict[int, SegmentPlan] = field(default_factory=dict[int, SegmentPlan])
@@ -116,7 +118,10 @@ class ShardWrite:
             CopyAbandonedError: the snapshot, which was still being copied, was given up.
         """
         with self._dealer.reserve() as reservation:
-            self._parts = [_Part(device) for device in self._dealer.devices]
+            self._parts = [
+                _Part(device, {plan.segment for plan in self._dealer.dealt_to(device)})
+                for device in self._dealer.devices
+            ]
             self._seal_headers()
             # A device's thread mostly waits for the kernel, so the checksums have threads of their own.
             hashing = ThreadPoolExecutor(
@@ -125,8 +130,8 @@ class ShardWrite:
             )
             try:
                 checksums = [hashing.submit(self._checksums, plan) for plan in self._plans]
-                self._on_each_device(lambda part: self._prepare(part, reservation))
-                self.writes = tuple(self._on_each_device(self._write_part))
+                self._on_each_device(self._prepare)
+                self.writes = tuple(self._on_each_device(lambda part: self._write_part(part, reservation)))
                 return self._records([checksum.result() for checksum in checksums])
             finally:
                 hashing.shutdown(cancel_futures=True)
@@ -215,15 +220,12 @@ class ShardWrite:
         if failed:
             raise WriteFailedError(failed)
 
-    def _prepare(self, part: _Part, reservation: Reservation) -> None:
-        """Make the device's files and allocate them, before a byte moves anywhere."""
+    def _prepare(self, part: _Part) -> None:
+        """Make the device's directory, before a byte moves anywhere."""
         self._ops.make_directory(self._directory(part))
-        for plan in self._dealer.dealt_to(part.device):
-            self._create(part, plan)
-            reservation.settle(part.device.device_id, align_up(plan.file_size_bytes))
-        self._run.store.space.make_room(part.device)  # for the manifest
 
-    def _create(self, part: _Part, plan: SegmentPlan) -> SegmentHandle:
+    def _create(self, part: _Part, plan: SegmentPlan, reservation: Reservation) -> SegmentHandle:
+        """Return a segment's file, allocated: while another lane writes, since on a full device it takes long."""
         store, device, size_bytes = self._run.store, part.device, plan.file_size_bytes
         path = self._directory(part) / f"{plan.segment}{SEGMENT_SUFFIX}"
         handle = store.pool.take(device, path, owner_uid=self._run.owner_uid, size_bytes=size_bytes)
@@ -240,30 +242,34 @@ class ShardWrite:
             if not store.pool.give_back(device.file_system_id):
                 raise
             self._ops.reserve(handle, size_bytes)
+        if plan.segment in part.dealt:
+            reservation.settle(device.device_id, align_up(size_bytes))
         return handle
 
-    def _write_part(self, part: _Part) -> DeviceWrite:
+    def _write_part(self, part: _Part, reservation: Reservation) -> DeviceWrite:
         started_s = time.perf_counter()
         with ThreadPoolExecutor(WRITERS_PER_DEVICE, thread_name_prefix="everstep-writer") as pool:
-            writers = [pool.submit(self._write_segments, part) for _ in range(WRITERS_PER_DEVICE)]
+            writers = [
+                pool.submit(self._write_segments, part, reservation) for _ in range(WRITERS_PER_DEVICE)
+            ]
         errors = [error for writer in writers if (error := writer.exception()) is not None]
         if errors:
             raise min(errors, key=lambda error: isinstance(error, _StoppedError))
         part.write_s = time.perf_counter() - started_s
-        self._drop_taken_over(part)
+        self._run.store.space.make_room(part.device)  # for the manifest
         return self._sync(part)
 
-    def _write_segments(self, part: _Part) -> None:
+    def _write_segments(self, part: _Part, reservation: Reservation) -> None:
         try:
-            self._write_until_none_is_left(part)
+            self._write_until_none_is_left(part, reservation)
         except BaseException:
             self._stop_all()
             raise
 
-    def _write_until_none_is_left(self, part: _Part) -> None:
+    def _write_until_none_is_left(self, part: _Part, reservation: Reservation) -> None:
         self._check_stop()
         while (plan := self._dealer.take(part.device)) is not None:
-            handle = part.files.get(plan.segment) or self._create(part, plan)
+            handle = self._create(part, plan, reservation)
             self._wait_copied(plan)
             self._dealer.began(part.device)
             busy_s = self._ops.write_segment(
@@ -286,13 +292,6 @@ class ShardWrite:
         part.alignments_bytes[plan.segment] = handle.alignment_bytes
         if handle.is_direct:
             self._run.store.measured(part.device.device_id, plan.file_size_bytes, busy_s)
-
-    def _drop_taken_over(self, part: _Part) -> None:
-        """Remove the files that were made here for segments which another device has written."""
-        for segment in part.files.keys() - part.written.keys():
-            handle = part.files.pop(segment)
-            self._ops.close(handle)
-            self._ops.unlink(handle.path)
 
     def _sync(self, part: _Part) -> DeviceWrite:
         ops, device = self._ops, part.device
