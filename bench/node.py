@@ -19,6 +19,8 @@ from everstep.daemon.testing import FakeArena, FakeTrainer, node_daemon
 from everstep.proto import frames
 
 LEAF_BYTES = 64 * 2**20
+KEEP_LAST = 2
+"""Complete checkpoints that stay: as few as can be set, since drives of memory are small."""
 DEADLINE_S = 600.0
 
 
@@ -101,7 +103,8 @@ def _config(folder: Path, socket: Path, stores: Mapping[str, Path], *, recycles:
     devices = "".join(f'{name} = "{store}"\n' for name, store in stores.items())
     # What is read in the background is not what is measured.
     daemon = f'[daemon]\nsocket = "{socket}"\n[metrics]\nenabled = false\n[verify]\nafter_s = 86400\n'
-    path.write_text(f"{daemon}[io]\nrecycle = {str(recycles).lower()}\n[devices]\n{devices}")
+    kept = f"[io]\nrecycle = {str(recycles).lower()}\n[retention]\nkeep_last = {KEEP_LAST}\n"
+    path.write_text(f"{daemon}{kept}[devices]\n{devices}")
     return path
 
 

@@ -4,20 +4,17 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import product
 from pathlib import Path
 
 from flood import flooded, save_wide
-from node import node
+from node import KEEP_LAST, node
 from paired import Row, interleaved, ratios, row
 from rig import fio
 from rivals import rivals, speed, state_of
 
-from everstep.daemon.config import DaemonConfig
-
 POOL_DEADLINE_S = 60.0
-KEPT_LAST = DaemonConfig().retention.keep_last
 FIO_BLOCKS = ("1M", "4M")
 FIO_DEPTHS = (8, 16, 32)
 FIO_MEMORY = ("malloc", "mmapshared")
@@ -42,23 +39,38 @@ def scratch(place: Path | None = None) -> Generator[Path]:
         shutil.rmtree(folder)
 
 
-def persist_once(mounts: Sequence[Path], size_bytes: int) -> float:
+def persist_once(
+    mounts: Sequence[Path], size_bytes: int, memory_bytes: Callable[[int], None] = lambda _: None
+) -> float:
     """Return bytes per second of the first checkpoint of a new store: a drive of memory has room for no second."""
     with scratch() as folder, node(mounts, size_bytes, folder, slot_count=1) as ours:
-        return ours.persist()
+        found = ours.persist()
+        memory_bytes(ours.memory_bytes())
+        return found
 
 
 def new_stores(
     name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int, options: dict[str, object]
-) -> Row:
+) -> list[Row]:
     """Compare with fio on the same drives, new files against new files, a new store for each sample."""
     each_bytes = size_bytes // len(mounts)
+    memory_bytes: list[int] = []
     found = interleaved(
-        lambda: persist_once(mounts, size_bytes),
+        lambda: persist_once(mounts, size_bytes, memory_bytes.append),
         lambda: fio(mounts, size_bytes=each_bytes, options=options),
         pairs,
     )
-    return row(f"{name}: persist / fio", ratios(found), goal=goal)
+    return [row(f"{name}: persist / fio", ratios(found), goal=goal), _memory_row(name, memory_bytes)]
+
+
+def _memory_row(name: str, memory_bytes: Sequence[int]) -> Row:
+    return row(
+        f"{name}: daemon's memory above the arena",
+        [each / 2**20 for each in memory_bytes],
+        goal=128,
+        at_most=True,
+        unit="MiB",
+    )
 
 
 def scaling(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -> Row:
@@ -88,12 +100,12 @@ def one_store(
             pairs,
         )
         cpu_s = (ours.cpu_s() - cpu_before_s) / (len(found) * ours.size_bytes / 1e9)
-        memory = ours.memory_bytes()
+        memory_bytes = ours.memory_bytes()
     return [
         row(f"{name}: persist / fio", ratios(found), goal=goal),
         row(f"{name}: persist", [each / 1e9 for each, _ in found], goal=None, unit="GB/s"),
         row(f"{name}: daemon's CPU with checksums", [cpu_s], goal=0.25, at_most=True, unit="s/GB"),
-        row(f"{name}: daemon's memory above the arena", [memory / 2**20], goal=128, at_most=True, unit="MiB"),
+        _memory_row(name, [memory_bytes]),
     ]
 
 
@@ -102,7 +114,7 @@ def over_old_files(
 ) -> Row:
     """Compare checkpoints over files of deleted ones with fio over files that lie there already."""
     with scratch() as folder, node(mounts, size_bytes, folder) as ours:
-        for _ in range(KEPT_LAST + 2):  # from here on each one finds the files of one that was collected
+        for _ in range(KEEP_LAST + 1):  # from here on each one finds the files of one that was collected
             ours.persist()
         each_bytes = ours.size_bytes // len(mounts)
 

@@ -31,6 +31,12 @@ RIG_SPEEDS = {1: 200, 2: 200, 4: 200, 8: 100, 32: 25}
 SAMPLE_S = 10
 ROOM = 1.15
 """Of a drive, over one checkpoint or fio's file: the file system's own needs."""
+RECYCLED_SPEED = 100
+RECYCLED_TIMES = 4.3
+"""Of a state: two that are kept, one to write over, fio's file, and a little more."""
+SLOTS = 2
+RIG_BYTES = 17 * 10**9
+"""Drives and arena together."""
 RIVALS_AT = 8
 SLOW_SPEEDS = (200, 200, 200, 40)
 
@@ -61,7 +67,7 @@ def on_rig(drives: int, *, pairs: int) -> list[Row]:
         options = best_fio(mounts, each_bytes // 4)
         console.print(f"{name}: fio is fastest with {options}")
         rows = [
-            new_stores(name, mounts, drives * each_bytes, goal=0.97, pairs=pairs, options=options),
+            *new_stores(name, mounts, drives * each_bytes, goal=0.97, pairs=pairs, options=options),
             restore_row(name, mounts, drives * each_bytes // 2, goal=0.95, pairs=pairs),
         ]
         if drives > 1:
@@ -69,6 +75,17 @@ def on_rig(drives: int, *, pairs: int) -> list[Row]:
         if drives == RIVALS_AT:
             rows += rival_rows(name, mounts, drives * each_bytes // 10, pairs=pairs)
     return rows
+
+
+def on_recycling_rig(drives: int, *, pairs: int) -> list[Row]:
+    """Measure writing over files of deleted checkpoints, for as long as memory has drives for four of them."""
+    most_bytes = min(RECYCLED_SPEED * MB * SAMPLE_S, int(RIG_BYTES / (RECYCLED_TIMES + SLOTS) / drives))
+    each_bytes = most_bytes // LEAF_BYTES * LEAF_BYTES
+    name = f"rig {drives} x {RECYCLED_SPEED} MB/s, {each_bytes / RECYCLED_SPEED / MB:.1f} s"
+    with rig([RECYCLED_SPEED * MB] * drives, size_bytes=int(each_bytes * RECYCLED_TIMES)) as made:
+        mounts = [drive.mount for drive in made]
+        options = best_fio(mounts, each_bytes // 2)
+        return [over_old_files(name, mounts, drives * each_bytes, goal=0.97, pairs=pairs, options=options)]
 
 
 def with_slow_drive() -> list[Row]:
@@ -87,16 +104,23 @@ def main() -> int:
         "--place", type=Path, default=Path("/var/tmp"), help="a directory on the disk to measure"
     )
     parser.add_argument(
-        "--gib", type=float, default=2.0, help="size of the state on the disk; 0: leave it out"
+        "--gib", type=float, default=4.0, help="size of the state on the disk; 0: leave it out"
     )
     parser.add_argument("--pairs", type=int, default=PAIRS_MIN)
     parser.add_argument("--drives", type=int, nargs="*", default=list(RIG_SPEEDS), help="rigs to measure")
+    parser.add_argument(
+        "--recycle", type=int, nargs="*", default=[1, 2, 4, 8], help="rigs to write over old files on"
+    )
     parser.add_argument("--slow", action=argparse.BooleanOptionalAction, default=True, help="the slow drive")
     parser.add_argument("--output", type=Path, default=Path("build/bench/storage.json"))
     args = parser.parse_args()
     rows = on_disk(args.place, gib=args.gib, pairs=args.pairs) if args.gib else []
     parts: list[tuple[str, Callable[[], list[Row]]]] = [
         (f"rig of {drives}", lambda drives=drives: on_rig(drives, pairs=args.pairs)) for drives in args.drives
+    ]
+    parts += [
+        (f"recycling rig of {drives}", lambda drives=drives: on_recycling_rig(drives, pairs=args.pairs))
+        for drives in args.recycle
     ]
     if args.slow:
         parts.append(("slow drive", with_slow_drive))
