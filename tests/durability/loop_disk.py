@@ -26,7 +26,7 @@ SIZES_MIB = {"ext4": 64, "xfs": 300}
 
 _LOOP_CONTROL = "/dev/loop-control"
 _MNT_DETACH = 2
-_BUSY_S = 10.0
+_BUSY_S = 120.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -73,13 +73,31 @@ class LoopDisk:
             os.close(fd)
 
     def unmount(self) -> None:
-        """Unmount it, as soon as whoever used it has let go."""
+        """Unmount it, as soon as whoever used it has let go.
+
+        A mount namespace that somebody makes meanwhile (a test of containers) has the mount, too. While that lives,
+        so does the file system as it was cut, and mounting would give it again.
+        """
         deadline = time.monotonic() + _BUSY_S
         while _libc.umount2(bytes(self.path), 0):
             if ctypes.get_errno() != errno.EBUSY or time.monotonic() > deadline:
                 raise _error(f"unmounting {self.path}")
             time.sleep(0.001)
         self._is_mounted = False
+        while self._is_mounted_elsewhere():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._device} is still mounted in another namespace after {_BUSY_S} s")
+            time.sleep(0.001)
+
+    def _is_mounted_elsewhere(self) -> bool:
+        """Whoever has a device mounted has claimed it for himself."""
+        try:
+            os.close(os.open(self._device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+        except OSError as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+            return True
+        return False
 
     def remove(self) -> None:
         """Give mount, device and memory back."""

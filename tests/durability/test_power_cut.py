@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,22 @@ def test_no_name_is_durable_on_a_file_system_that_has_shut_down(
         monkeypatch.setattr(os, "fsync", cut_first)
         with pytest.raises(StorageError, match="EIO"):
             RealStorage().sync_directory(disk.path)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", sorted(SIZES_MIB))
+def test_a_mount_namespace_made_meanwhile_does_not_keep_what_was_cut(kind: str) -> None:
+    """Of the test's own drive: mounted again while a container has it, it would still be without power."""
+    skip_without(kind)
+    with memory_folder() as folder, contextlib.ExitStack() as stack:
+        disk = LoopDisk(folder, kind, "drive")
+        stack.callback(disk.remove)
+        disk.mount()
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo there; sleep 0.5"]
+        container = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert container.stdout is not None
+        assert container.stdout.readline() == b"there\n"
+        disk.cut()
+        disk.unmount()
+        disk.mount()
+        (disk.path / "name").touch()
