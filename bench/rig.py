@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ IMAGES = Path("/dev/shm/everstep-rig")
 TOLERANCE = 0.03
 CHECK_S = 10
 """The throttle lets the first moments pass: shorter samples are too fast."""
+CHECK_TRIES = 3
+"""Somebody else may use the machine in the moment."""
 
 
 class RigError(Exception):
@@ -173,19 +175,24 @@ def check(drives: Sequence[Drive]) -> dict[str, float]:
     mounts = [drive.mount for drive in drives]
     fio(mounts, size_bytes=nominal // 4 // MB * MB, direct=False)  # what mkfs and mount left to the throttle
     size_bytes = nominal * CHECK_S // MB * MB
-    # Buffered pages are to be on their way while fio still copies, as they are on a node that writes a lot.
-    early = {"sync_file_range": "write:16"}
-    speeds = {
-        "direct": fio(mounts, size_bytes=size_bytes),
-        "buffered": fio(mounts, size_bytes=size_bytes, direct=False, options=early),
+    # The kernel begins to write pages back only when many are dirty, and the drives would idle until then.
+    early = {"ioengine": "psync", "iodepth": 1, "sync_file_range": "write:64"}
+    ways: dict[str, Callable[[], float]] = {
+        "direct": lambda: fio(mounts, size_bytes=size_bytes),
+        "buffered": lambda: fio(mounts, size_bytes=size_bytes, direct=False, options=early),
     }
-    found = {name: speed / (nominal * len(drives)) for name, speed in speeds.items()}
-    for name, ratio in found.items():
-        if abs(ratio - 1) > TOLERANCE:
-            raise RigError(
-                f"fio writes {name} at {ratio:.3f} of the {len(drives)} drives' speed: the rig does not hold"
-            )
-    return found
+    return {name: _held(name, measure, nominal * len(drives)) for name, measure in ways.items()}
+
+
+def _held(name: str, measure: Callable[[], float], nominal: int) -> float:
+    """Return what was measured in units of the nominal speed, in the first of some tries that holds."""
+    found: list[float] = []
+    while len(found) < CHECK_TRIES:
+        found.append(measure() / nominal)
+        if abs(found[-1] - 1) <= TOLERANCE:
+            return found[-1]
+    tries = ", ".join(f"{each:.3f}" for each in found)
+    raise RigError(f"fio writes {name} at {tries} of the drives' speed together: the rig does not hold")
 
 
 @contextlib.contextmanager

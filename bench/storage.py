@@ -26,11 +26,11 @@ from restore_rows import restore_row
 from rich.console import Console
 from rig import MB, RigError, rig
 
-RIG_SPEEDS = {1: 200, 2: 200, 4: 200, 8: 100, 32: 25}
+RIG_SPEEDS = {1: 200, 2: 200, 4: 200, 8: 100, 32: 20}
 """MB/s of each drive, by their number: what memory of 24 GiB can back for ten seconds."""
 SAMPLE_S = 10
-ROOM = 1.15
-"""Of a drive, over one checkpoint or fio's file: the file system's own needs."""
+ROOM_BYTES = 200 * 2**20
+"""Of a drive, beside one checkpoint or fio's file: the file system's own needs."""
 RECYCLED_SPEED = 100
 RECYCLED_TIMES = 4.3
 """Of a state: two that are kept, one to write over, fio's file, and a little more."""
@@ -62,7 +62,7 @@ def on_rig(drives: int, *, pairs: int) -> list[Row]:
     mb_s = RIG_SPEEDS[drives]
     name = f"rig {drives} x {mb_s} MB/s"
     each_bytes = -(-mb_s * MB * SAMPLE_S // LEAF_BYTES) * LEAF_BYTES  # fio and everstep write the same
-    with rig([mb_s * MB] * drives, size_bytes=int(each_bytes * ROOM)) as made:
+    with rig([mb_s * MB] * drives, size_bytes=each_bytes + ROOM_BYTES) as made:
         mounts = [drive.mount for drive in made]
         options = best_fio(mounts, each_bytes // 4)
         console.print(f"{name}: fio is fastest with {options}")
