@@ -6,7 +6,7 @@ of memory. The rig (bench/rig.py, root) gives several drives of a known speed; w
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from node import LEAF_BYTES
@@ -24,7 +24,7 @@ from persist_rows import (
 )
 from restore_rows import restore_row
 from rich.console import Console
-from rig import MB, RigError, rig
+from rig import MB, RigError, rig, throttle
 
 RIG_SPEEDS = {1: 200, 2: 200, 4: 200, 8: 100, 32: 20}
 """MB/s of each drive, by their number: what memory of 24 GiB can back for ten seconds."""
@@ -38,6 +38,7 @@ SLOTS = 2
 RIG_BYTES = 17 * 10**9
 """Drives and arena together."""
 RIVALS_AT = 8
+PERSIST, SCALING, RIVALS, RESTORE = ON_RIG = "persist", "scaling", "rivals", "restore"
 SLOW_SPEEDS = (200, 200, 200, 40)
 
 console = Console()
@@ -57,23 +58,31 @@ def on_disk(place: Path, *, gib: float, pairs: int) -> list[Row]:
     return rows
 
 
-def on_rig(drives: int, *, pairs: int) -> list[Row]:
-    """Measure that many drives of a known speed."""
+def on_rig(drives: int, *, pairs: int, what: Container[str]) -> list[Row]:
+    """Measure that many drives of a known speed.
+
+    Reading is measured at half that speed: memory has room for the drives and a model that takes half of them, and its
+    samples, too, are to be long enough.
+    """
     mb_s = RIG_SPEEDS[drives]
     name = f"rig {drives} x {mb_s} MB/s"
     each_bytes = -(-mb_s * MB * SAMPLE_S // LEAF_BYTES) * LEAF_BYTES  # fio and everstep write the same
     with rig([mb_s * MB] * drives, size_bytes=each_bytes + ROOM_BYTES) as made:
         mounts = [drive.mount for drive in made]
-        options = best_fio(mounts, each_bytes // 4)
-        console.print(f"{name}: fio is fastest with {options}")
-        rows = [
-            *new_stores(name, mounts, drives * each_bytes, goal=0.97, pairs=pairs, options=options),
-            restore_row(name, mounts, drives * each_bytes // 2, goal=0.95, pairs=pairs),
-        ]
-        if drives > 1:
+        rows: list[Row] = []
+        if PERSIST in what:
+            options = best_fio(mounts, each_bytes // 4)
+            console.print(f"{name}: fio is fastest with {options}")
+            rows += new_stores(name, mounts, drives * each_bytes, goal=0.97, pairs=pairs, options=options)
+        if SCALING in what and drives > 1:
             rows.append(scaling(name, mounts, drives * each_bytes, pairs=pairs))
-        if drives == RIVALS_AT:
+        if RIVALS in what and drives == RIVALS_AT:
             rows += rival_rows(name, mounts, drives * each_bytes // 10, pairs=pairs)
+        if RESTORE in what:
+            for drive in made:
+                throttle(drive, mb_s * MB // 2)
+            half = f"rig {drives} x {mb_s // 2} MB/s"
+            rows.append(restore_row(half, mounts, drives * each_bytes // 2, goal=0.95, pairs=pairs))
     return rows
 
 
@@ -108,6 +117,7 @@ def main() -> int:
     )
     parser.add_argument("--pairs", type=int, default=PAIRS_MIN)
     parser.add_argument("--drives", type=int, nargs="*", default=list(RIG_SPEEDS), help="rigs to measure")
+    parser.add_argument("--rows", nargs="+", choices=ON_RIG, default=ON_RIG, help="what to measure on them")
     parser.add_argument(
         "--recycle", type=int, nargs="*", default=[1, 2, 4, 8], help="rigs to write over old files on"
     )
@@ -116,7 +126,8 @@ def main() -> int:
     args = parser.parse_args()
     rows = on_disk(args.place, gib=args.gib, pairs=args.pairs) if args.gib else []
     parts: list[tuple[str, Callable[[], list[Row]]]] = [
-        (f"rig of {drives}", lambda drives=drives: on_rig(drives, pairs=args.pairs)) for drives in args.drives
+        (f"rig of {drives}", lambda drives=drives: on_rig(drives, pairs=args.pairs, what=args.rows))
+        for drives in args.drives
     ]
     parts += [
         (f"recycling rig of {drives}", lambda drives=drives: on_recycling_rig(drives, pairs=args.pairs))
