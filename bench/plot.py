@@ -1,6 +1,6 @@
 """The picture of a storage benchmark: every ratio with its quartiles beside its goal.
 
-python bench/plot.py bench/results/storage-….json docs/images/storage.png
+python bench/plot.py bench/results/storage-….json … docs/images/storage.png
 """
 
 import argparse
@@ -50,15 +50,18 @@ def draw(rows: list[Row], title: str, target: Path) -> None:
 
 
 def main() -> None:
-    """Draw one file."""
+    """Draw the rows of some files in one picture."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("target", type=Path)
     args = parser.parse_args()
-    found = json.loads(args.results.read_text())
-    draw(found["rows"], f"{found['machine']}, {found['date']}, commit {found['commit']}", args.target)
+    found = [json.loads(path.read_text()) for path in args.results]
+    origins = dict.fromkeys(
+        f"{each['machine']}, {each['date'][:10]}, commit {each['commit']}" for each in found
+    )
+    draw([row for each in found for row in each["rows"]], "; ".join(origins), args.target)
 
 
 if __name__ == "__main__":
