@@ -14,6 +14,12 @@ AddParser = Callable[[str, str], argparse.ArgumentParser]
 
 def add_tools(add: AddParser) -> None:
     """Add the commands of this module to the command line."""
+    _add_looking(add)
+    _add_export(add)
+    _add_import(add)
+
+
+def _add_looking(add: AddParser) -> None:
     doctor = add("doctor", "check the node and storage directories, and say what to do")
     doctor.add_argument(
         "directory", nargs="*", metavar="DIR", help="a directory on each drive; none: those of the daemon"
@@ -31,6 +37,9 @@ def add_tools(add: AddParser) -> None:
         help="size of the file, held in memory, too (default: %(default)s)",
     )
     bench.add_argument("--png", type=Path, metavar="FILE", help="draw a picture (needs matplotlib)")
+
+
+def _add_export(add: AddParser) -> None:
     export = add(
         "export", "write a checkpoint as safetensors, for torch.load or torch.distributed.checkpoint"
     )
@@ -57,6 +66,9 @@ def add_tools(add: AddParser) -> None:
         " large (default: 5GB)",
     )
     export.add_argument("target", nargs="*", metavar="DIR", help="the same as --storage DIR")
+
+
+def _add_import(add: AddParser) -> None:
     importing = add("import", "make a checkpoint of safetensors, a torch file or a folder of DCP")
     importing.add_argument(
         "source",
