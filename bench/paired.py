@@ -94,9 +94,14 @@ def publish(title: str, rows: Sequence[Row], path: Path) -> bool:
             f"{verdict}{' (noisy)' if each.noisy else ''}",
         )
     Console(width=150).print(table)
+    write(rows, path)
+    return all(each.met for each in rows)
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Write the rows as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**origin(), "rows": [asdict(each) for each in rows]}, indent=1) + "\n")
-    return all(each.met for each in rows)
 
 
 def _number(value: float, unit: str) -> str:
