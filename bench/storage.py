@@ -32,8 +32,8 @@ SAMPLE_S = 10
 ROOM_BYTES = 200 * 2**20
 """Of a drive, beside one checkpoint or fio's file: the file system's own needs."""
 RECYCLED_SPEED = 100
-RECYCLED_TIMES = 4.3
-"""Of a state: two that are kept, one to write over, fio's file, and a little more."""
+RECYCLED_TIMES = 4
+"""Of a state: two that are kept, one to write over, fio's file."""
 SLOTS = 2
 RIG_BYTES = 17 * 10**9
 """Drives and arena together."""
@@ -91,10 +91,11 @@ def on_rig(drives: int, *, pairs: int, what: Container[str]) -> list[Row]:
 
 def on_recycling_rig(drives: int, *, pairs: int) -> list[Row]:
     """Measure writing over files of deleted checkpoints, for as long as memory has drives for four of them."""
-    most_bytes = min(RECYCLED_SPEED * MB * SAMPLE_S, int(RIG_BYTES / (RECYCLED_TIMES + SLOTS) / drives))
+    room_bytes = (RIG_BYTES // drives - ROOM_BYTES) // (RECYCLED_TIMES + SLOTS)
+    most_bytes = min(RECYCLED_SPEED * MB * SAMPLE_S, room_bytes)
     each_bytes = most_bytes // LEAF_BYTES * LEAF_BYTES
     name = f"rig {drives} x {RECYCLED_SPEED} MB/s, {each_bytes / RECYCLED_SPEED / MB:.1f} s"
-    with rig([RECYCLED_SPEED * MB] * drives, size_bytes=int(each_bytes * RECYCLED_TIMES)) as made:
+    with rig([RECYCLED_SPEED * MB] * drives, size_bytes=each_bytes * RECYCLED_TIMES + ROOM_BYTES) as made:
         mounts = [drive.mount for drive in made]
         options = best_fio(mounts, each_bytes // 2)
         return [over_old_files(name, mounts, drives * each_bytes, goal=0.97, pairs=pairs, options=options)]
