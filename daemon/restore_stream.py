@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RING_CHUNKS_PER_DEVICE = 8
-"""Three being read or verified, one being copied out, and as many again for when one of the two sides pauses."""
+RING_CHUNKS_PER_DEVICE = 4
+"""Two being read, one verified, one copied out."""
+RING_CHUNKS_MIN = 8
+"""On one device as many again, for when one of the two sides pauses."""
 RING_CHUNKS_MAX = 64
+"""1 GiB. The ring is allocated before anything is read (ADR 0025), so that it is no larger than it has to be."""
 
 
 def ring_slots(reader: ShardReader) -> int:
-    """Return how many slots the ring of a shard gets: 1 GiB at most, and none that would stay empty."""
-    return max(1, min(len(reader.chunks()), RING_CHUNKS_PER_DEVICE * reader.device_count, RING_CHUNKS_MAX))
+    """Return how many slots the ring of a shard gets: none that would stay empty."""
+    wanted = max(RING_CHUNKS_MIN, RING_CHUNKS_PER_DEVICE * reader.device_count)
+    return max(1, min(len(reader.chunks()), wanted, RING_CHUNKS_MAX))
 
 
 class RestoreStream:

@@ -12,12 +12,12 @@ from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.segment_check import CHUNK_SIZE_BYTES
 from everstep.core.ids import CheckpointId
 from everstep.daemon.control_client import connected
-from everstep.daemon.restore_stream import RING_CHUNKS_PER_DEVICE
+from everstep.daemon.restore_stream import RING_CHUNKS_MIN
 from everstep.daemon.testing import FakeTrainer, daemon_process
 from everstep.proto import frames
 
 SAVED = CheckpointId(1, 7)
-CHUNKS = RING_CHUNKS_PER_DEVICE + 3
+CHUNKS = RING_CHUNKS_MIN + 3
 """More than the ring has room for."""
 LEAVES = tuple(whole_leaf(f"w.{index}", "int8", (CHUNK_SIZE_BYTES // 2,)) for index in range(2 * CHUNKS - 1))
 
@@ -64,7 +64,7 @@ def segments(device: Path) -> dict[int, bytes]:
 @pytest.mark.usefixtures("daemon")
 def test_the_files_come_whole_through_a_ring_that_is_smaller(socket_path: Path, device: Path) -> None:
     trainer, shard = restarted(socket_path, device)
-    assert shard.slot_count * shard.slot_size_bytes == RING_CHUNKS_PER_DEVICE * CHUNK_SIZE_BYTES
+    assert shard.slot_count * shard.slot_size_bytes == RING_CHUNKS_MIN * CHUNK_SIZE_BYTES
     with trainer:
         chunks, end = trainer.stream(shard)
         assert not end.code
