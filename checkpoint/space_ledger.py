@@ -14,7 +14,10 @@ from .storage_ops import StorageOps
 
 
 class Reservation:
-    """Space promised to one write; give back what is allocated as soon as it is, and all that is left at the end."""
+    """Space promised to one write; give back what is allocated as soon as it is, and all that is left at the end.
+
+    Thread-safe: the lanes of a device allocate at once.
+    """
 
     def __init__(
         self, ledger: "SpaceLedger", needs: Mapping[str, int], file_systems: Mapping[str, int]
@@ -22,12 +25,14 @@ class Reservation:
         self._ledger = ledger
         self._needs = dict(needs)
         self._file_systems = file_systems
+        self._lock = threading.Lock()
 
     def settle(self, device_id: str, size_bytes: int | None = None) -> None:
         """Give back so much of a device's part, or what is left of it; again is nothing."""
-        left = self._needs[device_id]
-        given = left if size_bytes is None else min(size_bytes, left)
-        self._needs[device_id] = left - given
+        with self._lock:
+            left = self._needs[device_id]
+            given = left if size_bytes is None else min(size_bytes, left)
+            self._needs[device_id] = left - given
         self._ledger.give_back(self._file_systems[device_id], given)
 
     def __enter__(self) -> "Reservation":
