@@ -153,6 +153,13 @@ class RankRecord:
         return self.lease
 
     @property
+    def given_back_at_s(self) -> float | None:
+        """When the memory of a rank whose holder is gone is given back, by the loop's clock: at once if nothing is in it."""
+        if self.kept_until_s is None or any(not arena.machine.is_free() for arena in self.arenas.values()):
+            return self.kept_until_s
+        return 0.0
+
+    @property
     def persisting(self) -> bool:
         """Tell whether something is sealed and not yet settled, or being copied."""
         return any(arena.machine.busy for arena in self.arenas.values())
