@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flood import flooded, save_wide
 from node import KEEP_LAST, node
-from paired import Row, interleaved, ratios, row
+from paired import PAIRS_MIN, Row, interleaved, ratios, row
 from rig import fio
 from rivals import rivals, speed, state_of
 
@@ -171,11 +171,14 @@ def rival_rows(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int
 
 
 def slow_drive(name: str, mounts: Sequence[Path], speeds: Sequence[int], size_bytes: int) -> Row:
-    """Return the time of each checkpoint from the second on, over that of an ideal split by the drives' speeds."""
+    """Return the time of each checkpoint from the second on, over that of an ideal split by the drives' speeds.
+
+    The ideal is arithmetic, no run to pair with: as many samples as other rows have pairs.
+    """
     ideal_s = size_bytes / sum(speeds)
     with scratch() as folder, node(mounts, size_bytes, folder) as ours:
         ours.persist()
-        times_s = [ours.size_bytes / ours.persist() for _ in range(4)]
+        times_s = [ours.size_bytes / ours.persist() for _ in range(PAIRS_MIN)]
     return row(
         f"{name}: time / ideal weighted split, from the second checkpoint on",
         [time_s / ideal_s for time_s in times_s],

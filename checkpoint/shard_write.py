@@ -5,6 +5,7 @@ The order of calls is that of commit.py.
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -125,8 +126,7 @@ class ShardWrite:
             self._seal_headers()
             # A device's thread mostly waits for the kernel, so the checksums have threads of their own.
             hashing = ThreadPoolExecutor(
-                -(-len(self._parts) // DEVICES_PER_CHECKSUM_THREAD) + 1,
-                thread_name_prefix="everstep-checksum",
+                _checksum_threads(len(self._parts)), thread_name_prefix="everstep-checksum"
             )
             try:
                 checksums = [hashing.submit(self._checksums, plan) for plan in self._plans]
@@ -349,6 +349,16 @@ class ShardWrite:
             )
             for plan, block_sums in zip(self._plans, checksums, strict=True)
         )
+
+
+def _checksum_threads(device_count: int) -> int:
+    """Return how many threads hash. Half of the cores are left to those who hand blocks to the devices.
+
+    Hashing has time until the last block is written, handing over has none: with five threads on 2 cores the last of
+    8 drives began 0.2 s after the seal, with one 0.1 s (2026-11-22, rig of 8 x 100 MB/s).
+    """
+    wanted = -(-device_count // DEVICES_PER_CHECKSUM_THREAD) + 1
+    return max(1, min(wanted, len(os.sched_getaffinity(0)) // 2))
 
 
 def named(draft: Draft, device: Device, error: NodeError) -> NodeError:

@@ -26,7 +26,7 @@ from .node import Node
 from .peer import identify
 from .service_manager import notify
 from .session import Session
-from .stores import use_all_descriptors, use_short_switch_interval
+from .stores import collect_garbage_rarely, use_all_descriptors, use_short_switch_interval
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,7 @@ def _address_path(path: Path) -> Path:
 async def _serve(config: DaemonConfig, listener: socket.socket, *, private: bool) -> None:
     """Start, serve and end. What can fail for a reason that a user can mend comes before the first task."""
     use_short_switch_interval()
+    collect_garbage_rarely()
     use_all_descriptors()
     path = config.socket_path()
     control_path = control_socket_path(path)
