@@ -154,7 +154,7 @@ class RankRecord:
 
     @property
     def given_back_at_s(self) -> float | None:
-        """When the memory of a rank without a holder is given back, by the loop's clock: at once if nothing is in it."""
+        """When the memory of a rank without a holder is given back (the loop's clock): at once if nothing is in it."""
         if self.kept_until_s is None or any(not arena.machine.is_free() for arena in self.arenas.values()):
             return self.kept_until_s
         return 0.0
