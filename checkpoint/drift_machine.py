@@ -18,9 +18,11 @@ DRIFT_Z = 4.0
 """By chance one comparison of 16,000 comes as far; several are made with each sample."""
 DRIFT_SHARE = 0.005
 """Changes below this share of the mean need samples, whatever the spread: clocks and rounding are no drift."""
-BLOCKS_PER_SIZE = 5
+SINGLES_MAX, BLOCKS_PER_SIZE = 5, 2
+"""The newest samples lie singly, so that a change can be cut off cleanly; of larger blocks few are enough."""
 SAMPLES_MAX = 32768
 """Older ones are forgotten: 30 % of noise is known to 0.3 % by then."""
+FEW = 32
 SURPRISE_Z = 3.0
 
 
@@ -99,12 +101,13 @@ class Block(NamedTuple):
 class DriftWindow:
     """The samples that look like the present, the oldest block first.
 
-    Comparing takes 0.2 ms: samples that surprise nobody are compared with the past once in `check_every`.
+    Comparing takes 0.1 ms: once there are more than a few, samples that surprise nobody are compared with the past once
+    in `check_every`.
     """
 
     __slots__ = ("_check_every", "_whole", "blocks")
 
-    def __init__(self, blocks: Iterable[Block] = (), *, check_every: int = 1) -> None:
+    def __init__(self, blocks: Iterable[Block] = (), *, check_every: int = 8) -> None:
         self.blocks = list(blocks)
         self._check_every = check_every
         self._sum_up()
@@ -124,7 +127,8 @@ class DriftWindow:
         self.blocks.append(single)
         self._whole = before.joined(single)
         self._compress()
-        if before.samples % self._check_every == 0 or self._is_surprising(before):
+        is_time = before.samples < FEW or before.samples % self._check_every == 0
+        if is_time or self._is_surprising(before):
             return self._forget_what_is_over()
         return False
 
@@ -137,11 +141,15 @@ class DriftWindow:
 
     def _forget_what_is_over(self) -> bool:
         """Cut where before and after differ most, if that is no chance; then look again at what is left."""
+        freedom = self._whole.samples - 2
+        if freedom < 1:
+            return False
+        chance = student_t(DRIFT_Z, freedom)
         before = list(accumulate(self.blocks, Block.joined))
         after = list(accumulate(reversed(self.blocks), lambda later, earlier: earlier.joined(later)))[::-1]
         best, place = 1.0, 0
         for cut in range(1, len(self.blocks)):
-            difference = _difference(before[cut - 1], after[cut])
+            difference = _difference(before[cut - 1], after[cut], chance)
             if difference > best:
                 best, place = difference, cut
         if place:
@@ -152,33 +160,31 @@ class DriftWindow:
 
     def _compress(self) -> None:
         """Join the two oldest blocks of a size where there are too many of it."""
-        end = len(self.blocks)
-        while end > BLOCKS_PER_SIZE:
+        end, most = len(self.blocks), SINGLES_MAX
+        while end > most:
             size = self.blocks[end - 1].samples
             begin = end
             while begin > 0 and self.blocks[begin - 1].samples == size:
                 begin -= 1
-            if end - begin <= BLOCKS_PER_SIZE:
+            if end - begin <= most:
                 break
             self.blocks[begin : begin + 2] = [self.blocks[begin].joined(self.blocks[begin + 1])]
-            end = begin + 1
+            end, most = begin + 1, BLOCKS_PER_SIZE
         if self._whole.samples > SAMPLES_MAX:
             del self.blocks[0]
             self._sum_up()
 
 
-def _difference(older: Block, newer: Block) -> float:
+def _difference(older: Block, newer: Block, chance: float) -> float:
     """Return how far two stretches are apart; 1 is what is neither chance nor too little to care about."""
     if newer.samples < 2:
         return 0.0  # a single one is an exception until there is a second
-    freedom = older.samples + newer.samples - 2
     scale = 1 / older.samples + 1 / newer.samples
-    pooled = scale * (older.squares + newer.squares) / freedom
+    pooled = scale * (older.squares + newer.squares) / (older.samples + newer.samples - 2)
     # Welch's, too: a stretch that holds both the old and the new is no new one.
     welch = older.variance / older.samples + newer.variance / newer.samples
     few = 1 + 1 / min(older.samples, newer.samples)  # of skewed samples, some in a row lie far out more often
     ignored = DRIFT_SHARE * max(abs(older.mean), abs(newer.mean))
-    limit = few * student_t(DRIFT_Z, freedom) * math.sqrt(max(pooled, welch))
-    limit += DRIFT_Z * ignored * math.sqrt(scale)
+    limit = few * chance * math.sqrt(max(pooled, welch)) + DRIFT_Z * ignored * math.sqrt(scale)
     difference = abs(newer.mean - older.mean)
     return difference / limit if limit > 0 else 0.0

@@ -23,7 +23,7 @@ from .frequency_types import (
 )
 
 STEPS_PER_CHECK = 32
-"""Steps are many; what a checkpoint costs is compared each time."""
+"""Steps are many; what a checkpoint costs is compared with its past more often."""
 
 WARMUP_STEPS = 5
 """Of each attempt, not measured: compilation, first touches of memory, autotuning."""

@@ -31,7 +31,8 @@ def merge(ranks: Sequence[Figures]) -> Figures:
     Of many ranks some look slow by chance. So the slow-down is that of the rank of which it is surest, and its interval
     of confidence is as wide as so many ranks need (Bonferroni).
     """
-    assert ranks
+    if len(ranks) == 1:
+        return ranks[0]
     fill: dict[str, float] = {}
     for figures in ranks:
         for node, share in figures.fill.items():
@@ -57,7 +58,7 @@ def _largest(spreads: Sequence[Spread | None]) -> Spread | None:
 
 def _surest(spreads: Sequence[Spread | None]) -> Spread | None:
     chance = 1 - NormalDist().cdf(SURE_Z)
-    z = -NormalDist().inv_cdf(chance / len(spreads)) if len(spreads) > 1 else SURE_Z
+    z = -NormalDist().inv_cdf(chance / len(spreads))
     found = max(_known(spreads), key=lambda spread: spread.mean - spread.half_width_at(z), default=None)
     if found is None or found.count < 2:
         return found

@@ -22,7 +22,7 @@ from .frequency_types import (
 )
 from .goodput_types import Job, Stretch
 
-SHOWN_STEPS_MAX = 12
+SHOWN_STEPS_MAX = 6
 """Of a stretch our controller is shown so many steps at most of each kind: in the mean they are the same."""
 
 
@@ -131,13 +131,18 @@ class YoungDaly(_Every):
 
 
 class PCcheck(_Every):
-    """Its bound, T_w / (N q t), for the costs of the beginning (ASPLOS'25)."""
+    """Its bound, T_w / (N q t), for the costs of the beginning (ASPLOS'25); waits where no place is free.
+
+    T_w is the time of one write while N are under way: where one alone keeps the devices busy, as here, N times as
+    long.
+    """
 
     waits = True
 
     def __init__(self, job: Job) -> None:
         costs = job.costs_at(0.0)
-        steps = costs.persist_s / (job.slot_count * (1 + job.budget) * costs.step_s)
+        writing_s = job.slot_count * costs.persist_s
+        steps = writing_s / (job.slot_count * (1 + job.budget) * costs.step_s)
         super().__init__(job, max(1, math.ceil(steps)))
 
 

@@ -49,7 +49,7 @@ def _goodput(axis: Any, policies: dict[str, dict[str, dict[str, float]]]) -> Non
     axis.set_ylim(max(0.0, 100 * least - 5), 100)
     axis.set_xticks(range(len(processes)), processes)
     axis.set_ylabel("goodput, %")
-    axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower left")
+    _legend(axis)
     axis.grid(visible=True, axis="y", alpha=0.3)
 
 
@@ -62,8 +62,12 @@ def _parts(axis: Any, policies: dict[str, dict[str, dict[str, float]]]) -> None:
         left = [begin + value for begin, value in zip(left, values, strict=True)]
     axis.invert_yaxis()
     axis.set_xlabel("share of the time that made no progress, %")
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis)
     axis.grid(visible=True, axis="x", alpha=0.3)
+
+
+def _legend(axis: Any) -> None:
+    axis.legend(frameon=False, fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def _mean_share(found: dict[str, dict[str, float]], part: str) -> float:
