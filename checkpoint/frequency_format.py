@@ -6,7 +6,7 @@ import msgspec
 
 from ..core.errors import CorruptDataError, FormatVersionError
 from .frequency_machine import FrequencyMemory
-from .frequency_types import Figures
+from .frequency_types import Decision, Figures
 
 MEMORY_FORMAT = 1
 
@@ -55,6 +55,20 @@ def load_figures(document: object) -> Figures:
         CorruptDataError: it is something else.
     """
     return _read(document, Figures)
+
+
+def dump_decision(decision: Decision) -> object:
+    """Return what rank 0 tells the others with a plan."""
+    return msgspec.to_builtins(decision)
+
+
+def load_decision(document: object) -> Decision:
+    """Return what `dump_decision` was given.
+
+    Raises:
+        CorruptDataError: it is something else.
+    """
+    return _read(document, Decision)
 
 
 def _read(document: object, kind: type[_Kind]) -> _Kind:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # Absolute, alone in the library: type checkers find the mapped folders through build/types (tools/link_types.py).
+    from everstep.checkpoint.frequency_types import Limits
     from everstep.checkpoint.keep import Keep
     from everstep.core import errors
     from everstep.core.errors import EverstepError
@@ -39,6 +40,7 @@ __all__ = [
     "DataLoader",
     "EverstepError",
     "Keep",
+    "Limits",
     "Report",
     "Restored",
     "Run",
@@ -52,6 +54,7 @@ _LAZY = {
     "DataLoader": (".dataloader", "DataLoader"),
     "EverstepError": (".core.errors", "EverstepError"),
     "Keep": (".checkpoint.keep", "Keep"),
+    "Limits": (".checkpoint.frequency_types", "Limits"),
     "Report": (".hook.report", "Report"),
     "Restored": (".hook.restore", "Restored"),
     "Run": (".hook.run", "Run"),

@@ -4,6 +4,7 @@ A plan covers the boundaries [start, horizon) and lists those with a checkpoint.
 boundaries apart; whoever reaches the horizon without a newer plan waits for it, so that all decide alike.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LOOKAHEAD_BOUNDARIES = 8
@@ -30,7 +31,8 @@ class Plan:
 class Planner:
     """Rank 0's side: makes the next plan in time."""
 
-    every: int
+    due: Callable[[int, int], tuple[int, ...]]
+    """The boundaries among [start, horizon) that get a checkpoint; asked once for each boundary."""
     _last: Plan | None = None
 
     def first(self, step: int) -> Plan:
@@ -50,9 +52,7 @@ class Planner:
 
     def _make(self, number: int, start: int, *, requested: bool) -> Plan:
         horizon = start + LOOKAHEAD_BOUNDARIES
-        steps = {step for step in range(start, horizon) if step % self.every == 0}
-        if requested:
-            steps.add(start)
+        steps = {*self.due(start, horizon), *([start] if requested else [])}
         self._last = Plan(number=number, start=start, horizon=horizon, steps=tuple(sorted(steps)))
         return self._last
 

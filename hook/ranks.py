@@ -7,6 +7,7 @@ training group. One rank alone agrees with itself.
 import json
 import logging
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
@@ -14,10 +15,13 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch.distributed as dist
 
+from ..checkpoint.frequency_format import dump_decision, load_decision
+from ..checkpoint.frequency_types import Decision
 from ..core.errors import DeadlineError, EverstepError, error_from_code
 from ..core.ids import CheckpointId
 from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
+from .pace import Pace
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
@@ -30,6 +34,9 @@ AGREE_DEADLINE_S = 300.0
 PLAN_DEADLINE_S = 60.0
 TOLD_KEPT = 256
 """Checkpoints whose end was told: what this rank does later with one of them is told to nobody again."""
+
+FIGURES_S = 2.0
+"""How often ranks tell rank 0 what they have measured."""
 
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
@@ -73,6 +80,11 @@ class Ranks(Protocol):
         """Tell whether boundary `step` gets a checkpoint; the same on all ranks. May wait for rank 0."""
         ...
 
+    @property
+    def decision(self) -> Decision:
+        """How often, and why: the newest plan's, the same on all ranks that know it."""
+        ...
+
     def ask_for_checkpoint(self) -> None:
         """Ask for a checkpoint at one of the next boundaries."""
         ...
@@ -100,8 +112,8 @@ class OneRank:
     rank = 0
     world_size = 1
 
-    def __init__(self, every: int) -> None:
-        self._every = every
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self._requested = False
         self._listener: Listener | None = None
 
@@ -122,10 +134,15 @@ class OneRank:
         self._listener = listener
 
     def is_due(self, step: int) -> bool:
-        """Tell whether the step is a multiple of the interval, or was asked for."""
-        due = self._requested or step % self._every == 0
+        """Tell whether the step is due by its pace, or was asked for."""
+        due = bool(self._pace.due(step, step + 1)) or self._requested
         self._requested = False
         return due
+
+    @property
+    def decision(self) -> Decision:
+        """The pace's own."""
+        return self._pace.decision
 
     def ask_for_checkpoint(self) -> None:
         """Make the next boundary due."""
@@ -153,14 +170,18 @@ class OneRank:
 class StoreRanks:
     """The ranks of a `torch.distributed` job. One thread talks to the Store once training has begun."""
 
-    def __init__(self, run_id: str, every: int) -> None:
+    def __init__(self, run_id: str, pace: Pace) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._every = every
+        self._pace, self._decision = pace, pace.decision
+        self._peers: list[object] = []
+        """Newest figures of the other ranks that have sent some; on rank 0."""
+        self._figures_at_s = 0.0
+        """When figures are sent, or fetched, the next time."""
         self._prefix, self._client = f"everstep/{run_id}", _own_client()
         self._store = _under(f"{self._prefix}/join", self._client)
         self._round = 0
         self._horizon = Horizon()
-        self._planner = Planner(every=every)
+        self._planner = Planner(due=pace.due)
         self._changed = threading.Condition()
         self._step = 0
         self._outbox: list[tuple[str, str]] = []
@@ -217,13 +238,21 @@ class StoreRanks:
         with self._changed:
             self._step = step
             if self.rank == 0 and self._planner.wants_next(step):
+                self._pace.hear(self._peers)
                 self._publish(self._planner.next(requested=self._requested))
                 self._requested = False
+            elif self.rank != 0 and self._figures_due():
+                self._outbox.append((f"figures/{self.rank}", json.dumps(self._pace.figures)))
             self._changed.notify_all()
             known = self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, PLAN_DEADLINE_S)
             if not known:
                 self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
             return not self._lost and self._horizon.is_due(step)
+
+    @property
+    def decision(self) -> Decision:
+        """Rank 0's, as the newest plan brought it."""
+        return self._decision
 
     def ask_for_checkpoint(self) -> None:
         """Tell rank 0, which lists a boundary of its next plan."""
@@ -261,9 +290,18 @@ class StoreRanks:
 
     def _publish(self, plan: Plan) -> None:
         """Rank 0 knows its own plan at once; the others read it from the Store."""
+        self._decision = self._pace.decision
+        message = [plan.start, plan.horizon, plan.steps, dump_decision(self._decision)]
         with self._changed:
             self._horizon.receive(plan)
-            self._outbox.append((f"plan/{plan.number}", json.dumps([plan.start, plan.horizon, plan.steps])))
+            self._outbox.append((f"plan/{plan.number}", json.dumps(message)))
+
+    def _figures_due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._figures_at_s:
+            return False
+        self._figures_at_s = now_s + FIGURES_S
+        return True
 
     def _work(self) -> None:
         try:
@@ -277,6 +315,7 @@ class StoreRanks:
                 self._receive_results()
                 if self.rank == 0:
                     self._receive_requests()
+                    self._receive_figures()
                 self._pause()
         except (RuntimeError, ValueError) as error:
             with self._changed:
@@ -299,8 +338,9 @@ class StoreRanks:
             return
         number = self._horizon.next_number
         if self._store.check([f"plan/{number}"]):
-            start, horizon, steps = json.loads(self._store.get(f"plan/{number}"))
+            start, horizon, steps, decision = json.loads(self._store.get(f"plan/{number}"))
             with self._changed:
+                self._decision = load_decision(decision)
                 self._horizon.receive(Plan(number=number, start=start, horizon=horizon, steps=tuple(steps)))
                 self._changed.notify_all()
 
@@ -309,6 +349,16 @@ class StoreRanks:
             self._store.delete_key("request")
             with self._changed:
                 self._requested = True
+
+    def _receive_figures(self) -> None:
+        """Rank 0 decides by all ranks' figures, a few seconds old; some ranks may have sent none yet."""
+        if not self._figures_due():
+            return
+        keys = [f"figures/{rank}" for rank in range(1, self.world_size)]
+        known = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
+        peers = [json.loads(item) for item in self._store.multi_get(known)] if known else []
+        with self._changed:
+            self._peers = peers
 
     def _receive_results(self) -> None:
         assert self._listener is not None
@@ -339,11 +389,11 @@ class StoreRanks:
         self._changed.notify_all()
 
 
-def make_ranks(run_id: str, every: int) -> Ranks:
+def make_ranks(run_id: str, pace: Pace) -> Ranks:
     """Return the ranks of the initialised process group, or this process alone."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return StoreRanks(run_id, every)
-    return OneRank(every)
+        return StoreRanks(run_id, pace)
+    return OneRank(pace)
 
 
 class _CanClone(Protocol):

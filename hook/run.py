@@ -11,6 +11,7 @@ from types import TracebackType
 
 import torch
 
+from ..checkpoint.frequency_types import FailureKind
 from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageError
 from ..core.ids import CheckpointId
 from ..proto import frames
@@ -21,6 +22,7 @@ from .history import History
 from .ledger_merge import adopt_ledgers
 from .link import Link
 from .loaders import all_loaders, position_loader, put_back_on_first_batch
+from .pace import Pace
 from .ranks import Ranks
 from .report import CostBook, Report
 from .restore import Fetched, Restored, RestoreSearch, check_may_restore
@@ -54,7 +56,7 @@ class Run:
     persisted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place
         self,
         *,
         name: str,
@@ -65,11 +67,13 @@ class Run:
         objects: dict[str, object],
         slots: int,
         replicated: bool,
+        pace: Pace,
     ) -> None:
         self.name, self.attempt = name, attempt
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self._link, self._ranks = link, ranks
-        self._state = RunState()
+        self._pace, self._slots = pace, slots
+        self._state = RunState(lambda: pace.memory)
         self._history = History()
         self._rng = RngState()
         self._components: list[Component] = [self._state, self._rng, self._history, *components]
@@ -151,6 +155,7 @@ class Run:
             self._say_nothing_restored()
             return None
         self._apply(found, search)
+        self._learn_from(found)
         self._restored = Restored(
             attempt=found.choice.checkpoint.attempt,
             step=found.choice.checkpoint.step,
@@ -191,19 +196,24 @@ class Run:
         """
         self._start()
         arrived_s = time.perf_counter()
+        guard_s, self._guard_s = self._guard_s, 0.0
+        ended = self._costs.arrived(arrived_s, guard_s=guard_s)
+        self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
         self._state.step += 1
+        waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
-        self._costs.wait_s += time.perf_counter() - arrived_s
+        self._costs.wait_s += time.perf_counter() - waits_s
         self._keep_daemon()
         begun = False
         if due:
             begun = self._take()
         elif self._costs.steps == 0 and not self._link.broken:
             self._snapshotter.prepare()
-        guard_s, self._guard_s = self._guard_s, 0.0
         self._guard.boundary()
         busy = begun or self._snapshotter.busy or bool(self._outstanding)
-        self._costs.boundary(arrived_s, time.perf_counter(), opens_busy=busy, guard_s=guard_s)
+        left_s = time.perf_counter()
+        self._costs.left(left_s, opens_busy=busy)
+        self._pace.left(left_s - arrived_s, taken=begun)
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""
@@ -229,7 +239,7 @@ class Run:
 
     def report(self) -> Report:
         """Return what checkpointing has cost so far, and what went wrong."""
-        return self._costs.report()
+        return self._costs.report(self._ranks.decision)
 
     def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
         """Wait until memory asked for is there or refused, and every checkpoint taken is complete or has failed.
@@ -271,6 +281,7 @@ class Run:
                 self.name,
             )
         self._saved_step = self._state.step
+        self._pace.begin(self._state.step, slots=self._slots, devices=self._link.devices)
         self._ranks.start(self._state.step, self)
 
     def _check_usable(self) -> None:
@@ -288,6 +299,7 @@ class Run:
 
     def _skip(self, reason: str) -> None:
         self._costs.skipped[reason] += 1
+        self._pace.skipped(self._state.step)
         logger.warning("checkpoint_skipped run=%s step=%d reason=%s", self.name, self._state.step, reason)
         if self.world_size > 1:
             self._ranks.failed(CheckpointId(self.attempt, self._state.step), f"{SKIPPED}{reason}")
@@ -307,6 +319,7 @@ class Run:
             raise
         if reason is None:
             self._saved_step = self._state.step
+            self._pace.taken(checkpoint)
             return None
         self._settle(checkpoint)
         return reason
@@ -356,6 +369,7 @@ class Run:
     def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
         """Listener: it will never be complete; without all ranks in memory it is of no use at all."""
         self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step, in_memory=in_memory))
+        self._pace.failed(checkpoint, skipped=SKIPPED in reason)
         if SKIPPED in reason:
             self._skipped_elsewhere(checkpoint, reason)
         else:
@@ -377,6 +391,7 @@ class Run:
             case frames.Chunk() | frames.StreamEnd():
                 self._stream_events.put(event)
             case frames.Persisted():
+                self._pace.persisted(event)
                 self._ranks.committed(CheckpointId(event.attempt, event.step))
             case frames.PersistFailed():
                 told = f"{event.message} ({event.hint})" if event.hint else event.message
@@ -414,6 +429,12 @@ class Run:
             self._snapshotter.adopt(found.arena)
         else:
             search.give_back(found)
+
+    def _learn_from(self, found: Fetched) -> None:
+        """Go on with what the controller has learnt, if as many ranks wrote it; a run that did not end has died."""
+        died = FailureKind.TRAINER if found.source == "memory" else FailureKind.NODE
+        remembered = self._state.restored_learnt if found.choice.world_size == self.world_size else None
+        self._pace.restored(remembered, None if self._state.restored_last else died)
 
     def _say_restored(self, found: Fetched) -> None:
         restored = self._restored
@@ -510,6 +531,7 @@ class Run:
         if not self._started or (self._saved_step == self._state.step and not self._moved_since_saved()):
             return
         self._state.step += 1
+        self._state.is_last = True
         until_s = time.monotonic() + CLOSE_DEADLINE_S
         while (reason := self._begin_snapshot()) is not None:
             if reason not in _WAIT_REASONS or time.monotonic() > until_s:

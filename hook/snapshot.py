@@ -90,6 +90,11 @@ class Snapshotter:
         with self._lock:
             return self._copier.busy or (self._asked is not None and not self._asked[1].done())
 
+    @property
+    def copying(self) -> bool:
+        """Tell whether a snapshot is being copied or sealed."""
+        return self._copier.busy
+
     # -- arena
 
     def adopt(self, arena: MappedArena) -> None:

@@ -254,6 +254,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     """Why it is not well; empty when it is."""
     write_bytes_per_s: float
     """As measured; 0 while nobody knows."""
+    capacity_bytes: int
+    """Of its file system, divided among the devices on it; 0 where nobody knows."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -397,6 +399,8 @@ class Persisted(msgspec.Struct, frozen=True, tag="persisted"):
     size_bytes: int
     persist_s: float
     """From sealed to acknowledged, every fsync and manifest included."""
+    devices_s: float
+    """From first byte to last sync on the slowest of its devices: for it and for what was written at the same time."""
     under_replicated: bool
     """The manifest could not be written to every device; recovery repairs it."""
 
