@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from everstep.core.errors import EverstepError
     from everstep.dataloader import DataLoader
     from everstep.hook.attach import attach
+    from everstep.hook.notice import Preemption
     from everstep.hook.report import Report
     from everstep.hook.restore import Restored
     from everstep.hook.run import Run
@@ -41,6 +42,7 @@ __all__ = [
     "EverstepError",
     "Keep",
     "Limits",
+    "Preemption",
     "Report",
     "Restored",
     "Run",
@@ -55,6 +57,7 @@ _LAZY = {
     "EverstepError": (".core.errors", "EverstepError"),
     "Keep": (".checkpoint.keep", "Keep"),
     "Limits": (".checkpoint.frequency_types", "Limits"),
+    "Preemption": (".hook.notice", "Preemption"),
     "Report": (".hook.report", "Report"),
     "Restored": (".hook.restore", "Restored"),
     "Run": (".hook.run", "Run"),

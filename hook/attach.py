@@ -14,6 +14,7 @@ from ..proto.frames import Reply
 from .component import make_components
 from .environment import killed_with_the_job
 from .link import Link, RunAddress
+from .notice import Preemption
 from .pace import Pace
 from .ranks import Ranks, make_ranks
 from .run import Run
@@ -36,6 +37,7 @@ def attach(  # noqa: PLR0913 - all that a run is
     slots: int = 2,
     replicated: bool = False,
     keep: Keep | None = None,
+    preemption: Preemption | None = None,
     **objects: object,
 ) -> Run:
     """Return the run of this name, with everything in `objects` as its state.
@@ -53,6 +55,8 @@ def attach(  # noqa: PLR0913 - all that a run is
         replicated: every rank holds the same tensors, though no DistributedDataParallel says so.
         keep: which complete checkpoints stay, `Keep(last=3, every_steps=1000, every="6h")`; None: as the daemon is
             configured, the last 3 where it is not. Give every rank the same.
+        preemption: what announces the run's end, `Preemption(notice_file="/run/spot", grace_s=120.0)`; None: SIGTERM
+            does, 30 seconds before, and `run.step()` raises SystemExit after a last checkpoint.
         objects: modules, optimizers, loaders, generators, anything with state_dict and load_state_dict, by name.
 
     Raises:
@@ -87,6 +91,7 @@ def attach(  # noqa: PLR0913 - all that a run is
         slots=slots,
         replicated=replicated,
         pace=pace,
+        preemption=preemption or Preemption(),
     )
     events.connect(run.on_event)
     return run

@@ -27,6 +27,10 @@ from ..proto import frames
 logger = logging.getLogger(__name__)
 
 
+ROOM = 1.5
+"""On a time that is measured once and must surely suffice."""
+
+
 class Pace:
     """One rank's controller. Used by the training thread, but for `persisted`, `failed` and `skipped_elsewhere`."""
 
@@ -38,6 +42,10 @@ class Pace:
         self._from_threads: SimpleQueue[Observation] = SimpleQueue()
         self._begun_s: dict[CheckpointId, float] = {}
         """When the copy of each snapshot that is not durable yet began."""
+        self.step_s = 0.0
+        """What the newest step took; 0 before the first."""
+        self._held_s = self._stall_s = 0.0
+        """Of the newest snapshot that became durable, from the begin of its copy on; of the newest checkpoint."""
         self._stalled_s: float | None = None
         """What the newest checkpoint has cost by itself so far, until its copy has ended."""
 
@@ -85,8 +93,9 @@ class Pace:
             self._stalled_s += guard_s
             if not copying:
                 self._frequency.observe(CheckpointStalled(stall_s=self._stalled_s))
-                self._stalled_s = None
+                self._stall_s, self._stalled_s = self._stalled_s, None
         if step is not None:
+            self.step_s = step.step_s
             self._frequency.observe(step)
 
     def taken(self, checkpoint: CheckpointId) -> None:
@@ -117,6 +126,11 @@ class Pace:
         """What the next attempt should know, as a JSON value for the checkpoint."""
         return dump_memory(self._frequency.memory)
 
+    @property
+    def needed_s(self) -> float:
+        """How long a checkpoint takes from its boundary until it is durable, with room; 0 while nobody knows."""
+        return ROOM * (self._stall_s + self._held_s)
+
     # -- among ranks
 
     @property
@@ -134,11 +148,12 @@ class Pace:
         """A snapshot of this rank is durable."""
         begun_s = self._begun_s.pop(CheckpointId(event.attempt, event.step), None)
         if begun_s is not None:
+            self._held_s = time.perf_counter() - begun_s
             self._from_threads.put(
                 CheckpointPersisted(
                     size_bytes=event.size_bytes,
                     persist_s=event.devices_s,
-                    held_s=time.perf_counter() - begun_s,
+                    held_s=self._held_s,
                 )
             )
 

@@ -22,6 +22,7 @@ from .history import History
 from .ledger_merge import adopt_ledgers
 from .link import Link
 from .loaders import all_loaders, position_loader, put_back_on_first_batch
+from .notice import ENDED_STATUS, GRACE_S, SIGTERM, Notice, NoticeWatch, Preemption, end_now
 from .pace import Pace
 from .ranks import Ranks
 from .report import CostBook, Report
@@ -37,6 +38,10 @@ logger = logging.getLogger(__name__)
 
 CLOSE_DEADLINE_S = 600.0
 """How long leaving a run waits for its last checkpoint to be complete."""
+
+LEASE_ENDS = "the lease ends"
+LEASE_BOUNDARIES = 3
+"""Steps, at most, between asking for a checkpoint and its boundary where a step is long."""
 
 SKIPPED = "skipped: "
 OTHER_RANK_SKIPPED = "another rank skipped it"
@@ -68,6 +73,7 @@ class Run:
         slots: int,
         replicated: bool,
         pace: Pace,
+        preemption: Preemption,
     ) -> None:
         self.name, self.attempt = name, attempt
         self.rank, self.world_size = ranks.rank, ranks.world_size
@@ -103,6 +109,10 @@ class Run:
             on_failed=self._on_failed,
         )
         self._guard = OptimizerGuard(objects, self._before_optimizer)
+        self._end_by_s: float | None = None
+        """When somebody will end this process, of the monotonic clock, as far as it was announced."""
+        self._lease: Notice | None = None
+        self._watch = NoticeWatch(preemption, self._on_notice)
 
     # -- what a training script uses
 
@@ -193,6 +203,7 @@ class Run:
         Raises:
             FencedError: another trainer has taken the run over.
             StateTypeError: an attached object cannot be saved; the path says which.
+            SystemExit: the end that was announced has come; its checkpoint is as durable as time allowed.
         """
         self._start()
         arrived_s = time.perf_counter()
@@ -200,11 +211,15 @@ class Run:
         ended = self._costs.arrived(arrived_s, guard_s=guard_s)
         self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
         self._state.step += 1
+        self._mind_lease()
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
         self._costs.wait_s += time.perf_counter() - waits_s
         self._keep_daemon()
+        end = self._ranks.end_after(self._state.step)
         begun = False
+        if end:
+            self._end(end)
         if due:
             begun = self._take()
         elif self._costs.steps == 0 and not self._link.broken:
@@ -219,6 +234,17 @@ class Run:
         """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""
         self._check_usable()
         self._ranks.ask_for_checkpoint()
+
+    def lease(self, seconds: float, *, ends: bool = True) -> None:
+        """Say how long this process has from now on, as schedulers that work in rounds do; a new one replaces the old.
+
+        At the last boundary from which a checkpoint still becomes durable in that time one is taken. Then `step()`
+        raises SystemExit(0), or with `ends=False` goes on. All ranks call it alike.
+        """
+        self._check_usable()
+        if not seconds > 0:
+            raise UsageError(f"a lease of {seconds} s", hint="the seconds that are left, more than 0")
+        self._lease = Notice(reason=LEASE_ENDS, until_s=time.monotonic() + seconds, ends=ends)
 
     @contextlib.contextmanager
     def mutating(self) -> Generator[None]:
@@ -346,6 +372,49 @@ class Run:
             lost = list(self._outstanding)
         for checkpoint in lost:
             self._ranks.failed(checkpoint, "the daemon went away before it was committed")
+
+    # -- an end that was announced
+
+    def _on_notice(self, notice: Notice) -> None:
+        """Somebody will end this process; called on the watch's thread."""
+        left_s = notice.until_s - time.monotonic()
+        logger.warning("run_ends run=%s reason=%s left_s=%.0f", self.name, notice.reason, left_s)
+        self._end_by_s = notice.until_s
+        if notice.reason == SIGTERM:
+            self._ranks.confirm_end(notice.reason, self._end_alone)
+        else:
+            self._ranks.ask_for_checkpoint(notice.reason if notice.ends else "")
+
+    def _end_alone(self) -> None:
+        """Not every rank is to end: a peer has died, and nothing more can be complete. The daemon persists what is sealed."""
+        logger.error("run_ended run=%s reason=SIGTERM came to this rank, not to all", self.name)
+        end_now()
+
+    def _mind_lease(self) -> None:
+        """Ask for the last checkpoint while there is time for it; rank 0's lease counts."""
+        lease = self._lease
+        if lease is None or self.rank != 0:
+            return
+        boundaries_s = LEASE_BOUNDARIES * self._pace.step_s
+        if time.monotonic() + self._pace.needed_s + boundaries_s >= lease.until_s:
+            self._lease, self._end_by_s = None, lease.until_s
+            self._ranks.ask_for_checkpoint(lease.reason if lease.ends else "")
+
+    def _end(self, reason: str) -> None:
+        """Save what the time left allows: this boundary, or only what is under way; then leave."""
+        until_s = self._end_by_s if self._end_by_s is not None else time.monotonic() + GRACE_S
+        left_s = until_s - time.monotonic()
+        if not self._outstanding or self._pace.needed_s < left_s:
+            self._begin_patiently(until_s)
+        saved = self.wait(max(0.0, until_s - time.monotonic()))
+        logger.warning(
+            "run_ended run=%s reason=%s last_complete=%s in_time=%s",
+            self.name,
+            reason,
+            self.report().last_complete or "none",
+            saved,
+        )
+        raise SystemExit(0 if reason == LEASE_ENDS else ENDED_STATUS)
 
     # -- what happened to snapshots (other threads)
 
@@ -490,6 +559,7 @@ class Run:
                 self._snapshotter.drain(CLOSE_DEADLINE_S)
         finally:
             self._closed = True
+            self._watch.close()
             self._guard.close()
             self._ranks.close()
             if final and not self._link.broken:
@@ -531,8 +601,11 @@ class Run:
         if not self._started or (self._saved_step == self._state.step and not self._moved_since_saved()):
             return
         self._state.step += 1
+        self._begin_patiently(time.monotonic() + CLOSE_DEADLINE_S)
+
+    def _begin_patiently(self, until_s: float) -> None:
+        """Begin the attempt's last snapshot; wait for room until then."""
         self._state.is_last = True
-        until_s = time.monotonic() + CLOSE_DEADLINE_S
         while (reason := self._begin_snapshot()) is not None:
             if reason not in _WAIT_REASONS or time.monotonic() > until_s:
                 self._skip(reason)
