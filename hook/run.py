@@ -386,7 +386,7 @@ class Run:
             self._ranks.ask_for_checkpoint(notice.reason if notice.ends else "")
 
     def _end_alone(self) -> None:
-        """Not every rank is to end: a peer has died, and nothing more can be complete. The daemon persists what is sealed."""
+        """Not every rank is to end: a peer has died. The daemon persists what is sealed."""
         logger.error("run_ended run=%s reason=SIGTERM came to this rank, not to all", self.name)
         end_now()
 
