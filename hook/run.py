@@ -4,12 +4,9 @@ import contextlib
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
-
-import torch
 
 from ..checkpoint.frequency_types import FailureKind
 from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageError
@@ -22,12 +19,14 @@ from .history import History
 from .ledger_merge import adopt_ledgers
 from .link import Link
 from .loaders import all_loaders, position_loader, put_back_on_first_batch
-from .notice import ENDED_STATUS, GRACE_S, SIGTERM, Notice, NoticeWatch, Preemption, end_now
+from .notice import Preemption
 from .pace import Pace
 from .ranks import Ranks
 from .report import CostBook, Report
 from .restore import Fetched, Restored, RestoreSearch, check_may_restore
 from .rng_state import RngState
+from .run_end import RunEnd
+from .run_messages import say_closed, say_nothing_restored, say_restored
 from .run_state import RunState
 from .shard_stream import StreamEvents
 from .snapshot import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, SnapshotFacts, Snapshotter
@@ -38,10 +37,6 @@ logger = logging.getLogger(__name__)
 
 CLOSE_DEADLINE_S = 600.0
 """How long leaving a run waits for its last checkpoint to be complete."""
-
-LEASE_ENDS = "the lease ends"
-LEASE_BOUNDARIES = 3
-"""Steps, at most, between asking for a checkpoint and its boundary where a step is long."""
 
 SKIPPED = "skipped: "
 OTHER_RANK_SKIPPED = "another rank skipped it"
@@ -109,10 +104,7 @@ class Run:
             on_failed=self._on_failed,
         )
         self._guard = OptimizerGuard(objects, self._before_optimizer)
-        self._end_by_s: float | None = None
-        """When somebody will end this process, of the monotonic clock, as far as it was announced."""
-        self._lease: Notice | None = None
-        self._watch = NoticeWatch(preemption, self._on_notice)
+        self._end = RunEnd(name, ranks, pace, preemption)
 
     # -- what a training script uses
 
@@ -162,7 +154,7 @@ class Run:
                     hint="build them anew in a new process",
                 )
         if found is None:
-            self._say_nothing_restored()
+            say_nothing_restored(self.name, self._link)
             return None
         self._apply(found, search)
         self._learn_from(found)
@@ -177,7 +169,7 @@ class Run:
             left_as_given=tuple(each.name for each in self._components if found.lacks(each.name)),
             not_attached=tuple(set(found.stored.components) - {each.name for each in self._components}),
         )
-        self._say_restored(found)
+        say_restored(self.name, self._restored, found.manifest.notes)
         return self._restored
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -211,15 +203,14 @@ class Run:
         ended = self._costs.arrived(arrived_s, guard_s=guard_s)
         self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
         self._state.step += 1
-        self._mind_lease()
+        self._end.mind_lease()
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
         self._costs.wait_s += time.perf_counter() - waits_s
         self._keep_daemon()
-        end = self._ranks.end_after(self._state.step)
+        if end := self._ranks.end_after(self._state.step):
+            self._leave(end)
         begun = False
-        if end:
-            self._end(end)
         if due:
             begun = self._take()
         elif self._costs.steps == 0 and not self._link.broken:
@@ -242,9 +233,7 @@ class Run:
         raises SystemExit(0), or with `ends=False` goes on. All ranks call it alike.
         """
         self._check_usable()
-        if not seconds > 0:
-            raise UsageError(f"a lease of {seconds} s", hint="the seconds that are left, more than 0")
-        self._lease = Notice(reason=LEASE_ENDS, until_s=time.monotonic() + seconds, ends=ends)
+        self._end.lease(seconds, ends=ends)
 
     @contextlib.contextmanager
     def mutating(self) -> Generator[None]:
@@ -373,48 +362,13 @@ class Run:
         for checkpoint in lost:
             self._ranks.failed(checkpoint, "the daemon went away before it was committed")
 
-    # -- an end that was announced
-
-    def _on_notice(self, notice: Notice) -> None:
-        """Somebody will end this process; called on the watch's thread."""
-        left_s = notice.until_s - time.monotonic()
-        logger.warning("run_ends run=%s reason=%s left_s=%.0f", self.name, notice.reason, left_s)
-        self._end_by_s = notice.until_s
-        if notice.reason == SIGTERM:
-            self._ranks.confirm_end(notice.reason, self._end_alone)
-        else:
-            self._ranks.ask_for_checkpoint(notice.reason if notice.ends else "")
-
-    def _end_alone(self) -> None:
-        """Not every rank is to end: a peer has died. The daemon persists what is sealed."""
-        logger.error("run_ended run=%s reason=SIGTERM came to this rank, not to all", self.name)
-        end_now()
-
-    def _mind_lease(self) -> None:
-        """Ask for the last checkpoint while there is time for it; rank 0's lease counts."""
-        lease = self._lease
-        if lease is None or self.rank != 0:
-            return
-        boundaries_s = LEASE_BOUNDARIES * self._pace.step_s
-        if time.monotonic() + self._pace.needed_s + boundaries_s >= lease.until_s:
-            self._lease, self._end_by_s = None, lease.until_s
-            self._ranks.ask_for_checkpoint(lease.reason if lease.ends else "")
-
-    def _end(self, reason: str) -> None:
-        """Save what the time left allows: this boundary, or only what is under way; then leave."""
-        until_s = self._end_by_s if self._end_by_s is not None else time.monotonic() + GRACE_S
-        left_s = until_s - time.monotonic()
-        if not self._outstanding or self._pace.needed_s < left_s:
+    def _leave(self, reason: str) -> None:
+        """Save what the time left allows: this boundary, or only what is under way; then end."""
+        until_s = self._end.until_s
+        if not self._outstanding or self._end.has_time:
             self._begin_patiently(until_s)
         saved = self.wait(max(0.0, until_s - time.monotonic()))
-        logger.warning(
-            "run_ended run=%s reason=%s last_complete=%s in_time=%s",
-            self.name,
-            reason,
-            self.report().last_complete or "none",
-            saved,
-        )
-        raise SystemExit(0 if reason == LEASE_ENDS else ENDED_STATUS)
+        self._end.leave(reason, last_complete=self.report().last_complete, in_time=saved)
 
     # -- what happened to snapshots (other threads)
 
@@ -505,48 +459,6 @@ class Run:
         remembered = self._state.restored_learnt if found.choice.world_size == self.world_size else None
         self._pace.restored(remembered, None if self._state.restored_last else died)
 
-    def _say_restored(self, found: Fetched) -> None:
-        restored = self._restored
-        assert restored is not None
-        logger.warning(
-            "restored run=%s checkpoint=%s from=%s epoch=%d restore_s=%.2f",
-            self.name,
-            restored.checkpoint,
-            restored.source,
-            restored.epoch,
-            restored.restore_s,
-        )
-        if restored.left_as_given:
-            logger.warning(
-                "restored_in_part run=%s left_as_given=%s: the imported checkpoint has nothing of them",
-                self.name,
-                ",".join(restored.left_as_given),
-            )
-        if restored.not_attached:
-            logger.warning(
-                "restored_in_part run=%s not_attached=%s: the next checkpoint is without them",
-                self.name,
-                ",".join(restored.not_attached),
-            )
-        then, now = found.manifest.notes.get("torch_threads", ""), str(torch.get_num_threads())
-        if then != now:
-            warnings.warn(
-                f"the checkpoint was taken with {then} intra-op threads, this process has {now}: the state is "
-                "bit-identical, further training may not be",
-                stacklevel=3,
-            )
-
-    def _say_nothing_restored(self) -> None:
-        where = ", ".join(sorted(device.path for device in self._link.devices))
-        event, why = "nothing_to_restore", "this run has no checkpoint there"
-        if self._link.opened.new_store:
-            event, why = "new_store", "nothing to restore, the directories were empty"
-        elif self._link.fresh and self._link.opened.highest_attempt > 0:
-            why = "fresh=True leaves the checkpoints of earlier attempts aside"
-        elif self._link.opened.highest_attempt > 0:
-            why = "earlier attempts left no complete checkpoint, or fresh=True has left theirs aside"
-        logger.warning("%s run=%s at=%s: %s", event, self.name, where, why)
-
     # -- the end
 
     def _close(self, *, final: bool) -> None:
@@ -559,31 +471,14 @@ class Run:
                 self._snapshotter.drain(CLOSE_DEADLINE_S)
         finally:
             self._closed = True
-            self._watch.close()
+            self._end.close()
             self._guard.close()
             self._ranks.close()
             if final and not self._link.broken:
                 self._detach()
             self._snapshotter.close()
             self._link.close()
-            self._say_closed()
-
-    def _say_closed(self) -> None:
-        report = self.report()
-        logger.info(
-            "run_closed run=%s step=%d complete=%d last_complete=%s stall_per_checkpoint_ms=%.2f slowdown_percent=%.2f "
-            "busy_steps=%d quiet_steps=%d skipped=%d failed=%d",
-            self.name,
-            self._state.step,
-            report.checkpoints_complete,
-            report.last_complete or "none",
-            report.stall_per_checkpoint_s * 1000,
-            report.slowdown * 100,
-            report.busy_steps,
-            report.quiet_steps,
-            sum(report.skipped.values()),
-            len(report.failures),
-        )
+            say_closed(self.name, self._state.step, self.report())
 
     def _finish(self) -> None:
         """Take the last boundary and see it complete; taken again when the daemon dies with it."""
