@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ..checkpoint.frequency_types import Decision, StepEnded
 from ..core.durations import duration_text
 from ..core.ids import CheckpointId
+from ..proto import frames
 
 STEPS_KEPT = 2000
 """Step times kept per kind: enough for a steady median, 16 KiB each."""
@@ -58,6 +59,19 @@ class Report:
     """From the first boundary to the end of the last."""
     decision: Decision
     """How often checkpoints are taken now, and why."""
+
+    def as_frame(self) -> frames.Costs:
+        """Return what the daemon is told of it."""
+        return frames.Costs(
+            train_s=self.train_s,
+            boundary_s=self.boundary_s,
+            guard_s=self.guard_s,
+            slower_s=self.slower_steps_s,
+            skipped_count=sum(self.skipped.values()),
+            interval_steps=self.decision.interval_steps,
+            reason=self.decision.reason,
+            goal_missed=self.decision.goal_missed,
+        )
 
     def __str__(self) -> str:
         """Return all of it for people, some lines."""

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 CLOSE_DEADLINE_S = 600.0
 """How long leaving a run waits for its last checkpoint to be complete."""
 
+COSTS_S = 5.0
 SKIPPED = "skipped: "
 OTHER_RANK_SKIPPED = "another rank skipped it"
 
@@ -90,7 +91,7 @@ class Run:
         self._restored: Restored | None = None
         self._asked_restore = self._started = self._closed = self._told_loss = False
         self._saved_step = -1
-        self._guard_s = 0.0
+        self._guard_s = self._costs_at_s = 0.0
         self._notes = environment_notes()
         self._snapshotter = Snapshotter(
             link,
@@ -220,6 +221,13 @@ class Run:
         left_s = time.perf_counter()
         self._costs.left(left_s, opens_busy=busy)
         self._pace.left(left_s - arrived_s, taken=begun)
+        self._tell_costs(left_s)
+
+    def _tell_costs(self, now_s: float) -> None:
+        """Let the daemon's status and metrics know what checkpoints cost, every few seconds."""
+        if now_s >= self._costs_at_s:
+            self._costs_at_s = now_s + COSTS_S
+            self._link.tell(self.report().as_frame())
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""
@@ -474,6 +482,8 @@ class Run:
             self._end.close()
             self._guard.close()
             self._ranks.close()
+            if not self._link.broken:
+                self._tell_costs(self._costs_at_s)
             if final and not self._link.broken:
                 self._detach()
             self._snapshotter.close()

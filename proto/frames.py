@@ -9,7 +9,7 @@ from enum import Enum
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -208,6 +208,24 @@ class Complete(msgspec.Struct, frozen=True, tag="complete"):
     step: int
 
 
+class Costs(msgspec.Struct, frozen=True, tag="costs"):
+    """What checkpoints have cost this rank since it attached, in seconds, and how often they are taken now, and why."""
+
+    train_s: float
+    boundary_s: float
+    """Training stood still at boundaries."""
+    guard_s: float
+    """Optimizers waited for a copy to end."""
+    slower_s: float
+    """Steps took longer beside a copy or a write than without, altogether; 0 while nobody knows."""
+    skipped_count: int
+    """Due checkpoints that were not taken."""
+    interval_steps: int
+    reason: str
+    goal_missed: str
+    """Why the work that may be lost at most cannot be kept; empty: it can, or nobody asked."""
+
+
 class Detach(msgspec.Struct, frozen=True, tag="detach"):
     """The client ends cleanly; answered when everything it sealed is committed or has failed."""
 
@@ -239,6 +257,7 @@ Request = (
     | SealedEverywhere
     | GiveUp
     | Complete
+    | Costs
     | Detach
     | HandOver
 )
