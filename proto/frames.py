@@ -6,6 +6,7 @@ Every request that wants an answer carries a `request_id` chosen by the client; 
 """
 
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
@@ -17,6 +18,9 @@ FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
 
 HELLO_SIZE_BYTES_MAX = 4096
 """What an unknown peer may make the daemon buffer."""
+
+ShortText = Annotated[str, msgspec.Meta(max_length=500)]
+"""For people, kept by the daemon."""
 
 
 class Role(Enum):
@@ -221,8 +225,8 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     skipped_count: int
     """Due checkpoints that were not taken."""
     interval_steps: int
-    reason: str
-    goal_missed: str
+    reason: ShortText
+    goal_missed: ShortText
     """Why the work that may be lost at most cannot be kept; empty: it can, or nobody asked."""
 
 
