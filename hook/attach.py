@@ -36,6 +36,7 @@ def attach(  # noqa: PLR0913 - all that a run is
     takeover: bool = False,
     slots: int = 2,
     replicated: bool = False,
+    debug: bool = False,
     keep: Keep | None = None,
     preemption: Preemption | None = None,
     **objects: object,
@@ -53,6 +54,8 @@ def attach(  # noqa: PLR0913 - all that a run is
         takeover: take the run from a trainer that still lives; that one gets a FencedError.
         slots: snapshots that fit in memory at once; each takes as much as the state.
         replicated: every rank holds the same tensors, though no DistributedDataParallel says so.
+        debug: checksums prove that no snapshot holds what was written after its boundary, by whatever way, outside of
+            `run.mutating()`. The boundary waits while the state is read once.
         keep: which complete checkpoints stay, `Keep(last=3, every_steps=1000, every="6h")`; None: as the daemon is
             configured, the last 3 where it is not. Give every rank the same.
         preemption: what announces the run's end, `Preemption(notice_file="/run/spot", grace_s=120.0)`; None: SIGTERM
@@ -90,6 +93,7 @@ def attach(  # noqa: PLR0913 - all that a run is
         objects=objects,
         slots=slots,
         replicated=replicated,
+        debug=debug,
         pace=pace,
         preemption=preemption or Preemption(),
     )

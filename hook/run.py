@@ -14,7 +14,7 @@ from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import Reply
 from .environment import environment_notes
-from .guard import OptimizerGuard
+from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .ledger_merge import adopt_ledgers
 from .link import Link
@@ -68,6 +68,7 @@ class Run:
         objects: dict[str, object],
         slots: int,
         replicated: bool,
+        debug: bool,
         pace: Pace,
         preemption: Preemption,
     ) -> None:
@@ -100,12 +101,14 @@ class Run:
             world_size=self.world_size,
             slot_count=slots,
             replicated=replicated,
+            debug=debug,
             costs=self._costs,
             on_sealed=self._on_sealed,
             on_failed=self._on_failed,
         )
         self._guard = OptimizerGuard(objects, self._before_optimizer)
         self._end = RunEnd(name, ranks, pace, preemption)
+        self._costs.notes.extend(notes_on_overlap(objects))
 
     # -- what a training script uses
 

@@ -12,6 +12,7 @@ from rig import MB, RigError, rig
 import everstep
 from everstep.checkpoint.frequency_types import BoundKind, Decision
 from everstep.hook import copier
+from everstep.hook.copy_plan import Moves
 from everstep.hook.run import Run
 from everstep.hook.trainer_testing import Job
 
@@ -53,14 +54,14 @@ class Loop:
 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Make each move of the copy thread that much slower."""
-    fast = copier.memmove
+    """Make each segment's copy that much slower."""
+    fast = copier.copy
 
-    def slow(target: int, source: int, size_bytes: int) -> None:
+    def slow(moves: Moves) -> None:
         time.sleep(seconds)
-        fast(target, source, size_bytes)
+        fast(moves)
 
-    monkeypatch.setattr(copier, "memmove", slow)
+    monkeypatch.setattr(copier, "copy", slow)
 
 
 def stalled_ms(decision: Decision) -> float:
