@@ -30,6 +30,8 @@ STALL_MAX, STALL_MAX_S = 0.10, 0.002
 WHOLE_MAX = 1.1
 BUDGET = 0.035
 NEVER = 10**9
+WHOLE_S = 90.0
+"""The whole cost of a checkpoint is the difference of two long times: of many pairs, as many as this allows."""
 CYCLE_MIN = 4
 """Steps of one arm, at least; they must hold the copy and the write."""
 
@@ -111,26 +113,27 @@ def stall_rows(name: str, trained: Trained, memcpy: Memcpy, folder: Path, pairs:
 
 def whole_cost_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Row:
     """Compare what a checkpoint adds to some steps, all told, with one copy of the state."""
-    count = _steps_of_a_cycle(trained)
+    count, cycle_s = _cycle(trained)
     found = interleaved(
         lambda: trained.steps_s(count, checkpoint=True),
         lambda: trained.steps_s(count, checkpoint=False),
-        pairs,
+        max(pairs, round(WHOLE_S / (2 * cycle_s))),
     )
     copy_s = statistics.median(memcpy() for _ in range(pairs))
     costs = [(ours - theirs) / copy_s for ours, theirs in found]
     return row(f"{name}: whole cost / memcpy, {count} steps", costs, goal=WHOLE_MAX, at_most=True)
 
 
-def _steps_of_a_cycle(trained: Trained) -> int:
-    """Return as many steps as one checkpoint and its write take, and some more."""
+def _cycle(trained: Trained) -> tuple[int, float]:
+    """Return as many steps as one checkpoint and its write take, and some more; and the seconds that they take."""
     began_s = time.perf_counter()
     trained.run.checkpoint()
     trained.step()
     assert trained.run.wait()
     held_s = time.perf_counter() - began_s
     step_s = trained.steps_s(1, checkpoint=False)
-    return max(CYCLE_MIN, round(1.5 * held_s / step_s))
+    count = max(CYCLE_MIN, round(1.5 * held_s / step_s))
+    return count, count * step_s
 
 
 def each_step_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Row:

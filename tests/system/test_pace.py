@@ -1,23 +1,18 @@
 """The controller over real processes: costs are put in, and its decision and reason must name them."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from in_process import service
+from pacing import Loop, slowly, stalled_ms
 from rig import MB, RigError, rig
 
-import everstep
-from everstep.checkpoint.frequency_types import BoundKind, Decision
-from everstep.hook import copier
-from everstep.hook.copy_plan import Moves
-from everstep.hook.run import Run
+from everstep.checkpoint.frequency_types import BoundKind
 from everstep.hook.trainer_testing import Job
 
 STEP_S = 0.004
-DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -26,48 +21,6 @@ def storage(tmp_path: Path) -> Iterator[list[Path]]:
     path.mkdir()
     with service():
         yield [path]
-
-
-class Loop:
-    """A model of some megabytes whose steps do nothing but take time, with an optimizer for the guard."""
-
-    def __init__(self, megabytes: int = 4) -> None:
-        self.model = torch.nn.Linear(1000, 250 * megabytes, bias=False)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        self.model.weight.grad = torch.zeros_like(self.model.weight)
-
-    def attach(self, storage: list[Path], budget: float) -> Run:
-        limits = everstep.Limits(budget=budget)
-        return everstep.attach(
-            "paced", model=self.model, optimizer=self.optimizer, storage=storage, limits=limits
-        )
-
-    def until(self, run: Run, is_so: Callable[[Decision], bool], *, inside: Callable[[], None]) -> Decision:
-        """Train until the controller has decided so."""
-        until_s = time.monotonic() + DEADLINE_S
-        while not is_so(decision := run.report().decision):
-            assert time.monotonic() < until_s, run.report()
-            inside()
-            self.optimizer.step()
-            run.step()
-        return decision
-
-
-def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Make each segment's copy that much slower."""
-    fast = copier.copy
-
-    def slow(moves: Moves) -> None:
-        time.sleep(seconds)
-        fast(moves)
-
-    monkeypatch.setattr(copier, "copy", slow)
-
-
-def stalled_ms(decision: Decision) -> float:
-    """Return what one checkpoint stalls, as the reason says."""
-    number, unit = decision.reason.partition("the budget: ")[2].split()[:2]
-    return float(number) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[unit]
 
 
 def test_a_slow_copy_makes_the_guard_wait_and_the_budget_binds(
@@ -82,7 +35,7 @@ def test_a_slow_copy_makes_the_guard_wait_and_the_budget_binds(
             inside=lambda: time.sleep(STEP_S),
         )
         # The copy's 80 ms stand between two boundaries, less the step that goes on beside it.
-        assert decision.interval_steps * STEP_S >= 0.07 / 0.2 / 2
+        assert decision.interval_steps * loop.step_s >= 0.07 / 0.2 / 2
         assert run.report().guard_s > 0.07
 
 
