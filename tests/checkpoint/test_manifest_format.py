@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.checkpoint.draft_format import decode_draft, encode_draft, written_pieces
+from everstep.checkpoint.draft_format import DraftEncoder, decode_draft, encode_draft, written_pieces
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_format import (
@@ -134,6 +134,19 @@ def test_head_is_the_manifest_without_its_leaves() -> None:
     head = decode_manifest_head(encode_manifest(manifest))
     for name in ("run_id", "checkpoint", "rank", "world_size", "parent", "generation", "segments", "notes"):
         assert getattr(head, name) == getattr(manifest, name)
+
+
+def test_one_encoder_for_the_drafts_of_a_layout_gives_each_its_own_facts() -> None:
+    first, encoder = make_draft(), DraftEncoder()
+    second = replace(
+        first, checkpoint=CheckpointId(8, 9), parent=None, values=b'{"more":[1]}', notes={"a": "b"}
+    )
+    assert [encoder.encode(draft) for draft in (first, second, first)] == [
+        encode_draft(draft) for draft in (first, second, first)
+    ]
+    assert decode_draft(encoder.encode(second)).checkpoint == CheckpointId(8, 9)
+    with pytest.raises(AssertionError):
+        encoder.encode(make_draft())
 
 
 def test_draft_reads_back_and_holds_together() -> None:
