@@ -38,7 +38,7 @@ SLOTS = 2
 RIG_BYTES = 17 * 10**9
 """Drives and arena together."""
 RIVALS_AT = 8
-PERSIST, SCALING, RIVALS, RESTORE = ON_RIG = "persist", "scaling", "rivals", "restore"
+PERSIST, SCALING, RIVALS, RESTORE, FLOOD = PARTS = "persist", "scaling", "rivals", "restore", "flood"
 SLOW_SPEEDS = (200, 200, 200, 40)
 SLOW_S = 3
 """Seconds of an ideal split: memory has room for the drives, which hold three checkpoints, and two slots."""
@@ -46,17 +46,22 @@ SLOW_S = 3
 console = Console()
 
 
-def on_disk(place: Path, *, gib: float, pairs: int) -> list[Row]:
+def on_disk(place: Path, *, gib: float, pairs: int, what: Container[str]) -> list[Row]:
     """Measure this machine's own disk."""
     size_bytes = int(gib * 2**30)
     with scratch(place) as folder:
         options = best_fio([folder], size_bytes // 4)
         console.print(f"disk: fio is fastest with {options}")
-        rows = one_store("disk", [folder], size_bytes, goal=0.90, pairs=pairs, options=options)
-        rows.append(over_old_files("disk", [folder], size_bytes, goal=0.90, pairs=pairs, options=options))
-        rows.append(restore_row("disk", [folder], size_bytes, goal=0.85, pairs=pairs))
-        rows.append(under_flood("disk", [folder], size_bytes, pairs=pairs))
-        rows += rival_rows("disk", [folder], size_bytes, pairs=pairs)
+        rows: list[Row] = []
+        if PERSIST in what:
+            rows += one_store("disk", [folder], size_bytes, goal=0.90, pairs=pairs, options=options)
+            rows.append(over_old_files("disk", [folder], size_bytes, goal=0.90, pairs=pairs, options=options))
+        if RESTORE in what:
+            rows.append(restore_row("disk", [folder], size_bytes, goal=0.85, pairs=pairs))
+        if FLOOD in what:
+            rows.append(under_flood("disk", [folder], size_bytes, pairs=pairs))
+        if RIVALS in what:
+            rows += rival_rows("disk", [folder], size_bytes, pairs=pairs)
     return rows
 
 
@@ -121,14 +126,14 @@ def main() -> int:
     )
     parser.add_argument("--pairs", type=int, default=PAIRS_MIN)
     parser.add_argument("--drives", type=int, nargs="*", default=list(RIG_SPEEDS), help="rigs to measure")
-    parser.add_argument("--rows", nargs="+", choices=ON_RIG, default=ON_RIG, help="what to measure on them")
+    parser.add_argument("--rows", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument(
         "--recycle", type=int, nargs="*", default=[1, 2, 4, 8], help="rigs to write over old files on"
     )
     parser.add_argument("--slow", action=argparse.BooleanOptionalAction, default=True, help="the slow drive")
     parser.add_argument("--output", type=Path, default=Path("build/bench/storage.json"))
     args = parser.parse_args()
-    rows = on_disk(args.place, gib=args.gib, pairs=args.pairs) if args.gib else []
+    rows = on_disk(args.place, gib=args.gib, pairs=args.pairs, what=args.rows) if args.gib else []
     parts: list[tuple[str, Callable[[], list[Row]]]] = [
         (f"rig of {drives}", lambda drives=drives: on_rig(drives, pairs=args.pairs, what=args.rows))
         for drives in args.drives
