@@ -110,7 +110,7 @@ def with_slow_drive() -> list[Row]:
     """Measure four drives of which one is five times slower."""
     speeds = [speed * MB for speed in SLOW_SPEEDS]
     size_bytes = sum(speeds) * SLOW_S
-    # Checkpoint follows checkpoint, so four lie there at a time; without room on the fast drives the slow one gets more.
+    # Checkpoint follows checkpoint, so four lie there: without room on the fast ones the slow one gets more.
     most_bytes = size_bytes * max(speeds) // sum(speeds)
     with rig(speeds, size_bytes=int(4.4 * most_bytes) + ROOM_BYTES, checked=False) as made:
         mounts = [drive.mount for drive in made]
