@@ -176,7 +176,7 @@ def check(drives: Sequence[Drive]) -> dict[str, float]:
     fio(mounts, size_bytes=nominal // 4 // MB * MB, direct=False)  # what mkfs and mount left to the throttle
     size_bytes = nominal * CHECK_S // MB * MB
     # The kernel begins to write pages back only when many are dirty, and the drives would idle until then.
-    early = {"ioengine": "psync", "iodepth": 1, "sync_file_range": "write:8"}
+    early = {"ioengine": "psync", "iodepth": 1, "sync_file_range": "write:8", "thread": 1}
     ways: dict[str, Callable[[], float]] = {
         "direct": lambda: fio(mounts, size_bytes=size_bytes),
         "buffered": lambda: fio(mounts, size_bytes=size_bytes, direct=False, options=early),
