@@ -9,6 +9,10 @@ from .engine import Progress, TransferKind
 
 _log = logging.getLogger(__name__)
 
+FIRST_BLOCKS = 16
+"""Of a transfer these go ahead: the device begins while the kernel pins the pages of the rest, 1 ms for 10 MiB. With
+32 devices on 2 cores the last one began 0.25 s after the first."""
+
 _SILENCE_S = 10.0
 """A device that completes nothing for so long is reported in the log; the kernel's own timeout is 30 s."""
 
@@ -93,7 +97,8 @@ class Flight:
                 _wait(self._queue, self._queue.in_flight)
 
     def _fill(self) -> None:
-        while self._free and self._next_bytes < self._span.io_length_bytes:
+        left = len(self._free) - FIRST_BLOCKS if self._next_bytes == 0 else 0
+        while len(self._free) > left and self._next_bytes < self._span.io_length_bytes:
             length_bytes = min(self._block_size_bytes, self._span.io_length_bytes - self._next_bytes)
             self._prepare(self._free.pop(), self._next_bytes, length_bytes)
             self._next_bytes += length_bytes
