@@ -97,7 +97,7 @@ class Flight:
                 _wait(self._queue, self._queue.in_flight)
 
     def _fill(self) -> None:
-        left = len(self._free) - FIRST_BLOCKS if self._next_bytes == 0 else 0
+        left = max(len(self._free) - FIRST_BLOCKS, 0) if self._next_bytes == 0 else 0
         while len(self._free) > left and self._next_bytes < self._span.io_length_bytes:
             length_bytes = min(self._block_size_bytes, self._span.io_length_bytes - self._next_bytes)
             self._prepare(self._free.pop(), self._next_bytes, length_bytes)
