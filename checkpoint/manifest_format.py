@@ -45,7 +45,7 @@ from .manifest_parts_format import (
     refuse_large,
     valid_json,
 )
-from .manifest_types import Manifest, ManifestHead, SegmentRecord
+from .manifest_types import Manifest, ManifestHead, ManifestOverview, SegmentRecord
 from .shard_rules_plan import check_manifest, check_rank, check_records
 
 MAGIC = b"EVSTEPMF"
@@ -89,9 +89,16 @@ class _HeadDoc(Struct):
     segments: tuple[RecordDoc, ...]
 
 
+class _OverviewDoc(_HeadDoc):
+    leaves: tuple[msgspec.Raw, ...]
+    aliases: tuple[AliasDoc, ...]
+
+
 _ENCODER = msgspec.json.Encoder()
 _MANIFEST_DECODER = msgspec.json.Decoder(_ManifestDoc)
 _HEAD_DECODER = msgspec.json.Decoder(_HeadDoc)
+_OVERVIEW_DECODER = msgspec.json.Decoder(_OverviewDoc)
+_LEAF_DECODER = msgspec.json.Decoder(LeafDoc)
 
 
 class ManifestName(NamedTuple):
@@ -180,13 +187,38 @@ def decode_manifest_head(content: bytes) -> ManifestHead:
     try:
         document = _HEAD_DECODER.decode(payload)
         head = ManifestHead(**_head_fields(document))
-        check_rank(head.checkpoint, head.parent, head.rank, head.world_size)
-        if run_id_of(head.run_name) != head.run_id:
-            raise CorruptDataError(f"run {head.run_name!r} does not have the id {head.run_id}")
-        check_records(head.segments)
+        _check_head(head)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         raise CorruptDataError(f"the manifest does not hold together: {exc}") from exc
     return head
+
+
+def decode_manifest_overview(content: bytes, leaf_count_max: int) -> ManifestOverview:
+    """Return the head of the manifest that a file holds, with its first leaves: the others are counted, not looked at.
+
+    As fast as `decode_manifest_head`, so that who asks for many leaves again and again keeps the interpreter from
+    nothing that matters more. Raises the same errors.
+    """
+    payload = _unframe(content)
+    try:
+        document = _OVERVIEW_DECODER.decode(payload)
+        overview = ManifestOverview(
+            **_head_fields(document),
+            leaves=tuple(leaf_of(_LEAF_DECODER.decode(raw)) for raw in document.leaves[:leaf_count_max]),
+            leaf_count=len(document.leaves),
+            aliases=tuple(alias_of(alias) for alias in document.aliases),
+        )
+        _check_head(overview)
+    except (msgspec.MsgspecError, ValueError, RecursionError, StateTypeError) as exc:
+        raise CorruptDataError(f"the manifest does not hold together: {exc}") from exc
+    return overview
+
+
+def _check_head(head: ManifestHead) -> None:
+    check_rank(head.checkpoint, head.parent, head.rank, head.world_size)
+    if run_id_of(head.run_name) != head.run_id:
+        raise CorruptDataError(f"run {head.run_name!r} does not have the id {head.run_id}")
+    check_records(head.segments)
 
 
 def _unframe(content: bytes) -> bytes:

@@ -117,6 +117,17 @@ class ManifestHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestOverview(ManifestHead):
+    """A manifest with some of its leaves: what a person is shown of it."""
+
+    leaves: tuple[LeafSpec, ...]
+    """The first ones."""
+    leaf_count: int
+    """Of all."""
+    aliases: tuple[Alias, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(ManifestHead):
     """One rank's shard of one checkpoint, as committed; immutable."""
 

@@ -14,8 +14,8 @@ from ..checkpoint.collect_plan import plan_collection
 from ..checkpoint.engine import Engine
 from ..checkpoint.fsck import FsckReport, inspect_beside
 from ..checkpoint.keep import Keep
-from ..checkpoint.manifest_format import manifest_name
-from ..checkpoint.manifest_types import Manifest, SegmentRecord
+from ..checkpoint.manifest_format import decode_manifest_overview, manifest_name
+from ..checkpoint.manifest_types import ManifestOverview, SegmentRecord
 from ..checkpoint.run_store import RunStore
 from ..checkpoint.store import Store
 from ..checkpoint.store_format import LockHolder
@@ -105,17 +105,19 @@ def checkpoint_detail(
     """
     info = run.info(checkpoint)
     with run.reading(checkpoint):
-        manifests = [run.manifest(checkpoint, rank) for rank in info.ranks]
+        contents = [run.manifest_content(checkpoint, rank) for rank in info.ranks]
+    manifests: list[ManifestOverview] = []
     leaves: list[LeafView] = []
-    for manifest in manifests:
-        leaves += _leaf_views(manifest, leaf_count_max - len(leaves))
+    for content in contents:
+        manifests.append(decode_manifest_overview(content, max(leaf_count_max - len(leaves), 0)))
+        leaves += _leaf_views(manifests[-1])
     return CheckpointDetail(
         summary=_view(run, info, in_memory),
         leaves=tuple(leaves),
         segments=tuple(
             _segment_view(run, manifest, record) for manifest in manifests for record in manifest.segments
         ),
-        leaf_count=sum(len(manifest.leaves) for manifest in manifests),
+        leaf_count=sum(manifest.leaf_count for manifest in manifests),
     )
 
 
@@ -257,7 +259,7 @@ def _missing_on(run: RunStore, info: CheckpointInfo) -> tuple[str, ...]:
     return tuple(sorted(missing.path for missing in away))
 
 
-def _leaf_views(manifest: Manifest, count_max: int) -> list[LeafView]:
+def _leaf_views(manifest: ManifestOverview) -> list[LeafView]:
     aliases: dict[str, list[str]] = {}
     for alias in manifest.aliases:
         aliases.setdefault(alias.of, []).append(alias.name)
@@ -271,11 +273,11 @@ def _leaf_views(manifest: Manifest, count_max: int) -> list[LeafView]:
             aliases=tuple(aliases.get(leaf.name, ())),
             rank=manifest.rank,
         )
-        for leaf in manifest.leaves[: max(count_max, 0)]
+        for leaf in manifest.leaves
     ]
 
 
-def _segment_view(run: RunStore, manifest: Manifest, record: SegmentRecord) -> SegmentView:
+def _segment_view(run: RunStore, manifest: ManifestOverview, record: SegmentRecord) -> SegmentView:
     return SegmentView(
         rank=manifest.rank,
         device_id=record.device_id,

@@ -5,6 +5,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from everstep.checkpoint.manifest_format import (
     ManifestName,
     decode_manifest,
     decode_manifest_head,
+    decode_manifest_overview,
     encode_manifest,
     manifest_name,
     parse_manifest_name,
@@ -136,6 +138,18 @@ def test_head_is_the_manifest_without_its_leaves() -> None:
         assert getattr(head, name) == getattr(manifest, name)
 
 
+def test_overview_is_the_manifest_with_its_first_leaves() -> None:
+    manifest = make_manifest()
+    content = encode_manifest(manifest)
+    assert manifest.aliases
+    for count_max in range(len(manifest.leaves) + 2):
+        overview = decode_manifest_overview(content, count_max)
+        assert overview.leaves == manifest.leaves[:count_max]
+        assert overview.leaf_count == len(manifest.leaves)
+        assert (overview.aliases, overview.segments) == (manifest.aliases, manifest.segments)
+        assert (overview.run_id, overview.checkpoint) == (manifest.run_id, manifest.checkpoint)
+
+
 def test_one_encoder_for_the_drafts_of_a_layout_gives_each_its_own_facts() -> None:
     first, encoder = make_draft(), DraftEncoder()
     second = replace(
@@ -224,7 +238,11 @@ def test_decoding_a_changed_but_signed_payload_raises_only_declared_errors(data:
                 del payload[place : place + data.draw(st.integers(1, 40))]
             case _:
                 payload[place:place] = data.draw(st.binary(max_size=12))
-    for decode in (decode_manifest, decode_manifest_head):
+    for decode in (
+        decode_manifest,
+        decode_manifest_head,
+        partial(decode_manifest_overview, leaf_count_max=2),
+    ):
         with contextlib.suppress(DataError):
             assert decode(signed(bytes(payload))).world_size > 0
 

@@ -303,6 +303,10 @@ class TestStatus:
     ) -> None:
         with FakeTrainer(socket_path) as lost:
             lost.open_run(devices, name=RUN, rank=0, world_size=2)
+            lost.begin_attempt(1)
+            arena = lost.make_arena(lost.layout())
+            arena.save(CheckpointId(1, 1), seed=1, world_size=2)
+            arena.close()
         trainer.open_run(devices, name=RUN, rank=1, world_size=2)
         trainer.ask(frames.Detach(request_id=trainer.number()))
         (run,) = client.status().runs

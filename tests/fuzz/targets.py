@@ -10,7 +10,12 @@ import msgspec
 from everstep.checkpoint.draft_format import decode_draft, encode_draft, written_pieces
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
-from everstep.checkpoint.manifest_format import decode_manifest, decode_manifest_head, encode_manifest
+from everstep.checkpoint.manifest_format import (
+    decode_manifest,
+    decode_manifest_head,
+    decode_manifest_overview,
+    encode_manifest,
+)
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Draft, Manifest, SegmentRecord
 from everstep.checkpoint.segment_format import (
     SegmentStamp,
@@ -249,6 +254,9 @@ def _targets() -> dict[str, Target]:
     return {
         "manifest": Target(decode_manifest, (manifest,), data, sign_manifest),
         "manifest_head": Target(decode_manifest_head, (manifest,), data, sign_manifest),
+        "manifest_overview": Target(
+            lambda each: decode_manifest_overview(each, 2), (manifest,), data, sign_manifest
+        ),
         "segment_header": Target(_parse_segment, _headers(draft), data, sign_segment),
         "draft": Target(_parse_draft, (encode_draft(draft),), data),
         "disk_id": Target(lambda each: decode_disk_id(each, "disk.id"), disk_ids, data),
