@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constr
 # The repository root must not be on sys.path: its folders are sub-packages of everstep, not modules.
 unexport PYTHONPATH
 .DELETE_ON_ERROR:
-.PHONY: help demo test check fmt proto types wheel-smoke soak bench-storage clean
+.PHONY: help demo test check fmt proto types wheel-smoke soak bench-storage bench-stall clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ soak: $(STAMP)  ## search for lost checkpoints for DURATION seconds (SOAK_ARGS: 
 
 bench-storage: $(STAMP)  ## ratios to fio and to what others use, one table; the rig of slow drives needs root (BENCH_ARGS)
 	$(BIN)/python bench/storage.py $(BENCH_ARGS)
+
+bench-stall: $(STAMP)  ## what a checkpoint costs training, beside one copy of the state and beside others (BENCH_ARGS)
+	$(BIN)/python bench/stall.py $(BENCH_ARGS)
 
 clean:  ## remove everything that make made, .venv included
 	rm -rf $(VENV) build dist everstep.egg-info .pytest_cache .ruff_cache .hypothesis

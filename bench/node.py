@@ -15,7 +15,7 @@ import numpy as np
 
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId
-from everstep.daemon.testing import FakeArena, FakeTrainer, node_daemon
+from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process, node_daemon
 from everstep.proto import frames
 
 LEAF_BYTES = 64 * 2**20
@@ -125,3 +125,12 @@ def _fill(arena: FakeArena) -> None:
         part = whole[begin : begin + len(random)]
         part[:] = random[: len(part)] + np.uint64(begin)  # no block is the same as another
     del whole
+
+
+@contextlib.contextmanager
+def hook_daemon(folder: Path) -> Generator[None]:
+    """A daemon that knows nothing from before, for the hook in this process."""
+    socket = folder / "socket" / "data.sock"
+    os.environ["EVERSTEP_SOCKET"] = str(socket)
+    with daemon_process(socket):
+        yield

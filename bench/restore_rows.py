@@ -3,17 +3,17 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from node import hook_daemon
 from paired import Row, interleaved, ratios, row
 from persist_rows import scratch
 from rig import fio
 from rivals import state_of
 
 import everstep
-from everstep.daemon.testing import daemon_process
 
 
 class Holder(torch.nn.Module):
@@ -36,7 +36,7 @@ def restore_row(name: str, mounts: Sequence[Path], size_bytes: int, *, goal: flo
         _drop_caches()
         with (
             scratch() as folder,
-            _daemon(folder),
+            hook_daemon(folder),
             everstep.attach("bench", model=model, storage=stores) as run,
         ):
             restored = run.restore()
@@ -60,7 +60,7 @@ def restore_row(name: str, mounts: Sequence[Path], size_bytes: int, *, goal: flo
 
 def _save_once(model: Holder, stores: Sequence[Path]) -> None:
     """One checkpoint: drives of memory have no room for two; what leaving the run would add is not taken."""
-    with contextlib.suppress(KeyboardInterrupt), scratch() as folder, _daemon(folder):  # noqa: SIM117
+    with contextlib.suppress(KeyboardInterrupt), scratch() as folder, hook_daemon(folder):  # noqa: SIM117
         with everstep.attach("bench", model=model, storage=stores) as run:
             run.step()
             run.wait()  # the arena is there
@@ -69,15 +69,6 @@ def _save_once(model: Holder, stores: Sequence[Path]) -> None:
             run.wait()
             assert run.report().last_complete, run.report()
             raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _daemon(folder: Path) -> Generator[None]:
-    """A daemon that knows nothing from before, for the hook in this process."""
-    socket = folder / "socket" / "data.sock"
-    os.environ["EVERSTEP_SOCKET"] = str(socket)
-    with daemon_process(socket):
-        yield
 
 
 def _drop_caches() -> None:

@@ -5,6 +5,7 @@ announces it.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import msgspec
 from msgspec import Struct
@@ -48,35 +49,91 @@ class _DraftDoc(Struct, forbid_unknown_fields=True):
     values: msgspec.Raw
 
 
+class _EncodedDoc(Struct):
+    """The same fields, some of them encoded before."""
+
+    checkpoint: Point
+    rank: Count
+    world_size: Positive
+    parent: Point | None
+    layout_digest: str
+    notes: dict[str, str]
+    leaves: msgspec.Raw
+    aliases: msgspec.Raw
+    segments: msgspec.Raw
+    values: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Common:
+    """What all drafts of a layout have in common."""
+
+    leaves: msgspec.Raw
+    aliases: msgspec.Raw
+    segments: msgspec.Raw
+
+
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_DraftDoc)
 
 
-def encode_draft(draft: Draft) -> bytes:
-    """Return the JSON by which a hook describes a sealed snapshot to its daemon.
+class DraftEncoder:
+    """Encodes drafts of one layout: what they have in common once, at the first, since it grows with the leaves."""
 
-    Raises:
-        CorruptDataError: the values are not valid JSON, or a piece belongs to no leaf.
-        StateTypeError: it is larger than 64 MiB.
-    """
+    def __init__(self) -> None:
+        """Know no layout yet."""
+        self._common: tuple[Draft, _Common] | None = None
+
+    def encode(self, draft: Draft) -> bytes:
+        """Return the JSON by which a hook describes a sealed snapshot to its daemon.
+
+        All drafts given must have the same leaves, aliases, pieces and segments, and values from `dump_values`.
+
+        Raises:
+            CorruptDataError: a piece belongs to no leaf.
+            StateTypeError: it is larger than 64 MiB.
+        """
+        if self._common is None:
+            self._common = (draft, _common(draft))
+        first, common = self._common
+        assert draft.leaves is first.leaves
+        assert draft.segments is first.segments
+        document = _EncodedDoc(
+            checkpoint=point(draft.checkpoint),
+            rank=draft.rank,
+            world_size=draft.world_size,
+            parent=point(draft.parent) if draft.parent else None,
+            layout_digest=draft.layout_digest,
+            notes=draft.notes,
+            leaves=common.leaves,
+            aliases=common.aliases,
+            segments=common.segments,
+            values=msgspec.Raw(draft.values),
+        )
+        content = _ENCODER.encode(document)
+        refuse_large(len(content), "draft")
+        return content
+
+
+def encode_draft(draft: Draft) -> bytes:
+    """Return what a `DraftEncoder` of its own does. CorruptDataError where the values, any bytes, are no JSON."""
+    return DraftEncoder().encode(replace(draft, values=bytes(valid_json(draft.values))))
+
+
+def _common(draft: Draft) -> _Common:
     pieces = pieces_by_leaf(draft.pieces)
-    document = _DraftDoc(
-        checkpoint=point(draft.checkpoint),
-        rank=draft.rank,
-        world_size=draft.world_size,
-        parent=point(draft.parent) if draft.parent else None,
-        layout_digest=draft.layout_digest,
-        notes=draft.notes,
-        leaves=tuple(draft_leaf_doc(leaf, pieces.pop(leaf.name, [])) for leaf in draft.leaves),
-        aliases=tuple(alias_doc(alias) for alias in draft.aliases),
-        segments=tuple(plan_doc(plan) for plan in draft.segments),
-        values=valid_json(draft.values),
-    )
+    leaves = [draft_leaf_doc(leaf, pieces.pop(leaf.name, [])) for leaf in draft.leaves]
     if pieces:
         raise CorruptDataError(f"the leaf {next(iter(pieces))!r} of a piece is not in the draft")
-    content = _ENCODER.encode(document)
-    refuse_large(len(content), "draft")
-    return content
+    return _Common(
+        leaves=_raw(leaves),
+        aliases=_raw([alias_doc(alias) for alias in draft.aliases]),
+        segments=_raw([plan_doc(plan) for plan in draft.segments]),
+    )
+
+
+def _raw(documents: object) -> msgspec.Raw:
+    return msgspec.Raw(_ENCODER.encode(documents))
 
 
 def decode_draft(content: bytes) -> Draft:

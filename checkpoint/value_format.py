@@ -61,6 +61,11 @@ def dump_values(document: object) -> bytes:
     return data
 
 
+def dump_part(document: object) -> msgspec.Raw:
+    """Return part of a document as JSON that `dump_values` takes as it is: for what stays the same."""
+    return msgspec.Raw(msgspec.json.encode(document))
+
+
 def load_values(data: bytes) -> object:
     """Return the document of `dump_values`; CorruptDataError when it is not JSON."""
     try:

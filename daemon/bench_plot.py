@@ -5,6 +5,7 @@ A program of its own, because matplotlib brings numpy: the command line starts i
 
 import json
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -14,8 +15,8 @@ _COLOURS = ("#4477aa", "#228833", "#ccbb44", "#aa3377")
 """Told apart by colour-blind readers, too (Paul Tol's bright scheme)."""
 
 
-def main() -> int:
-    """Read the document from standard input and write the picture; the last line of stderr says why not."""
+def save(draw: Callable[[dict[str, Any]], Any]) -> int:
+    """Read the document from standard input and write its picture; the last line of stderr says why not."""
     document: dict[str, Any] = json.load(sys.stdin)
     try:
         figure = draw(document)
@@ -75,4 +76,4 @@ def _panel(axis: Any, device: dict[str, Any], direction: str, top: float) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(save(draw))

@@ -14,6 +14,8 @@ from typing import ClassVar, NoReturn
 
 from ..core import errors
 from . import cli_devices_arguments
+from .cli_models import COMMANDS as MODELS
+from .cli_models import add_models
 from .cli_output import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_USAGE
 from .cli_tools import COMMANDS as TOOLS
 from .cli_tools import add_tools
@@ -103,8 +105,8 @@ def _carry_out(parsed: argparse.Namespace) -> int:
 
     # What recovery and others log is part of the answer; without a handler it would be printed a second time.
     logging.getLogger("everstep").addHandler(logging.NullHandler())
-    if parsed.command in TOOLS:
-        return TOOLS[parsed.command](parsed)
+    if parsed.command in TOOLS | MODELS:
+        return (TOOLS | MODELS)[parsed.command](parsed)
     from . import cli_commands, cli_fsck, cli_retention  # noqa: PLC0415
 
     commands = cli_commands.COMMANDS | cli_retention.COMMANDS | cli_fsck.COMMANDS
@@ -161,7 +163,8 @@ def _parser() -> argparse.ArgumentParser:
     daemon = commands.add_parser("daemon", help="run the daemon of a node in the foreground")
     daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="its configuration (TOML)")
     commands.add_parser("stop", parents=[as_json], help="let the daemon write what is sealed, then end it")
-    add_tools(lambda name, text: commands.add_parser(name, parents=[as_json], help=text))
+    for add in (add_tools, add_models):
+        add(lambda name, text: commands.add_parser(name, parents=[as_json], help=text))
     return parser
 
 

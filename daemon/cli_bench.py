@@ -1,9 +1,6 @@
 """`everstep bench io`: how fast drives are by each engine, block size and depth, and what to configure."""
 
 import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +14,14 @@ from ..checkpoint.io_sweep_plan import (
     slow_devices,
 )
 from ..core.errors import UsageError
-from .cli_output import EXIT_DONE, Output, to_json
+from .cli_output import EXIT_DONE, Output
+from .plot_child import check_png, plot
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
 SIZE_MIN_MIB, SIZE_MAX_MIB = 16, 65536
-PLOT_DEADLINE_S = 120.0
 
 _DIRECTIONS = (("write", "a new file, with fdatasync at the end"), ("read", "what was just written"))
 
@@ -43,28 +40,9 @@ def bench_io(arguments: argparse.Namespace) -> int:
     recommended, slow = recommend(results), slow_devices(results)
     document = _document(sweeps, recommended, slow)
     if arguments.png is not None:
-        plot(document, arguments.png)
+        plot(document, arguments.png, "bench_plot")
     output.show(document, lambda console: _draw_advice(console, recommended, slow, arguments.png))
     return EXIT_DONE
-
-
-def plot(document: Mapping[str, object], png: Path) -> None:
-    """Draw the document in a process of its own: this one stays free of numpy.
-
-    Raises:
-        UsageError: matplotlib is not installed, or the file cannot be written.
-    """
-    command = [sys.executable, "-P", "-m", "everstep.daemon.bench_plot", str(png.absolute())]
-    text = json.dumps(to_json(document))
-    done = subprocess.run(
-        command, input=text, capture_output=True, text=True, check=False, timeout=PLOT_DEADLINE_S
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise UsageError(
-            f"no picture was drawn: {said[-1] if said else f'exit code {done.returncode}'}",
-            hint="pip install 'everstep[plot]', or leave out --png",
-        )
 
 
 def _check(arguments: argparse.Namespace, directories: Sequence[Path]) -> None:
@@ -77,8 +55,7 @@ def _check(arguments: argparse.Namespace, directories: Sequence[Path]) -> None:
             f"--size-mib is {arguments.size_mib}",
             hint=f"{SIZE_MIN_MIB} to {SIZE_MAX_MIB}: it is held in memory",
         )
-    if arguments.png is not None and not arguments.png.absolute().parent.is_dir():
-        raise UsageError(f"{arguments.png} lies in no directory", hint="name a file in one that exists")
+    check_png(arguments.png)
     for directory in directories:
         if not directory.is_dir():
             raise UsageError(f"{directory} is no directory", hint="name a directory on each drive")

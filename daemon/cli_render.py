@@ -20,6 +20,7 @@ from .views import (
     CheckpointStatus,
     CheckpointView,
     DeviceStatus,
+    PaceView,
     RankState,
     RankView,
     Removed,
@@ -137,6 +138,16 @@ def _runs(console: Console, runs: Sequence[RunView]) -> None:
     for run in runs:
         says = "its trainer" if run.is_own_keep else "the daemon's configuration"
         _line(console, f"{run.name} keeps {run.keep}, as {says} says", DIM)
+        if run.pace is not None:
+            _line(console, f"{run.name} {_pace_text(run.pace)}", DIM)
+        if run.pace is not None and run.pace.goal_missed:
+            _line(console, f"{run.name}: {run.pace.goal_missed}", WARN)
+
+
+def _pace_text(pace: PaceView) -> str:
+    every = "each step" if pace.interval_steps == 1 else f"every {pace.interval_steps} steps"
+    skipped = f", {pace.skipped_count} skipped" if pace.skipped_count else ""
+    return f"takes a checkpoint {every}, {pace.reason}; they cost {100 * pace.cost_share:.2f} %{skipped}"
 
 
 def _slots_text(rank: RankView) -> str:

@@ -1,6 +1,7 @@
 """Views to and from the messages of the control API: each pair of functions stands together. Pure translation."""
 
 import json
+from dataclasses import asdict
 from typing import cast
 
 from ..checkpoint.findings import Finding, Severity
@@ -19,6 +20,7 @@ from .views import (
     DeviceView,
     LeafView,
     LoaderRecord,
+    PaceView,
     RankState,
     RankView,
     RunView,
@@ -145,6 +147,7 @@ def _run_to_message(run: RunView) -> pb.RunStatus:
             every=run.keep.every or "",
             own=run.is_own_keep,
         ),
+        pace=None if run.pace is None else pb.Pace(**asdict(run.pace)),
         ranks=[
             pb.RankStatus(
                 rank=rank.rank,
@@ -162,6 +165,16 @@ def _run_to_message(run: RunView) -> pb.RunStatus:
     )
 
 
+def _pace_from_message(pace: pb.Pace) -> PaceView:
+    return PaceView(
+        interval_steps=pace.interval_steps,
+        reason=pace.reason,
+        goal_missed=pace.goal_missed,
+        cost_share=pace.cost_share,
+        skipped_count=pace.skipped_count,
+    )
+
+
 def _run_from_message(run: pb.RunStatus) -> RunView:
     return RunView(
         name=run.name,
@@ -176,6 +189,7 @@ def _run_from_message(run: pb.RunStatus) -> RunView:
             every=run.retention.every or None,
         ),
         is_own_keep=run.retention.own,
+        pace=_pace_from_message(run.pace) if run.HasField("pace") else None,
         ranks=tuple(
             RankView(
                 rank=rank.rank,

@@ -64,9 +64,9 @@ class Lifetime:
     def _delay_s(self) -> float | None:
         """Return in how many seconds a rank's memory is given back or an idle private daemon ends, if any does."""
         ends_s = [
-            rank.kept_until_s
+            end_s
             for rank in self._node.registry.ranks()
-            if rank.kept_until_s is not None and not rank.persisting
+            if (end_s := rank.given_back_at_s) is not None and not rank.persisting
         ]
         if ends_s:
             return max(0.0, min(ends_s) - asyncio.get_running_loop().time())
@@ -86,7 +86,7 @@ class Lifetime:
         """Drop the snapshots of every rank whose trainer did not come back in time, whoever else is attached."""
         now_s = asyncio.get_running_loop().time()
         for rank in self._node.registry.ranks():
-            if rank.kept_until_s is not None and rank.kept_until_s <= now_s and not rank.persisting:
+            if (end_s := rank.given_back_at_s) is not None and end_s <= now_s and not rank.persisting:
                 logger.info("memory_given_back run=%s rank=%d", rank.run.run_id, rank.rank)
                 rank.kept_until_s = None
                 self._node.drop_memory(rank)

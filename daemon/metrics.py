@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from ..checkpoint.device_set import DeviceSet, DeviceState
 from ..checkpoint.recovery import RecoveryReport
 from ..core.errors import ConfigError
+from ..proto import frames
 
 _PERSIST_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
@@ -23,6 +24,9 @@ _RECOVERY: tuple[tuple[str, str, Callable[[RecoveryReport], float]], ...] = (
     ("orphans_removed", "Generations removed that no manifest refers to", lambda report: report.orphan_count),
     ("duration_seconds", "Time that recovery took", lambda report: report.duration_s),
 )
+
+
+_COST_PARTS = ("boundary", "guard", "slower")
 
 
 class Metrics:
@@ -82,6 +86,20 @@ class Metrics:
             buckets=_PERSIST_BUCKETS_S,
             registry=self.registry,
         )
+        self._train_s = self._counter(
+            "everstep_training_seconds", "Training of all ranks, checkpoints included"
+        )
+        self._cost_s = Counter(
+            "everstep_checkpoint_cost_seconds",
+            "Of it, what checkpoints cost: at boundaries, in the guard, by slower steps",
+            ["part"],
+            registry=self.registry,
+        )
+        for part in _COST_PARTS:
+            self._cost_s.labels(part)
+        self.skipped_total = self._counter(
+            "everstep_checkpoints_skipped", "Due checkpoints that a rank did not take"
+        )
         self.refused_total = self._counter("everstep_requests_refused", "Requests answered with an error")
         self.internal_errors_total = self._counter(
             "everstep_internal_errors", "Exceptions that nobody expected; the log has each with its traceback"
@@ -129,6 +147,14 @@ class Metrics:
             (self._gauge(f"everstep_recovery_{name}", f"{text}; of all open stores"), of)
             for name, text, of in _RECOVERY
         ]
+
+    def add_costs(self, before: frames.Costs | None, now: frames.Costs) -> None:
+        """Add what a rank's checkpoints have cost since it told it last; a sum that became less adds nothing."""
+        self._train_s.inc(max(0.0, now.train_s - (before.train_s if before else 0.0)))
+        for part in _COST_PARTS:
+            known_s: float = getattr(before, f"{part}_s") if before else 0.0
+            self._cost_s.labels(part).inc(max(0.0, getattr(now, f"{part}_s") - known_s))
+        self.skipped_total.inc(max(0, now.skipped_count - (before.skipped_count if before else 0)))
 
     def add_recovery(self, report: RecoveryReport) -> None:
         """Add what opening a store found and did."""

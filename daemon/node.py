@@ -333,6 +333,11 @@ class Node:
             self.drop_outdated_arenas(rank)
         self.persister.give_up(rank.run, checkpoint)
 
+    def costs_told(self, rank: RankRecord, costs: frames.Costs) -> None:
+        """A trainer says what its checkpoints have cost so far."""
+        self.metrics.add_costs(rank.costs, costs)
+        rank.costs = costs
+
     def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:
         """Forget the snapshots of freed slots and tell the trainer."""
         for slot in slots:

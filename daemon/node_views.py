@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint.keep import Keep
 from ..core.ids import CheckpointId
+from ..proto import frames
 from .registry import RankRecord, RunRecord
 from .stores import OpenStore
 from .views import (
     DaemonView,
     DeviceStatus,
     DeviceView,
+    PaceView,
     RankState,
     RankView,
     RunView,
@@ -149,7 +151,26 @@ def _run_view(run: RunRecord, keep: Keep) -> RunView:
         complete_floor=run.store.complete_floor(),
         keep=keep,
         is_own_keep=run.keep is not None,
+        pace=_pace_view([rank.costs for rank in ranks if rank.costs is not None]),
     )
+
+
+def _pace_view(costs: Sequence[frames.Costs]) -> PaceView | None:
+    if not costs:
+        return None
+    dearest = max(costs, key=_cost_share)
+    return PaceView(
+        interval_steps=dearest.interval_steps,
+        reason=dearest.reason,
+        goal_missed=dearest.goal_missed,
+        cost_share=_cost_share(dearest),
+        skipped_count=max(each.skipped_count for each in costs),
+    )
+
+
+def _cost_share(costs: frames.Costs) -> float:
+    cost_s = costs.boundary_s + costs.guard_s + max(costs.slower_s, 0.0)
+    return cost_s / (costs.train_s - cost_s) if costs.train_s > cost_s else 0.0
 
 
 def _rank_view(rank: RankRecord) -> RankView:

@@ -300,6 +300,7 @@ class Persister:
                     step=checkpoint.step,
                     size_bytes=size_bytes,
                     persist_s=persist_s,
+                    devices_s=max((write.write_s + write.sync_s for write in result.writes), default=0.0),
                     under_replicated=result.is_under_replicated,
                 )
             )

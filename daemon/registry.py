@@ -11,6 +11,7 @@ from ..checkpoint.manifest_types import Draft, Manifest
 from ..checkpoint.run_store import RunStore
 from ..core.errors import FencedError, NotFoundError, UsageError
 from ..core.ids import CheckpointId
+from ..proto import frames
 from ..proto.frames import Reply
 from .arena import Arena
 from .slot_machine import SlotState
@@ -136,6 +137,8 @@ class RankRecord:
     """By (arena, slot)."""
     overlaps: dict[tuple[int, int], Overlap] = field(default_factory=dict[tuple[int, int], Overlap])
     """Snapshots that are written while they are being copied, by (arena, slot)."""
+    costs: frames.Costs | None = None
+    """What its trainer has said last; None: nothing since it attached."""
     streams: dict[int, Stream] = field(default_factory=dict[int, Stream])
     """Shards on their way to the lessee, by the arena of their ring."""
 
@@ -149,8 +152,15 @@ class RankRecord:
         assert self.lease is None, "a lease is granted only once the one before it is over"
         assert not client.has_ended, "nobody would ever give this lease back"
         self.lease = Lease(rank=self, holder=client)
-        self.kept_until_s = None
+        self.kept_until_s = self.costs = None
         return self.lease
+
+    @property
+    def given_back_at_s(self) -> float | None:
+        """When the memory of a rank without a holder is given back (the loop's clock): at once if nothing is in it."""
+        if self.kept_until_s is None or any(not arena.machine.is_free() for arena in self.arenas.values()):
+            return self.kept_until_s
+        return 0.0
 
     @property
     def persisting(self) -> bool:

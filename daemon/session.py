@@ -116,7 +116,7 @@ class Session:
             case _:
                 self._dispatch_leased(frame, self._valid_lease())
 
-    def _dispatch_leased(self, frame: Request, lease: Lease) -> None:  # noqa: C901, PLR0912 - a table
+    def _dispatch_leased(self, frame: Request, lease: Lease) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
         node, rank = self._node, lease.rank
         match frame:
             case frames.BeginAttempt():
@@ -152,6 +152,8 @@ class Session:
                 node.sealed_everywhere(rank, CheckpointId(frame.attempt, frame.step))
             case frames.GiveUp():
                 node.give_up(rank, CheckpointId(frame.attempt, frame.step), in_memory=frame.in_memory)
+            case frames.Costs():
+                node.costs_told(rank, frame)
             case frames.Complete():
                 node.persister.complete(rank.run, CheckpointId(frame.attempt, frame.step))
             case _:

@@ -6,8 +6,9 @@ import logging
 import os
 import resource
 import sys
+from collections import Counter
 from collections.abc import Collection, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..checkpoint.device import Device
@@ -37,6 +38,7 @@ class OpenStore:
     def __init__(self, store: Store, queues: dict[str, DeviceQueue], report: RecoveryReport) -> None:
         self.store, self.queues, self.report = store, queues, report
         self.notes = _notes(store, queues)
+        self._capacities = _capacities_bytes(store.devices)
         self._needed_count = 0
 
     @property
@@ -83,6 +85,7 @@ class OpenStore:
             condition=frames.DeviceCondition(state.value),
             reason=reason,
             write_bytes_per_s=self.store.speeds.reading(device.device_id).bytes_per_s or 0.0,
+            capacity_bytes=self._capacities.get(device.device_id, 0),
         )
 
     async def forget_arena(self, fd: int) -> None:
@@ -247,6 +250,17 @@ class StoreBook:
             # What the device holds can still be restored, so that it is no reason to refuse the store.
             logger.warning("device_not_asked path=%s reason=%s", path, error)
             return fallback_engine(f"could not ask about direct I/O: {error}", rules)
+
+
+def _capacities_bytes(devices: Sequence[Device]) -> dict[str, int]:
+    """Return the size of each device's file system, in equal parts where several devices share one."""
+    sharing = Counter(device.file_system_id for device in devices)
+    found: dict[str, int] = {}
+    for device in devices:
+        with suppress(OSError):  # a drive that does not answer has no size
+            space = os.statvfs(device.path)
+            found[device.device_id] = space.f_blocks * space.f_frsize // sharing[device.file_system_id]
+    return found
 
 
 def _notes(store: Store, queues: dict[str, DeviceQueue]) -> list[str]:

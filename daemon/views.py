@@ -83,6 +83,18 @@ class RankView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaceView:
+    """How often a run takes checkpoints, and what they cost: as its rank with the highest cost says."""
+
+    interval_steps: int
+    reason: str
+    goal_missed: str
+    cost_share: float
+    """Of training time."""
+    skipped_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """One run that attached since the daemon started."""
 
@@ -96,6 +108,8 @@ class RunView:
     keep: Keep
     is_own_keep: bool
     """Its newest trainer said what to keep; else the daemon's configuration does."""
+    pace: PaceView | None
+    """None: no trainer has said it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # Absolute, alone in the library: type checkers find the mapped folders through build/types (tools/link_types.py).
+    from everstep.checkpoint.frequency_types import Limits
     from everstep.checkpoint.keep import Keep
     from everstep.core import errors
     from everstep.core.errors import EverstepError
     from everstep.dataloader import DataLoader
     from everstep.hook.attach import attach
+    from everstep.hook.notice import Preemption
     from everstep.hook.report import Report
     from everstep.hook.restore import Restored
     from everstep.hook.run import Run
@@ -39,6 +41,8 @@ __all__ = [
     "DataLoader",
     "EverstepError",
     "Keep",
+    "Limits",
+    "Preemption",
     "Report",
     "Restored",
     "Run",
@@ -52,6 +56,8 @@ _LAZY = {
     "DataLoader": (".dataloader", "DataLoader"),
     "EverstepError": (".core.errors", "EverstepError"),
     "Keep": (".checkpoint.keep", "Keep"),
+    "Limits": (".checkpoint.frequency_types", "Limits"),
+    "Preemption": (".hook.notice", "Preemption"),
     "Report": (".hook.report", "Report"),
     "Restored": (".hook.restore", "Restored"),
     "Run": (".hook.run", "Run"),

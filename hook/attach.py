@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..checkpoint.frequency_types import Limits
 from ..checkpoint.keep import Keep
 from ..core.errors import EverstepError, UsageError
 from ..core.ids import run_id_of
@@ -13,6 +14,8 @@ from ..proto.frames import Reply
 from .component import make_components
 from .environment import killed_with_the_job
 from .link import Link, RunAddress
+from .notice import Preemption
+from .pace import Pace
 from .ranks import Ranks, make_ranks
 from .run import Run
 from .run_state import RUN_COMPONENT
@@ -23,16 +26,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def attach(
+def attach(  # noqa: PLR0913 - all that a run is
     name: str,
     *,
     storage: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    every: int = 100,
+    every: int | None = None,
+    limits: Limits | None = None,
     fresh: bool = False,
     takeover: bool = False,
     slots: int = 2,
     replicated: bool = False,
+    debug: bool = False,
     keep: Keep | None = None,
+    preemption: Preemption | None = None,
     **objects: object,
 ) -> Run:
     """Return the run of this name, with everything in `objects` as its state.
@@ -42,13 +48,18 @@ def attach(
     Args:
         name: identity of the run on this node and for this user; a restart with the same name goes on.
         storage: directories, one per device (or device names, with a node's daemon). Segments are spread over all.
-        every: boundaries (`run.step()`) between two checkpoints.
+        every: boundaries (`run.step()`) between two checkpoints; None: the controller decides, within `limits`.
+        limits: what the controller keeps to, `Limits(budget=0.035, most_s=600.0)`; None: 3.5 % of the time.
         fresh: start anew: older checkpoints of this name are not restored, and go when newer ones are complete.
         takeover: take the run from a trainer that still lives; that one gets a FencedError.
         slots: snapshots that fit in memory at once; each takes as much as the state.
         replicated: every rank holds the same tensors, though no DistributedDataParallel says so.
+        debug: checksums prove that no snapshot holds what was written after its boundary, by whatever way, outside of
+            `run.mutating()`. The boundary waits while the state is read once.
         keep: which complete checkpoints stay, `Keep(last=3, every_steps=1000, every="6h")`; None: as the daemon is
             configured, the last 3 where it is not. Give every rank the same.
+        preemption: what announces the run's end, `Preemption(notice_file="/run/spot", grace_s=120.0)`; None: SIGTERM
+            does, 30 seconds before, and `run.step()` raises SystemExit after a last checkpoint.
         objects: modules, optimizers, loaders, generators, anything with state_dict and load_state_dict, by name.
 
     Raises:
@@ -59,8 +70,9 @@ def attach(
         DaemonUnavailableError: no daemon could be reached or started.
     """
     directories = _storage(storage)
-    _check_arguments(name, every=every, slots=slots, keep=keep, objects=objects)
-    ranks = make_ranks(run_id_of(name), every)
+    _check_arguments(name, every=every, limits=limits, slots=slots, keep=keep, objects=objects)
+    pace = Pace(every=every, limits=limits or Limits())
+    ranks = make_ranks(run_id_of(name), pace)
     components = make_components(objects, world_size=ranks.world_size)
     events = _Events()
     link, attempt = _join(ranks, RunAddress(
@@ -81,6 +93,9 @@ def attach(
         objects=objects,
         slots=slots,
         replicated=replicated,
+        debug=debug,
+        pace=pace,
+        preemption=preemption or Preemption(),
     )
     events.connect(run.on_event)
     return run
@@ -141,14 +156,26 @@ def _node_daemon_expected() -> bool:
 
 
 def _check_arguments(
-    name: str, *, every: int, slots: int, keep: Keep | None, objects: dict[str, object]
+    name: str,
+    *,
+    every: int | None,
+    limits: Limits | None,
+    slots: int,
+    keep: Keep | None,
+    objects: dict[str, object],
 ) -> None:
     try:
         run_id_of(name)
     except ValueError as error:
         raise UsageError(str(error), hint="choose another name in attach()") from error
-    if every < 1:
+    if every is not None and every < 1:
         raise UsageError(f"every={every}", hint="a checkpoint each N boundaries: N is at least 1")
+    if every is not None and limits is not None:
+        raise UsageError(
+            f"every={every} and limits={limits}", hint="fix the interval by every, or let limits bound it"
+        )
+    if limits is not None and not isinstance(limits, Limits):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"limits={limits!r}", hint="limits=everstep.Limits(budget=0.035, most_s=600.0)")
     if not 2 <= slots <= 64:
         raise UsageError(
             f"slots={slots}", hint="2 to 64: the newest is kept in memory while the next is copied"

@@ -1,14 +1,22 @@
-"""What a checkpoint takes from the objects at a boundary: leaves, each byte of memory once, and values."""
+"""What a checkpoint takes from the objects at a boundary: leaves, each byte of memory once, and values.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+A walk makes names, specs and aliases of every leaf, several microseconds each. What it found in the containers of
+modules and optimizers stands until one of its watches says otherwise; then only the rest is read, as it is each time.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import cast
 
 import torch
 
 from ..checkpoint.leaf import Alias, LeafSpec
 from ..core.errors import UsageError
-from .state_protocol import Captured, Laziness, TensorLeaf
+from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
 from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain
+from .tensor_watch import TensorWatch
 
 
 @dataclass(slots=True)
@@ -23,8 +31,17 @@ class StateCapture:
     aliases: tuple[Alias, ...]
     values: dict[str, object]
     """One JSON-able document per component."""
-    specs: dict[str, LeafSpec] = field(repr=False)
+    specs: tuple[LeafSpec, ...]
+    """Of the leaves, in their order; so are the next three."""
+    laziness: tuple[Laziness, ...]
+    on_cuda: tuple[bool, ...]
+    addresses: tuple[int, ...]
+    known: dict[str, LeafSpec] = field(repr=False)
     """Specs of all tensors by name, aliases included; they spare the next capture some of its work."""
+    walk: "_Walk | None" = field(repr=False)
+    """What the next capture need not find again; None: all."""
+    walked: bool
+    """This capture has walked all containers."""
 
 
 @dataclass(slots=True)
@@ -34,29 +51,110 @@ class _Entry:
     laziness: Laziness
     address: int
     size_bytes: int
+    original: torch.Tensor
+    """The live tensor, of which `tensor` may be a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some leaves of one component."""
+
+    leaves: tuple[TensorLeaf, ...]
+    aliases: tuple[Alias, ...]
+    specs: tuple[LeafSpec, ...]
+    laziness: tuple[Laziness, ...]
+    on_cuda: tuple[bool, ...]
+    addresses: tuple[int, ...]
+    copies: tuple[tuple[int, torch.Tensor], ...]
+    """Leaves that are copies, and what they are copies of."""
+
+    def followed_by(self, other: "_Part") -> "_Part":
+        if not other.leaves and not other.aliases:
+            return self
+        return _Part(
+            leaves=self.leaves + other.leaves,
+            aliases=self.aliases + other.aliases,
+            specs=self.specs + other.specs,
+            laziness=self.laziness + other.laziness,
+            on_cuda=self.on_cuda + other.on_cuda,
+            addresses=self.addresses + other.addresses,
+            copies=(),
+        )
+
+    def current(self) -> "_Part":
+        """Return the same leaves, with new copies."""
+        if not self.copies:
+            return self
+        leaves, addresses = list(self.leaves), list(self.addresses)
+        for index, original in self.copies:
+            copy, _ = dense_or_copy(original)
+            leaves[index] = TensorLeaf(leaves[index].spec, copy, leaves[index].laziness)
+            addresses[index] = copy.data_ptr()
+        return replace(self, leaves=tuple(leaves), addresses=tuple(addresses))
+
+
+class _Walk:
+    """What the containers of all `Walked` components held, and the proof that they still do."""
+
+    def __init__(
+        self, parts: dict[str, _Part], watches: list[Watch], held: list[_Entry], inside: set[str]
+    ) -> None:
+        self.parts = parts
+        self.names = {entry.spec.name for entry in held}
+        self._watches = [*watches, TensorWatch(entry.original for entry in held)]
+        ranges = sorted(
+            (entry.address, entry.address + entry.size_bytes)
+            for entry in held
+            if entry.size_bytes and entry.tensor is entry.original and entry.spec.name not in inside
+        )
+        self._begins = [begin for begin, _ in ranges]
+        self._ends = [end for _, end in ranges]
+
+    def holds(self) -> bool:
+        return all(watch.holds() for watch in self._watches)
+
+    def touches(self, entry: _Entry) -> bool:
+        """Tell whether an entry has memory in common with these. No range lies in another: their ends rise, too."""
+        after = bisect_right(self._ends, entry.address)
+        return (
+            entry.size_bytes > 0
+            and after < len(self._begins)
+            and self._begins[after] < entry.address + entry.size_bytes
+        )
 
 
 class _Sink:
     """Collects the leaves of all components; `component` is the one that speaks."""
 
-    def __init__(self, known: Mapping[str, LeafSpec]) -> None:
+    def __init__(self, known: dict[str, LeafSpec], taken: Set[str] = frozenset()) -> None:
         self._known = known
-        self.entries: dict[str, _Entry] = {}
+        self._taken = taken
+        self._names: set[str] = set()
+        self._entries: list[_Entry] = []
         self.values: dict[str, object] = {}
         self.component = ""
 
+    def take(self) -> list[_Entry]:
+        """Return what was collected since the last call."""
+        taken, self._entries = self._entries, []
+        return taken
+
     def leaf(self, name: str, tensor: torch.Tensor, laziness: Laziness, *, replicas: int = 1) -> None:
-        if name in self.entries:
+        if self._has(name):
             raise UsageError(f"two leaves are named {name!r}", hint="rename one of the two")
         require_plain(tensor, name)
         dense, copied = dense_or_copy(tensor)
         address, size_bytes = byte_range(dense)
-        self.entries[name] = _Entry(
-            spec=self._spec(name, dense, replicas),
-            tensor=dense,
-            laziness=Laziness.EAGER if copied else laziness,
-            address=address,
-            size_bytes=size_bytes,
+        self._names.add(name)
+        self._entries.append(
+            _Entry(
+                spec=self._spec(name, dense, replicas),
+                tensor=dense,
+                laziness=Laziness.EAGER if copied else laziness,
+                address=address,
+                size_bytes=size_bytes,
+                original=tensor,
+            )
         )
 
     def _spec(self, name: str, tensor: torch.Tensor, replicas: int) -> LeafSpec:
@@ -74,16 +172,19 @@ class _Sink:
 
     def free_name(self, name: str) -> str:
         free, number = name, 1
-        while free in self.entries:
+        while self._has(free):
             number += 1
             free = f"{name}#{number}"
         return free
+
+    def _has(self, name: str) -> bool:
+        return name in self._names or name in self._taken
 
     def value(self, document: object) -> None:
         self.values[self.component] = document
 
 
-def capture_state(components: Iterable[Captured], *, previous: StateCapture | None = None) -> StateCapture:
+def capture_state(components: Sequence[Captured], *, previous: StateCapture | None = None) -> StateCapture:
     """Return the state of the components as it is now, in their order.
 
     `previous` is the last capture of the same components, if any: it makes this one faster and nothing else.
@@ -92,21 +193,119 @@ def capture_state(components: Iterable[Captured], *, previous: StateCapture | No
         UsageError: two leaves of one name, or an optimizer's parameter without a name.
         StateTypeError: something cannot be saved; the message names the path to it.
     """
-    sink = _Sink({} if previous is None else previous.specs)
+    walk = previous.walk if previous is not None else None
+    known = previous.known if previous is not None else {}
+    if walk is not None and walk.holds():
+        capture = _capture_rest(components, walk, known)
+        if capture is not None:
+            return capture
+    return _capture_all(components, known)
+
+
+def _capture_rest(
+    components: Sequence[Captured], walk: _Walk, known: dict[str, LeafSpec]
+) -> StateCapture | None:
+    """Return a capture of which only that is read anew which no watch watches; None where memory is shared with it."""
+    sink = _Sink(known, walk.names)
+    read: list[tuple[str, list[_Entry]]] = []
     for component in components:
         sink.component = component.name
-        component.capture(sink)
-    holders, aliases = _find_aliases(list(sink.entries.values()))
-    return StateCapture(
-        leaves=tuple(holders),
-        aliases=tuple(aliases),
-        values=sink.values,
-        specs={name: entry.spec for name, entry in sink.entries.items()},
+        if component.name in walk.parts:
+            cast("Walked", component).rest(sink)
+        else:
+            component.capture(sink)
+        read.append((component.name, sink.take()))
+    entries = [entry for _, found in read for entry in found]
+    if any(map(walk.touches, entries)):
+        return None
+    known |= {entry.spec.name: entry.spec for entry in entries}
+    inside = _find_aliases(entries)
+    parts: list[_Part] = []
+    for name, found in read:
+        if name in walk.parts:
+            parts.append(walk.parts[name].current())
+        parts.append(_part(found, inside))
+    return _joined(parts, sink.values, known, walk, walked=False)
+
+
+def _capture_all(components: Sequence[Captured], known: dict[str, LeafSpec]) -> StateCapture:
+    sink, watches = _Sink(known), list[Watch]()
+    found: list[tuple[str, list[_Entry] | None, list[_Entry]]] = []
+    for component in components:
+        sink.component = component.name
+        held: list[_Entry] | None = None
+        if isinstance(component, Walked):
+            watches += component.walk(sink)
+            held = sink.take()
+            component.rest(sink)
+        else:
+            component.capture(sink)
+        found.append((component.name, held, sink.take()))
+    everything = [entry for _, held, rest in found for entry in (*(held or ()), *rest)]
+    inside = _find_aliases(everything)
+    parts = {name: _part(held, inside) for name, held, _ in found if held is not None}
+    joined: list[_Part] = []
+    for name, _, rest in found:
+        joined += [parts[name]] if name in parts else []
+        joined.append(_part(rest, inside))
+    all_held = [entry for _, held, _ in found for entry in held or ()]
+    names = {entry.spec.name for entry in all_held}
+    crossing = any((name in names) != (holder.spec.name in names) for name, holder in inside.items())
+    return _joined(
+        joined,
+        sink.values,
+        {entry.spec.name: entry.spec for entry in everything},
+        None if crossing else _Walk(parts, watches, all_held, set(inside)),
+        walked=True,
     )
 
 
-def _find_aliases(entries: list[_Entry]) -> tuple[list[TensorLeaf], list[Alias]]:
-    """Split tensors into those that hold bytes and those whose bytes lie inside another's.
+def _joined(
+    parts: Sequence[_Part],
+    values: dict[str, object],
+    known: dict[str, LeafSpec],
+    walk: _Walk | None,
+    *,
+    walked: bool,
+) -> StateCapture:
+    whole = _Part((), (), (), (), (), (), ())
+    for part in parts:
+        whole = whole.followed_by(part)
+    return StateCapture(
+        leaves=whole.leaves,
+        aliases=whole.aliases,
+        values=values,
+        specs=whole.specs,
+        laziness=whole.laziness,
+        on_cuda=whole.on_cuda,
+        addresses=whole.addresses,
+        known=known,
+        walk=walk,
+        walked=walked,
+    )
+
+
+def _part(entries: Sequence[_Entry], inside: dict[str, _Entry]) -> _Part:
+    holders = [entry for entry in entries if entry.spec.name not in inside]
+    return _Part(
+        leaves=tuple(TensorLeaf(entry.spec, entry.tensor, entry.laziness) for entry in holders),
+        aliases=tuple(
+            _alias(entry, inside[entry.spec.name]) for entry in entries if entry.spec.name in inside
+        ),
+        specs=tuple(map(attrgetter("spec"), holders)),
+        laziness=tuple(map(attrgetter("laziness"), holders)),
+        on_cuda=tuple(entry.tensor.is_cuda for entry in holders),
+        addresses=tuple(map(attrgetter("address"), holders)),
+        copies=tuple(
+            (index, entry.original)
+            for index, entry in enumerate(holders)
+            if entry.tensor is not entry.original
+        ),
+    )
+
+
+def _find_aliases(entries: Sequence[_Entry]) -> dict[str, _Entry]:
+    """Return the entries whose bytes lie inside another's: their names, with the entry that holds the bytes.
 
     The holder is the one with the largest range, then the first by name; tensors that overlap without one lying in
     the other are both stored. Sorted by address and falling size, a range can only lie in the last one that was
@@ -126,13 +325,7 @@ def _find_aliases(entries: list[_Entry]) -> tuple[list[TensorLeaf], list[Alias]]
                 holder.laziness = _stricter(holder.laziness, entry.laziness)
             else:
                 holder = entry
-    leaves = [
-        TensorLeaf(entry.spec, entry.tensor, entry.laziness)
-        for entry in entries
-        if entry.spec.name not in inside
-    ]
-    aliases = [_alias(entry, inside[entry.spec.name]) for entry in entries if entry.spec.name in inside]
-    return leaves, aliases
+    return inside
 
 
 def _stricter(one: Laziness, other: Laziness) -> Laziness:

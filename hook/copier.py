@@ -3,55 +3,54 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from operator import attrgetter
 
 import torch
 
 from ..core.errors import EverstepError, UsageError
-from .tensor_bytes import memmove
+from .copy_plan import Moves
+from .gather import copy
 
 logger = logging.getLogger(__name__)
 
 GUARD_SLICE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Copy `size_bytes` from address to address."""
-
-    target: int
-    source: int
-    size_bytes: int
-    segment: int
-    """Where it goes; moves are in the order of the segments."""
-
-
-@dataclass(frozen=True, slots=True)
 class Unchanged:
-    """A lazy tensor that no hooked optimizer owns: it must be the same at the boundary and when the copy ends."""
+    """Lazy tensors that only a hooked optimizer may change: the same until the copy ends or the guard is passed."""
 
-    name: str
-    tensor: torch.Tensor
-    data_ptr: int
-    version: int
+    def __init__(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], addresses: Sequence[int]
+    ) -> None:
+        """Note how often they were written; they are at `addresses`."""
+        self._names, self._tensors, self._addresses = names, tensors, list(addresses)
+        self._versions = self._read_versions()
 
     def check(self) -> None:
-        """Raise UsageError when it has moved or been written."""
-        if self.tensor.data_ptr() != self.data_ptr or self.tensor._version != self.version:
-            raise UsageError(
-                f"{self.name} changed while its snapshot was being copied; the snapshot was dropped",
-                hint="wrap code that writes to it outside an optimizer in `with run.mutating():`",
-            )
+        """Raise UsageError when one has moved or been written."""
+        addresses, versions = list(map(torch.Tensor.data_ptr, self._tensors)), self._read_versions()
+        if (addresses, versions) == (self._addresses, self._versions):
+            return
+        found, seen = zip(addresses, versions, strict=True), zip(self._addresses, self._versions, strict=True)
+        changed = next(name for name, now, then in zip(self._names, found, seen, strict=True) if now != then)
+        raise UsageError(
+            f"{changed} changed while its snapshot was being copied; the snapshot was dropped",
+            hint="wrap code that writes to it outside an optimizer in `with run.mutating():`",
+        )
+
+    def _read_versions(self) -> list[int]:
+        return list(map(attrgetter("_version"), self._tensors))
 
 
 @dataclass(slots=True, kw_only=True)
 class CopyJob:
     """The lazy part of a snapshot. `done` is set when host memory that the moves read may change, whatever happened."""
 
-    moves: list[Move]
-    unchanged: list[Unchanged]
+    moves: Sequence[Moves]
+    """In the order of the segments."""
+    unchanged: Unchanged
     keep_alive: list[object]
     """Tensors whose memory is read."""
     begin: Callable[[], None]
@@ -93,11 +92,9 @@ class CopyJob:
             self.keep_alive.clear()
 
     def _move(self) -> None:
-        following = [move.segment for move in self.moves[1:]]
-        for move, next_segment in zip_longest(self.moves, following):
-            memmove(move.target, move.source, move.size_bytes)
-            if move.segment != next_segment:
-                self.copied(move.segment)
+        for moves in self.moves:
+            copy(moves)
+            self.copied(moves.segment)
 
     def compare(self) -> None:
         """Compare the leaves that must not change, once: at the copy's end, or before the guard lets writers in."""
@@ -106,8 +103,7 @@ class CopyJob:
                 return
             self._compared = True
             try:
-                for leaf in self.unchanged:
-                    leaf.check()
+                self.unchanged.check()
             except UsageError as error:
                 self._changed = error
 

@@ -43,3 +43,12 @@ class OptimizerGuard:
                 "call run.step() at the end of each iteration",
                 stacklevel=3,
             )
+
+
+def notes_on_overlap(objects: Mapping[str, object]) -> list[str]:
+    """Return, for the report, which optimizers leave nothing for a copy to run beside."""
+    return [
+        f"{name} is LBFGS, which runs forward and backward inside step(): it waits for each whole copy"
+        for name, value in objects.items()
+        if isinstance(value, torch.optim.LBFGS)
+    ]

@@ -4,10 +4,13 @@ A plan covers the boundaries [start, horizon) and lists those with a checkpoint.
 boundaries apart; whoever reaches the horizon without a newer plan waits for it, so that all decide alike.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LOOKAHEAD_BOUNDARIES = 8
-"""Boundaries that a plan covers: a request waits for at most one plan, and the Store is asked once in so many steps."""
+"""Boundaries that a plan covers at most: the Store is asked once in so many steps."""
+LOOKAHEAD_S = 1.0
+"""And about how long: a request waits for a plan to begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +21,8 @@ class Plan:
     start: int
     horizon: int
     steps: tuple[int, ...]
+    end: str = ""
+    """Why the run ends after the checkpoint of the plan's first boundary; empty: it goes on."""
 
     def __post_init__(self) -> None:
         if not self.start < self.horizon or any(not self.start <= step < self.horizon for step in self.steps):
@@ -30,30 +35,38 @@ class Plan:
 class Planner:
     """Rank 0's side: makes the next plan in time."""
 
-    every: int
+    due: Callable[[int, int], tuple[int, ...]]
+    """The boundaries among [start, horizon) that get a checkpoint; asked once for each boundary."""
     _last: Plan | None = None
 
     def first(self, step: int) -> Plan:
         """Return plan 0, for the boundaries after `step`."""
         assert self._last is None
-        return self._make(0, step + 1, requested=False)
+        return self._make(0, step + 1, step + 1 + LOOKAHEAD_BOUNDARIES, requested=False)
 
     def wants_next(self, step: int) -> bool:
         """Tell whether the next plan should be made: half of the last one is used up."""
         assert self._last is not None
-        return step >= self._last.horizon - LOOKAHEAD_BOUNDARIES // 2
+        covered = self._last.horizon - self._last.start
+        return step >= self._last.horizon - max(1, covered // 2)
 
-    def next(self, *, requested: bool) -> Plan:
-        """Return the plan that follows; a request becomes its first boundary."""
+    def next(self, *, requested: bool, end: str = "", step_s: float = 0.0) -> Plan:
+        """Return the plan that follows; a request, or an end, becomes its first boundary.
+
+        `step_s` is what a step takes: the longer, the fewer a plan covers.
+        """
         assert self._last is not None
-        return self._make(self._last.number + 1, self._last.horizon, requested=requested)
+        covers = (
+            max(1, min(LOOKAHEAD_BOUNDARIES, int(LOOKAHEAD_S / step_s))) if step_s else LOOKAHEAD_BOUNDARIES
+        )
+        start = self._last.horizon
+        return self._make(
+            self._last.number + 1, start, start + covers, requested=requested or bool(end), end=end
+        )
 
-    def _make(self, number: int, start: int, *, requested: bool) -> Plan:
-        horizon = start + LOOKAHEAD_BOUNDARIES
-        steps = {step for step in range(start, horizon) if step % self.every == 0}
-        if requested:
-            steps.add(start)
-        self._last = Plan(number=number, start=start, horizon=horizon, steps=tuple(sorted(steps)))
+    def _make(self, number: int, start: int, horizon: int, *, requested: bool, end: str = "") -> Plan:
+        steps = {*self.due(start, horizon), *([start] if requested else [])}
+        self._last = Plan(number=number, start=start, horizon=horizon, steps=tuple(sorted(steps)), end=end)
         return self._last
 
 
@@ -64,6 +77,7 @@ class Horizon:
     _horizon: int | None = None
     _next_number: int = 0
     _steps: set[int] = field(default_factory=set[int])
+    _ends: dict[int, str] = field(default_factory=dict[int, str])
 
     @property
     def next_number(self) -> int:
@@ -76,6 +90,8 @@ class Horizon:
         assert self._horizon is None or plan.start == self._horizon, (plan, self._horizon)
         self._horizon, self._next_number = plan.horizon, plan.number + 1
         self._steps |= set(plan.steps)
+        if plan.end:
+            self._ends[plan.start] = plan.end
 
     def knows(self, step: int) -> bool:
         """Tell whether it is decided what happens at boundary `step`."""
@@ -87,3 +103,7 @@ class Horizon:
         due = step in self._steps
         self._steps.discard(step)
         return due
+
+    def end_after(self, step: int) -> str:
+        """Return why the run ends with the checkpoint of boundary `step`; empty: it goes on."""
+        return self._ends.get(step, "")

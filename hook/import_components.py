@@ -264,7 +264,8 @@ def _run_of(tree: Mapping[str, object]) -> Mapping[str, object]:
 
 def run_state(imported: Imported, step: int | None) -> RunState:
     """Return how far the run is: as the source says, at `step` if that is given."""
-    made, run = RunState(), imported.run
+    made, run = RunState(learnt=lambda: None), imported.run
+    made.is_last = True  # whatever it was, it did not die in this run
     known, epoch = run.get(STEP), run.get("epoch")
     made.step = step if step is not None else _count_or_0(known)
     made.epoch, made.finished = _count_or_0(epoch), run.get("finished") is True

@@ -75,6 +75,7 @@ def commit_components(
             world_size=1,
             slot_count=1,
             replicated=False,
+            debug=False,
             costs=CostBook(),
             on_sealed=lambda _: None,
             on_failed=lambda _, reason: outcome.fail(MemoryRefusedError(f"it was not copied: {reason}")),

@@ -1,29 +1,29 @@
 """State of an nn.Module: parameters, all buffers, extra state, under names without wrapper prefixes."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from ..checkpoint.value_format import dump_part
 from .document import Document, mismatch, read_document
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
-from .state_protocol import Laziness, Sink
+from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState
+from .structure_watch import CACHES, GroupsWatch, ModulesWatch
 from .tensor_bytes import dtype_name
 
 KIND = "module"
 
 _WRAPPED_CHILDREN = {"_orig_mod", "_checkpoint_wrapped_module"}
 """Names that torch.compile and the activation checkpoint wrapper give their only child; nobody else uses them."""
-
-
-_CACHES = "_non_persistent_buffers_set"
 
 
 class Role(Enum):
@@ -91,7 +91,7 @@ def tensors_of(named: NamedModule) -> Iterator[NamedTensor]:
             yield NamedTensor(prefix + key, tensor, Role.PARAMETER, module, key, replicas)
     for key, tensor in _table(module, "_buffers").items():
         if tensor is not None:
-            cache = key in cast(set[str], getattr(module, _CACHES, ()))
+            cache = key in cast(set[str], getattr(module, CACHES, ()))
             yield NamedTensor(
                 prefix + key, tensor, Role.CACHE if cache else Role.BUFFER, module, key, replicas
             )
@@ -156,31 +156,51 @@ class ModuleState:
         self.name = name
         self._averages = isinstance(module, AveragedModel)
         self._registry = registry
+        self._found = _Found()
         registry.modules[name] = module
 
     checks_bytes = False
 
     def capture(self, sink: Sink) -> None:
         """Hand over every parameter, buffer and extra state."""
+        self.walk(sink)
+        self.rest(sink)
+
+    def walk(self, sink: Sink) -> Sequence[Watch]:
+        """Hand over every dense parameter and buffer."""
         modules, tensors = self._registry.refresh(self.name)
         owned = self._registry.owned()
-        sparse: dict[str, object] = {}
+        found = self._found = _Found(
+            plain=dump_part([named.fqn for named in tensors if named.tensor.layout is torch.strided]),
+            caches=dump_part([named.fqn for named in tensors if named.role is Role.CACHE]),
+            sparse=[named for named in tensors if named.tensor.layout is not torch.strided],
+            extra=[named for named in modules if _has_extra_state(named.module)],
+        )
         for named in tensors:
-            leaf = f"{self.name}.{named.fqn}"
             if named.tensor.layout is torch.strided:
+                leaf = f"{self.name}.{named.fqn}"
                 sink.leaf(leaf, named.tensor, self._laziness(named, owned), replicas=named.replicas)
-            else:
-                sparse[named.fqn] = TreeEncoder(sink, replicas=named.replicas).encode(named.tensor, leaf)
+        owners = GroupsWatch(self._registry.optimizers)
+        watch = ModulesWatch((named.module for named in modules), [named.tensor for named in found.sparse])
+        return watch, owners
+
+    def rest(self, sink: Sink) -> None:
+        """Hand over sparse tensors and extra state, which may be made anew at each call."""
+        found = self._found
+        sparse = {
+            named.fqn: TreeEncoder(sink, replicas=named.replicas).encode(
+                named.tensor, f"{self.name}.{named.fqn}"
+            )
+            for named in found.sparse
+        }
         extra = {
             named.prefix: TreeEncoder(sink, replicas=named.replicas).encode(
                 named.module.get_extra_state(), f"{self.name}.{named.prefix}_extra_state"
             )
-            for named in modules
-            if _has_extra_state(named.module)
+            for named in found.extra
         }
-        caches = [named.fqn for named in tensors if named.role is Role.CACHE]
-        plain = [named.fqn for named in tensors if named.fqn not in sparse]
-        sink.value({"kind": KIND, "tensors": plain, "caches": caches, "sparse": sparse, "extra": extra})
+        document = {"kind": KIND, "tensors": found.plain, "caches": found.caches}
+        sink.value(document | {"sparse": sparse, "extra": extra})
 
     def _laziness(self, named: NamedTensor, owned: set[int]) -> Laziness:
         if named.role is Role.PARAMETER and id(named.tensor) in owned:
@@ -255,6 +275,16 @@ class ModuleState:
                 device = _device_of(module, self._registry.modules[self.name])
                 tensor = stored.tensor(f"{self.name}.{fqn}", device)
                 module.register_buffer(key, tensor, persistent=fqn not in document.caches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What the last walk found besides the leaves."""
+
+    plain: msgspec.Raw = field(default_factory=msgspec.Raw)
+    caches: msgspec.Raw = field(default_factory=msgspec.Raw)
+    sparse: list[NamedTensor] = field(default_factory=list[NamedTensor])
+    extra: list[NamedModule] = field(default_factory=list[NamedModule])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,20 @@
 """State of an optimizer, read and written by us: Optimizer.load_state_dict casts it to the parameter's dtype."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import torch
 
+from ..checkpoint.value_format import dump_part
 from ..core.errors import StateTypeError, UsageError
 from .document import Document, mismatch, read_document
 from .module_state import ParameterRegistry
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
-from .state_protocol import Laziness, Sink
+from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
+from .structure_watch import GroupsWatch, StateWatch, is_plain_tensor
 from .tensor_bytes import copy_bits
 
 KIND = "optimizer"
@@ -26,6 +30,24 @@ class _Parameter:
     name: str
     tensor: torch.Tensor
     replicas: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """What the last walk found besides the leaves."""
+
+    groups: list[msgspec.Raw] = field(default_factory=list[msgspec.Raw])
+    """Names of each group's parameters."""
+    state: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
+    """By parameter: what its document says of its plain tensors."""
+    plain: msgspec.Raw = field(default_factory=msgspec.Raw)
+    """The same, encoded."""
+    rest: list[tuple[_Parameter, dict[object, object]]] = field(
+        default_factory=list[tuple[_Parameter, dict[object, object]]]
+    )
+    """Parameters with state that is no plain tensor."""
+    shared: list[object] = field(default_factory=list[object])
+    """Keys of the state that are no parameters."""
 
 
 class OptimizerState:
@@ -46,6 +68,7 @@ class OptimizerState:
         self.name = name
         self._optimizer = optimizer
         self._registry = registry
+        self._found = _Found()
         if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
             raise StateTypeError(
                 f"{name} is a ZeroRedundancyOptimizer, whose state is sharded by whole parameters",
@@ -57,55 +80,78 @@ class OptimizerState:
 
     def capture(self, sink: Sink) -> None:
         """Hand over the state of every parameter and every group."""
-        names = self._names()
-        state: dict[str, object] = {}
-        shared: list[object] = []
-        for key, found in cast(dict[object, object], self._optimizer.state).items():
-            if isinstance(key, torch.Tensor):
-                parameter = names.of(key)
-                state[parameter.name] = self._state(sink, parameter, found)
-            else:
-                tree = TreeEncoder(sink, laziness=Laziness.OWNED)
-                path = f"{self.name}.shared"
-                shared.append([tree.encode(key, path), tree.encode(found, f"{path}[{key!r}]")])
-        groups = [self._group(sink, index, names) for index in range(len(self._optimizer.param_groups))]
-        sink.value({"kind": KIND, "groups": groups, "state": state, "shared": shared})
+        self.walk(sink)
+        self.rest(sink)
 
-    def _state(self, sink: Sink, parameter: _Parameter, found: object) -> object:
-        """Keys of plain tensors alone, since their leaves are named after them; everything else encoded."""
-        prefix = f"{self.name}.state.{parameter.name}"
-        if not isinstance(found, dict):
-            raise StateTypeError(
-                f"{prefix} is a {type(found).__qualname__}, which cannot be saved",
-                hint="an optimizer keeps one dict per parameter in `state`",
-            )
-        state = cast(dict[object, object], found)
+    def walk(self, sink: Sink) -> Sequence[Watch]:
+        """Hand over the tensors of each parameter's own state."""
+        names = self._names()
+        found = self._found = _Found(
+            groups=[
+                dump_part([names.of(parameter).name for parameter in _parameters(group)])
+                for group in self._groups
+            ]
+        )
+        for key, state in cast(dict[object, object], self._optimizer.state).items():
+            if not isinstance(key, torch.Tensor):
+                found.shared.append(key)
+                continue
+            parameter = names.of(key)
+            if not isinstance(state, dict):
+                raise StateTypeError(
+                    f"{self.name}.state.{parameter.name} is a {type(state).__qualname__}, which cannot be saved",
+                    hint="an optimizer keeps one dict per parameter in `state`",
+                )
+            self._hand_over(sink, found, parameter, cast(dict[object, object], state))
+        found.plain = dump_part(found.state)
+        return StateWatch(self._optimizer), GroupsWatch(self._registry.optimizers)
+
+    def _hand_over(
+        self, sink: Sink, found: "_Found", parameter: _Parameter, state: dict[object, object]
+    ) -> None:
+        """Plain tensors under string keys alone, since their leaves are named after them."""
         tensors: list[str] = []
         host: list[str] = []
-        rest: dict[object, object] = {}
         for key, value in state.items():
-            if type(key) is str and isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                sink.leaf(f"{prefix}.{key}", value, Laziness.OWNED, replicas=parameter.replicas)
-                tensors.append(key)
-                if value.device.type == "cpu" and parameter.tensor.device.type != "cpu":
-                    host.append(key)
-            else:
-                rest[key] = value
-        tree = TreeEncoder(sink, laziness=Laziness.OWNED, replicas=parameter.replicas)
-        document: dict[str, object] = {"tensors": tensors}
-        if host:
-            document["host"] = host
-        if rest:
-            document["rest"] = tree.encode(rest, prefix)
-        return document
+            if _is_leaf(key, value):
+                leaf, tensor = f"{self.name}.state.{parameter.name}.{key}", cast(torch.Tensor, value)
+                sink.leaf(leaf, tensor, Laziness.OWNED, replicas=parameter.replicas)
+                tensors.append(cast(str, key))
+                if tensor.device.type == "cpu" and parameter.tensor.device.type != "cpu":
+                    host.append(cast(str, key))
+        found.state[parameter.name] = {"tensors": tensors, "host": host} if host else {"tensors": tensors}
+        if len(tensors) < len(state):
+            found.rest.append((parameter, state))
 
-    def _group(self, sink: Sink, index: int, names: "_Names") -> dict[str, object]:
-        group = self._optimizer.param_groups[index]
+    def rest(self, sink: Sink) -> None:
+        """Hand over everything else in the state, and the groups' hyper-parameters."""
+        found = self._found
+        state = dict(found.state) if found.rest else {}
+        for parameter, own in found.rest:
+            others = {key: value for key, value in own.items() if not _is_leaf(key, value)}
+            tree = TreeEncoder(sink, laziness=Laziness.OWNED, replicas=parameter.replicas)
+            encoded = tree.encode(others, f"{self.name}.state.{parameter.name}")
+            state[parameter.name] = found.state[parameter.name] | {"rest": encoded}
+        tree, path = TreeEncoder(sink, laziness=Laziness.OWNED), f"{self.name}.shared"
+        held = cast(dict[object, object], self._optimizer.state)
+        shared = [
+            [tree.encode(key, path), tree.encode(held[key], f"{path}[{key!r}]")] for key in found.shared
+        ]
+        groups = [
+            {"params": names, "options": self._options(sink, index)}
+            for index, names in enumerate(found.groups)
+        ]
+        document = {"kind": KIND, "groups": groups, "state": state if found.rest else found.plain}
+        sink.value(document | {"shared": shared})
+
+    def _options(self, sink: Sink, index: int) -> object:
+        group = self._groups[index]
         options = {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
-        return {
-            "params": [names.of(parameter).name for parameter in _parameters(group)],
-            "options": TreeEncoder(sink).encode(options, f"{self.name}.groups[{index}]"),
-        }
+        return TreeEncoder(sink).encode(options, f"{self.name}.groups[{index}]")
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
 
     def check(self, stored: StoredState) -> None:
         """Return if the groups have the same parameters and every stored state belongs to one."""
@@ -287,6 +333,10 @@ class _Names:
                 name = named.fqn if self._only is not None else f"{module}.{named.fqn}"
                 return _Parameter(name, tensor, named.replicas)
         return None
+
+
+def _is_leaf(key: object, value: object) -> bool:
+    return type(key) is str and is_plain_tensor(value)
 
 
 def _parameters(group: dict[str, Any]) -> list[torch.Tensor]:

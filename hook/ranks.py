@@ -7,17 +7,22 @@ training group. One rank alone agrees with itself.
 import json
 import logging
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch.distributed as dist
 
+from ..checkpoint.frequency_format import dump_decision, load_decision
+from ..checkpoint.frequency_types import Decision
 from ..core.errors import DeadlineError, EverstepError, error_from_code
 from ..core.ids import CheckpointId
 from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
+from .pace import Pace
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
@@ -28,8 +33,15 @@ AGREE_DEADLINE_S = 300.0
 """For attach and restore: a rank may come minutes late (imports, data sets), never hours."""
 
 PLAN_DEADLINE_S = 60.0
+END = "end"
 TOLD_KEPT = 256
 """Checkpoints whose end was told: what this rank does later with one of them is told to nobody again."""
+
+FIGURES_S = 2.0
+"""How often ranks tell rank 0 what they have measured."""
+
+CONFIRM_S = 2.0
+"""How long a rank that is to end waits for the others to be told the same."""
 
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
@@ -73,8 +85,21 @@ class Ranks(Protocol):
         """Tell whether boundary `step` gets a checkpoint; the same on all ranks. May wait for rank 0."""
         ...
 
-    def ask_for_checkpoint(self) -> None:
-        """Ask for a checkpoint at one of the next boundaries."""
+    @property
+    def decision(self) -> Decision:
+        """How often, and why: the newest plan's, the same on all ranks that know it."""
+        ...
+
+    def ask_for_checkpoint(self, end: str = "") -> None:
+        """Ask for a checkpoint at one of the next boundaries, after which the run ends for the reason `end`, if any."""
+        ...
+
+    def end_after(self, step: int) -> str:
+        """Return why the run ends with the checkpoint of boundary `step`, asked after `is_due`; empty: it goes on."""
+        ...
+
+    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
+        """Ask for the last checkpoint if all ranks say the same within two seconds; `alone` is called if not."""
         ...
 
     def sealed(self, checkpoint: CheckpointId) -> None:
@@ -100,9 +125,9 @@ class OneRank:
     rank = 0
     world_size = 1
 
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._requested = False
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._requested, self._end = False, ""
         self._listener: Listener | None = None
 
     def agree_attempt(self, known: int, error: EverstepError | None) -> int:
@@ -122,14 +147,30 @@ class OneRank:
         self._listener = listener
 
     def is_due(self, step: int) -> bool:
-        """Tell whether the step is a multiple of the interval, or was asked for."""
-        due = self._requested or step % self._every == 0
+        """Tell whether the step is due by its pace, or was asked for."""
+        due = bool(self._pace.due(step, step + 1)) or self._requested
         self._requested = False
         return due
 
-    def ask_for_checkpoint(self) -> None:
+    @property
+    def decision(self) -> Decision:
+        """The pace's own."""
+        return self._pace.decision
+
+    def ask_for_checkpoint(self, end: str = "") -> None:
         """Make the next boundary due."""
+        self._end = end or self._end
         self._requested = True
+
+    def end_after(self, step: int) -> str:
+        """Whatever boundary comes first is the last one."""
+        del step
+        return self._end
+
+    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
+        """One rank is all."""
+        del alone
+        self.ask_for_checkpoint(reason)
 
     def sealed(self, checkpoint: CheckpointId) -> None:
         """Sealed here is sealed everywhere."""
@@ -153,20 +194,28 @@ class OneRank:
 class StoreRanks:
     """The ranks of a `torch.distributed` job. One thread talks to the Store once training has begun."""
 
-    def __init__(self, run_id: str, every: int) -> None:
+    def __init__(self, run_id: str, pace: Pace) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._every = every
+        self._pace, self._decision = pace, pace.decision
+        self._peers: list[object] = []
+        """Newest figures of the other ranks that have sent some; on rank 0."""
+        self._figures_at_s = 0.0
+        """When figures are sent, or fetched, the next time."""
         self._prefix, self._client = f"everstep/{run_id}", _own_client()
         self._store = _under(f"{self._prefix}/join", self._client)
         self._round = 0
         self._horizon = Horizon()
-        self._planner = Planner(every=every)
+        self._planner = Planner(due=pace.due)
         self._changed = threading.Condition()
         self._step = 0
         self._outbox: list[tuple[str, str]] = []
         self._open: dict[CheckpointId, set[str]] = {}
         self._told: deque[CheckpointId] = deque(maxlen=TOLD_KEPT)
         self._requested = self._closing = self._lost = False
+        self._end = ""
+        """Why the next plan's first boundary is the last one; on rank 0."""
+        self._confirming: tuple[str, float, Callable[[], None]] | None = None
+        """Why this rank is to end, until when the others may say so too, and what happens if they do not."""
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
 
@@ -217,17 +266,37 @@ class StoreRanks:
         with self._changed:
             self._step = step
             if self.rank == 0 and self._planner.wants_next(step):
-                self._publish(self._planner.next(requested=self._requested))
-                self._requested = False
+                self._pace.hear(self._peers)
+                plan = self._planner.next(requested=self._requested, end=self._end, step_s=self._pace.step_s)
+                self._publish(plan)
+                self._requested, self._end = False, ""
+            elif self.rank != 0 and self._figures_due():
+                self._outbox.append((f"figures/{self.rank}", json.dumps(self._pace.figures)))
             self._changed.notify_all()
             known = self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, PLAN_DEADLINE_S)
             if not known:
                 self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
             return not self._lost and self._horizon.is_due(step)
 
-    def ask_for_checkpoint(self) -> None:
+    @property
+    def decision(self) -> Decision:
+        """Rank 0's, as the newest plan brought it."""
+        return self._decision
+
+    def ask_for_checkpoint(self, end: str = "") -> None:
         """Tell rank 0, which lists a boundary of its next plan."""
-        self._say("request", "1")
+        self._say("request", json.dumps(end))
+
+    def end_after(self, step: int) -> str:
+        """Return what the plans say."""
+        with self._changed:
+            return self._horizon.end_after(step)
+
+    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
+        """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them."""
+        self._say(END, "+")
+        with self._changed:
+            self._confirming = reason, time.monotonic() + CONFIRM_S, alone
 
     def sealed(self, checkpoint: CheckpointId) -> None:
         """Publish, and watch for the others."""
@@ -261,9 +330,18 @@ class StoreRanks:
 
     def _publish(self, plan: Plan) -> None:
         """Rank 0 knows its own plan at once; the others read it from the Store."""
+        self._decision = self._pace.decision
+        message = [plan.start, plan.horizon, plan.steps, plan.end, dump_decision(self._decision)]
         with self._changed:
             self._horizon.receive(plan)
-            self._outbox.append((f"plan/{plan.number}", json.dumps([plan.start, plan.horizon, plan.steps])))
+            self._outbox.append((f"plan/{plan.number}", json.dumps(message)))
+
+    def _figures_due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._figures_at_s:
+            return False
+        self._figures_at_s = now_s + FIGURES_S
+        return True
 
     def _work(self) -> None:
         try:
@@ -275,8 +353,10 @@ class StoreRanks:
                 self._send(outbox)
                 self._receive_plan()
                 self._receive_results()
+                self._receive_confirmations()
                 if self.rank == 0:
                     self._receive_requests()
+                    self._receive_figures()
                 self._pause()
         except (RuntimeError, ValueError) as error:
             with self._changed:
@@ -284,7 +364,9 @@ class StoreRanks:
 
     def _pause(self) -> None:
         with self._changed:
-            urgent = bool(self._open) or not self._horizon.knows(self._step + 1)
+            urgent = (
+                bool(self._open) or self._confirming is not None or not self._horizon.knows(self._step + 1)
+            )
             self._changed.wait_for(lambda: self._outbox or self._closing, _POLL_S if urgent else _IDLE_POLL_S)
 
     def _send(self, outbox: list[tuple[str, str]]) -> None:
@@ -299,16 +381,43 @@ class StoreRanks:
             return
         number = self._horizon.next_number
         if self._store.check([f"plan/{number}"]):
-            start, horizon, steps = json.loads(self._store.get(f"plan/{number}"))
+            start, horizon, steps, end, decision = json.loads(self._store.get(f"plan/{number}"))
+            plan = Plan(number=number, start=start, horizon=horizon, steps=tuple(steps), end=end)
             with self._changed:
-                self._horizon.receive(Plan(number=number, start=start, horizon=horizon, steps=tuple(steps)))
+                self._decision = load_decision(decision)
+                self._horizon.receive(plan)
                 self._changed.notify_all()
 
     def _receive_requests(self) -> None:
         if self._store.check(["request"]):
+            end = cast("str", json.loads(self._store.get("request")))
             self._store.delete_key("request")
             with self._changed:
-                self._requested = True
+                self._requested, self._end = True, end or self._end
+
+    def _receive_confirmations(self) -> None:
+        """End together, or alone."""
+        with self._changed:
+            confirming = self._confirming
+        if confirming is None:
+            return
+        reason, until_s, alone = confirming
+        if self._store.check([f"all-{END}"]):
+            with self._changed:
+                self._confirming = None
+                self._end = reason
+        elif time.monotonic() > until_s:
+            alone()
+
+    def _receive_figures(self) -> None:
+        """Rank 0 decides by all ranks' figures, a few seconds old; some ranks may have sent none yet."""
+        if not self._figures_due():
+            return
+        keys = [f"figures/{rank}" for rank in range(1, self.world_size)]
+        known = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
+        peers = [json.loads(item) for item in self._store.multi_get(known)] if known else []
+        with self._changed:
+            self._peers = peers
 
     def _receive_results(self) -> None:
         assert self._listener is not None
@@ -339,11 +448,11 @@ class StoreRanks:
         self._changed.notify_all()
 
 
-def make_ranks(run_id: str, every: int) -> Ranks:
+def make_ranks(run_id: str, pace: Pace) -> Ranks:
     """Return the ranks of the initialised process group, or this process alone."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return StoreRanks(run_id, every)
-    return OneRank(every)
+        return StoreRanks(run_id, pace)
+    return OneRank(pace)
 
 
 class _CanClone(Protocol):

@@ -4,7 +4,10 @@ import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from ..checkpoint.frequency_types import Decision, StepEnded
+from ..core.durations import duration_text
 from ..core.ids import CheckpointId
+from ..proto import frames
 
 STEPS_KEPT = 2000
 """Step times kept per kind: enough for a steady median, 16 KiB each."""
@@ -54,6 +57,47 @@ class Report:
     """(busy - quiet) median x number of busy steps: what the work beside training cost; 0 while one is unknown."""
     train_s: float
     """From the first boundary to the end of the last."""
+    decision: Decision
+    """How often checkpoints are taken now, and why."""
+
+    def as_frame(self) -> frames.Costs:
+        """Return what the daemon is told of it."""
+        return frames.Costs(
+            train_s=self.train_s,
+            boundary_s=self.boundary_s,
+            guard_s=self.guard_s,
+            slower_s=self.slower_steps_s,
+            skipped_count=sum(self.skipped.values()),
+            interval_steps=self.decision.interval_steps,
+            reason=self.decision.reason,
+            goal_missed=self.decision.goal_missed,
+        )
+
+    def __str__(self) -> str:
+        """Return all of it for people, some lines."""
+        skipped = ", ".join(f"{count} x {reason}" for reason, count in self.skipped.items())
+        lines = {
+            "checkpoints": f"{self.checkpoints_complete} complete, the newest is {self.last_complete or 'none'}",
+            "interval": f"{self.decision.interval_steps} steps, {self.decision.reason}",
+            "goal missed": self.decision.goal_missed,
+            "cost": f"{100 * self.slowdown:.2f} % of {duration_text(self.train_s)} of training",
+            "  boundaries": f"{duration_text(self.boundary_s)}, of it eager copies {duration_text(self.eager_s)}, "
+            f"other ranks {duration_text(self.wait_s)}",
+            "  guard": f"{duration_text(self.guard_s)} in optimizers",
+            "  slower steps": self._slower_steps(),
+            "copy thread": f"{duration_text(self.copy_s)}, beside training",
+            "skipped": skipped,
+            "failed": "; ".join(self.failures),
+            "notes": "; ".join(self.notes),
+        }
+        return "\n".join(f"{name:<15} {text}" for name, text in lines.items() if text)
+
+    def _slower_steps(self) -> str:
+        if not self.quiet_steps or not self.busy_steps:
+            return "not known: all steps were " + ("busy" if self.busy_steps else "quiet")
+        busy, quiet = duration_text(self.step_busy_s), duration_text(self.step_quiet_s)
+        total = duration_text(self.slower_steps_s)
+        return f"{total}: {busy} instead of {quiet} in {self.busy_steps} of {self.steps} steps"
 
     @property
     def stall_s(self) -> float:
@@ -95,22 +139,34 @@ class CostBook:
     _busy: deque[float] = field(default_factory=lambda: deque[float](maxlen=STEPS_KEPT))
     _quiet_count: int = 0
     _busy_count: int = 0
+    _arrived_s: float = 0.0
     _left_s: float | None = None
     _opened_busy: bool = False
 
-    def boundary(self, arrived_s: float, left_s: float, *, opens_busy: bool, guard_s: float) -> None:
-        """A boundary was passed: the step that it ends took from the last one until `arrived_s`, less the guard's wait.
+    def arrived(self, arrived_s: float, *, guard_s: float) -> StepEnded | None:
+        """A boundary was reached: the step before it took from the last one until now, less the guard's wait.
+
+        Returns it; None at the first boundary, since nobody knows when its step began.
+        """
+        self._arrived_s = arrived_s
+        if self._left_s is None:
+            self._left_s = arrived_s
+            return None
+        step_s = arrived_s - self._left_s - guard_s
+        (self._busy if self._opened_busy else self._quiet).append(step_s)
+        self._busy_count += self._opened_busy
+        self._quiet_count += not self._opened_busy
+        return StepEnded(at_s=arrived_s, step_s=step_s, is_busy=self._opened_busy)
+
+    def left(self, left_s: float, *, opens_busy: bool) -> None:
+        """The boundary is passed.
 
         `opens_busy`: as it is left, something runs beside training. Only boundaries begin such work, so a step that
         opens without any has none in it, and one that opens with some is busy however soon that ends.
         """
-        if self._left_s is not None:
-            step_s = arrived_s - self._left_s - guard_s
-            (self._busy if self._opened_busy else self._quiet).append(step_s)
-            self._busy_count += self._opened_busy
-            self._quiet_count += not self._opened_busy
-        self.train_s += left_s - (arrived_s if self._left_s is None else self._left_s)
-        self.boundary_s += left_s - arrived_s
+        assert self._left_s is not None
+        self.train_s += left_s - self._left_s
+        self.boundary_s += left_s - self._arrived_s
         self.steps += 1
         self._left_s, self._opened_busy = left_s, opens_busy
 
@@ -119,7 +175,7 @@ class CostBook:
         self.complete += 1
         self.newest_complete = max(checkpoint, self.newest_complete or checkpoint)
 
-    def report(self) -> Report:
+    def report(self, decision: Decision) -> Report:
         """Return the figures as they are now."""
         quiet = statistics.median(self._quiet) if self._quiet else 0.0
         busy = statistics.median(self._busy) if self._busy else 0.0
@@ -145,4 +201,5 @@ class CostBook:
             step_busy_s=busy,
             slower_steps_s=(busy - quiet) * self._busy_count if known else 0.0,
             train_s=self.train_s,
+            decision=decision,
         )

@@ -4,27 +4,29 @@ import contextlib
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 
-import torch
-
+from ..checkpoint.frequency_types import FailureKind
 from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import Reply
 from .environment import environment_notes
-from .guard import OptimizerGuard
+from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .ledger_merge import adopt_ledgers
 from .link import Link
 from .loaders import all_loaders, position_loader, put_back_on_first_batch
+from .notice import Preemption
+from .pace import Pace
 from .ranks import Ranks
 from .report import CostBook, Report
 from .restore import Fetched, Restored, RestoreSearch, check_may_restore
 from .rng_state import RngState
+from .run_end import RunEnd
+from .run_messages import say_closed, say_nothing_restored, say_restored
 from .run_state import RunState
 from .shard_stream import StreamEvents
 from .snapshot import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, SnapshotFacts, Snapshotter
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 CLOSE_DEADLINE_S = 600.0
 """How long leaving a run waits for its last checkpoint to be complete."""
 
+COSTS_S = 5.0
 SKIPPED = "skipped: "
 OTHER_RANK_SKIPPED = "another rank skipped it"
 
@@ -54,7 +57,7 @@ class Run:
     persisted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place
         self,
         *,
         name: str,
@@ -65,11 +68,15 @@ class Run:
         objects: dict[str, object],
         slots: int,
         replicated: bool,
+        debug: bool,
+        pace: Pace,
+        preemption: Preemption,
     ) -> None:
         self.name, self.attempt = name, attempt
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self._link, self._ranks = link, ranks
-        self._state = RunState()
+        self._pace, self._slots = pace, slots
+        self._state = RunState(lambda: pace.memory)
         self._history = History()
         self._rng = RngState()
         self._components: list[Component] = [self._state, self._rng, self._history, *components]
@@ -85,7 +92,7 @@ class Run:
         self._restored: Restored | None = None
         self._asked_restore = self._started = self._closed = self._told_loss = False
         self._saved_step = -1
-        self._guard_s = 0.0
+        self._guard_s = self._costs_at_s = 0.0
         self._notes = environment_notes()
         self._snapshotter = Snapshotter(
             link,
@@ -94,11 +101,14 @@ class Run:
             world_size=self.world_size,
             slot_count=slots,
             replicated=replicated,
+            debug=debug,
             costs=self._costs,
             on_sealed=self._on_sealed,
             on_failed=self._on_failed,
         )
         self._guard = OptimizerGuard(objects, self._before_optimizer)
+        self._end = RunEnd(name, ranks, pace, preemption)
+        self._costs.notes.extend(notes_on_overlap(objects))
 
     # -- what a training script uses
 
@@ -148,9 +158,10 @@ class Run:
                     hint="build them anew in a new process",
                 )
         if found is None:
-            self._say_nothing_restored()
+            say_nothing_restored(self.name, self._link)
             return None
         self._apply(found, search)
+        self._learn_from(found)
         self._restored = Restored(
             attempt=found.choice.checkpoint.attempt,
             step=found.choice.checkpoint.step,
@@ -162,7 +173,7 @@ class Run:
             left_as_given=tuple(each.name for each in self._components if found.lacks(each.name)),
             not_attached=tuple(set(found.stored.components) - {each.name for each in self._components}),
         )
-        self._say_restored(found)
+        say_restored(self.name, self._restored, found.manifest.notes)
         return self._restored
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -188,27 +199,52 @@ class Run:
         Raises:
             FencedError: another trainer has taken the run over.
             StateTypeError: an attached object cannot be saved; the path says which.
+            SystemExit: the end that was announced has come; its checkpoint is as durable as time allowed.
         """
         self._start()
         arrived_s = time.perf_counter()
+        guard_s, self._guard_s = self._guard_s, 0.0
+        ended = self._costs.arrived(arrived_s, guard_s=guard_s)
+        self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
         self._state.step += 1
+        self._end.mind_lease()
+        waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
-        self._costs.wait_s += time.perf_counter() - arrived_s
+        self._costs.wait_s += time.perf_counter() - waits_s
         self._keep_daemon()
+        if end := self._ranks.end_after(self._state.step):
+            self._leave(end)
         begun = False
         if due:
             begun = self._take()
         elif self._costs.steps == 0 and not self._link.broken:
             self._snapshotter.prepare()
-        guard_s, self._guard_s = self._guard_s, 0.0
         self._guard.boundary()
         busy = begun or self._snapshotter.busy or bool(self._outstanding)
-        self._costs.boundary(arrived_s, time.perf_counter(), opens_busy=busy, guard_s=guard_s)
+        left_s = time.perf_counter()
+        self._costs.left(left_s, opens_busy=busy)
+        self._pace.left(left_s - arrived_s, taken=begun)
+        self._tell_costs(left_s)
+
+    def _tell_costs(self, now_s: float) -> None:
+        """Let the daemon's status and metrics know what checkpoints cost, every few seconds."""
+        if now_s >= self._costs_at_s:
+            self._costs_at_s = now_s + COSTS_S
+            self._link.tell(self.report().as_frame())
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""
         self._check_usable()
         self._ranks.ask_for_checkpoint()
+
+    def lease(self, seconds: float, *, ends: bool = True) -> None:
+        """Say how long this process has from now on, as schedulers that work in rounds do; a new one replaces the old.
+
+        At the last boundary from which a checkpoint still becomes durable in that time one is taken. Then `step()`
+        raises SystemExit(0), or with `ends=False` goes on. All ranks call it alike.
+        """
+        self._check_usable()
+        self._end.lease(seconds, ends=ends)
 
     @contextlib.contextmanager
     def mutating(self) -> Generator[None]:
@@ -229,7 +265,7 @@ class Run:
 
     def report(self) -> Report:
         """Return what checkpointing has cost so far, and what went wrong."""
-        return self._costs.report()
+        return self._costs.report(self._ranks.decision)
 
     def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
         """Wait until memory asked for is there or refused, and every checkpoint taken is complete or has failed.
@@ -271,6 +307,7 @@ class Run:
                 self.name,
             )
         self._saved_step = self._state.step
+        self._pace.begin(self._state.step, slots=self._slots, devices=self._link.devices)
         self._ranks.start(self._state.step, self)
 
     def _check_usable(self) -> None:
@@ -288,6 +325,7 @@ class Run:
 
     def _skip(self, reason: str) -> None:
         self._costs.skipped[reason] += 1
+        self._pace.skipped(self._state.step)
         logger.warning("checkpoint_skipped run=%s step=%d reason=%s", self.name, self._state.step, reason)
         if self.world_size > 1:
             self._ranks.failed(CheckpointId(self.attempt, self._state.step), f"{SKIPPED}{reason}")
@@ -307,6 +345,7 @@ class Run:
             raise
         if reason is None:
             self._saved_step = self._state.step
+            self._pace.taken(checkpoint)
             return None
         self._settle(checkpoint)
         return reason
@@ -334,6 +373,14 @@ class Run:
         for checkpoint in lost:
             self._ranks.failed(checkpoint, "the daemon went away before it was committed")
 
+    def _leave(self, reason: str) -> None:
+        """Save what the time left allows: this boundary, or only what is under way; then end."""
+        until_s = self._end.until_s
+        if not self._outstanding or self._end.has_time:
+            self._begin_patiently(until_s)
+        saved = self.wait(max(0.0, until_s - time.monotonic()))
+        self._end.leave(reason, last_complete=self.report().last_complete, in_time=saved)
+
     # -- what happened to snapshots (other threads)
 
     def _on_sealed(self, checkpoint: CheckpointId) -> None:
@@ -356,6 +403,7 @@ class Run:
     def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
         """Listener: it will never be complete; without all ranks in memory it is of no use at all."""
         self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step, in_memory=in_memory))
+        self._pace.failed(checkpoint, skipped=SKIPPED in reason)
         if SKIPPED in reason:
             self._skipped_elsewhere(checkpoint, reason)
         else:
@@ -377,6 +425,7 @@ class Run:
             case frames.Chunk() | frames.StreamEnd():
                 self._stream_events.put(event)
             case frames.Persisted():
+                self._pace.persisted(event)
                 self._ranks.committed(CheckpointId(event.attempt, event.step))
             case frames.PersistFailed():
                 told = f"{event.message} ({event.hint})" if event.hint else event.message
@@ -415,47 +464,11 @@ class Run:
         else:
             search.give_back(found)
 
-    def _say_restored(self, found: Fetched) -> None:
-        restored = self._restored
-        assert restored is not None
-        logger.warning(
-            "restored run=%s checkpoint=%s from=%s epoch=%d restore_s=%.2f",
-            self.name,
-            restored.checkpoint,
-            restored.source,
-            restored.epoch,
-            restored.restore_s,
-        )
-        if restored.left_as_given:
-            logger.warning(
-                "restored_in_part run=%s left_as_given=%s: the imported checkpoint has nothing of them",
-                self.name,
-                ",".join(restored.left_as_given),
-            )
-        if restored.not_attached:
-            logger.warning(
-                "restored_in_part run=%s not_attached=%s: the next checkpoint is without them",
-                self.name,
-                ",".join(restored.not_attached),
-            )
-        then, now = found.manifest.notes.get("torch_threads", ""), str(torch.get_num_threads())
-        if then != now:
-            warnings.warn(
-                f"the checkpoint was taken with {then} intra-op threads, this process has {now}: the state is "
-                "bit-identical, further training may not be",
-                stacklevel=3,
-            )
-
-    def _say_nothing_restored(self) -> None:
-        where = ", ".join(sorted(device.path for device in self._link.devices))
-        event, why = "nothing_to_restore", "this run has no checkpoint there"
-        if self._link.opened.new_store:
-            event, why = "new_store", "nothing to restore, the directories were empty"
-        elif self._link.fresh and self._link.opened.highest_attempt > 0:
-            why = "fresh=True leaves the checkpoints of earlier attempts aside"
-        elif self._link.opened.highest_attempt > 0:
-            why = "earlier attempts left no complete checkpoint, or fresh=True has left theirs aside"
-        logger.warning("%s run=%s at=%s: %s", event, self.name, where, why)
+    def _learn_from(self, found: Fetched) -> None:
+        """Go on with what the controller has learnt, if as many ranks wrote it; a run that did not end has died."""
+        died = FailureKind.TRAINER if found.source == "memory" else FailureKind.NODE
+        remembered = self._state.restored_learnt if found.choice.world_size == self.world_size else None
+        self._pace.restored(remembered, None if self._state.restored_last else died)
 
     # -- the end
 
@@ -469,30 +482,16 @@ class Run:
                 self._snapshotter.drain(CLOSE_DEADLINE_S)
         finally:
             self._closed = True
+            self._end.close()
             self._guard.close()
             self._ranks.close()
+            if not self._link.broken:
+                self._tell_costs(self._costs_at_s)
             if final and not self._link.broken:
                 self._detach()
             self._snapshotter.close()
             self._link.close()
-            self._say_closed()
-
-    def _say_closed(self) -> None:
-        report = self.report()
-        logger.info(
-            "run_closed run=%s step=%d complete=%d last_complete=%s stall_per_checkpoint_ms=%.2f slowdown_percent=%.2f "
-            "busy_steps=%d quiet_steps=%d skipped=%d failed=%d",
-            self.name,
-            self._state.step,
-            report.checkpoints_complete,
-            report.last_complete or "none",
-            report.stall_per_checkpoint_s * 1000,
-            report.slowdown * 100,
-            report.busy_steps,
-            report.quiet_steps,
-            sum(report.skipped.values()),
-            len(report.failures),
-        )
+            say_closed(self.name, self._state.step, self.report())
 
     def _finish(self) -> None:
         """Take the last boundary and see it complete; taken again when the daemon dies with it."""
@@ -510,7 +509,11 @@ class Run:
         if not self._started or (self._saved_step == self._state.step and not self._moved_since_saved()):
             return
         self._state.step += 1
-        until_s = time.monotonic() + CLOSE_DEADLINE_S
+        self._begin_patiently(time.monotonic() + CLOSE_DEADLINE_S)
+
+    def _begin_patiently(self, until_s: float) -> None:
+        """Begin the attempt's last snapshot; wait for room until then."""
+        self._state.is_last = True
         while (reason := self._begin_snapshot()) is not None:
             if reason not in _WAIT_REASONS or time.monotonic() > until_s:
                 self._skip(reason)

@@ -1,5 +1,6 @@
-"""The run's own part of the state: how far it is."""
+"""The run's own part of the state: how far it is, and what it has learnt."""
 
+from collections.abc import Callable
 from typing import cast
 
 from ..core.errors import StateMismatchError
@@ -10,39 +11,51 @@ RUN_COMPONENT = "everstep"
 
 
 class RunState:
-    """Steps, epochs and the end; a component like the user's objects."""
+    """Steps, epochs and the end; a component like the user's objects.
+
+    `learnt` gives what the frequency controller keeps for the next attempt.
+    """
 
     name = RUN_COMPONENT
 
-    def __init__(self) -> None:
+    def __init__(self, learnt: Callable[[], object]) -> None:
+        self._learnt = learnt
         self.step = 0
         """Boundaries passed along the lineage."""
         self.epoch = 0
         """Epoch that `epochs()` is in, or begins with."""
         self.finished = False
         """`epochs()` came to its end."""
+        self.is_last = False
+        """The checkpoint that is taken is the last one of this attempt, which ends by itself."""
+        self.restored_last = False
+        """The restored checkpoint was such a one."""
+        self.restored_learnt: object = None
+        """What its frequency controller kept; None: nothing."""
 
     checks_bytes = False
 
     def capture(self, sink: Sink) -> None:
-        """Add the numbers."""
-        sink.value({"step": self.step, "epoch": self.epoch, "finished": self.finished})
+        """Add the record."""
+        place: dict[str, object] = {"step": self.step, "epoch": self.epoch, "finished": self.finished}
+        sink.value(place | {"last": self.is_last, "pace": self._learnt()})
 
     def check(self, stored: StoredState) -> None:
-        """Raise StateMismatchError unless the checkpoint holds them."""
+        """Raise StateMismatchError unless the checkpoint holds it."""
         self._read(stored)
 
     def apply(self, stored: StoredState) -> None:
-        """Take them over."""
-        self.step, self.epoch, self.finished = self._read(stored)
+        """Take it over."""
+        self.step, self.epoch, self.finished, self.restored_last, self.restored_learnt = self._read(stored)
 
     @staticmethod
-    def _read(stored: StoredState) -> tuple[int, int, bool]:
+    def _read(stored: StoredState) -> tuple[int, int, bool, bool, object]:
         values = stored.values(RUN_COMPONENT)
         try:
             document = cast("dict[str, int]", values)
-            return int(document["step"]), int(document["epoch"]), bool(document["finished"])
-        except (TypeError, KeyError, ValueError) as error:
+            place = int(document["step"]), int(document["epoch"]), bool(document["finished"])
+            return *place, bool(document.get("last", False)), document.get("pace")
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise StateMismatchError(
                 f"the checkpoint's own record is not readable: {values!r:.200}"
             ) from error

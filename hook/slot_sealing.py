@@ -1,15 +1,14 @@
 """What the daemon hears of one snapshot: announced early where that pays, then segment by segment, and sealed."""
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from ..checkpoint.draft_format import encode_draft
+from ..checkpoint.draft_format import DraftEncoder
 from ..checkpoint.layout_plan import Layout
 from ..checkpoint.manifest_types import Draft
 from ..core.errors import StateTypeError
 from ..proto import frames
-from .copier import Move
 from .link import Link
 from .mapped_arena import MappedArena
 
@@ -25,6 +24,7 @@ class SlotSealing:
     arena: MappedArena
     slot: int
     layout: Layout
+    encoder: DraftEncoder
     make_draft: Callable[[], Draft]
     _at_once: list[int] = field(default_factory=list[int])
     """Segments without a move: whole from the start."""
@@ -35,13 +35,12 @@ class SlotSealing:
     """With its size and digest, once it lies in the slot."""
     _is_announced: bool = False
 
-    def plan(self, moves: Sequence[Move], elsewhere: Collection[int]) -> None:
-        """Take what is to be moved, and the segments (`elsewhere`) that are whole only when all has ended."""
-        moved = {move.segment for move in moves}
+    def plan(self, moved: Collection[int], size_bytes: int, elsewhere: Collection[int]) -> None:
+        """Take the segments moved into, by how many bytes, and those (`elsewhere`) that are whole only at the end."""
         numbers = {segment.segment for segment in self.layout.segments}
         self._at_end = elsewhere
-        self._at_once = sorted(numbers - moved - set(elsewhere))
-        self._pays = len(moved) > 1 and sum(move.size_bytes for move in moves) >= ANNOUNCE_BYTES_MIN
+        self._at_once = sorted(numbers - set(moved) - set(elsewhere))
+        self._pays = len(moved) > 1 and size_bytes >= ANNOUNCE_BYTES_MIN
 
     def begin(self) -> None:
         """Before the first move: announce the snapshot.
@@ -91,16 +90,20 @@ class SlotSealing:
             )
         )
 
+    def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """Return so many bytes of the slot."""
+        begin = self.arena.slot_address(self.slot) - self.arena.address
+        return self.arena.view(begin + offset_bytes, size_bytes)
+
     def _written(self) -> tuple[Draft, int, str]:
         """Return the draft, which now lies in the slot, with its size and digest."""
         if self._draft is None:
             draft = self.make_draft()
-            content = encode_draft(draft)
+            content = self.encoder.encode(draft)
             if len(content) > self.layout.draft_capacity_bytes:
                 raise StateTypeError(
                     f"the manifest takes {len(content)} bytes, more than {self.layout.draft_capacity_bytes}"
                 )
-            begin = self.arena.slot_address(self.slot) - self.arena.address + self.layout.draft_offset_bytes
-            self.arena.view(begin, len(content))[:] = content
+            self.view(self.layout.draft_offset_bytes, len(content))[:] = content
             self._draft = (draft, len(content), hashlib.sha256(content).hexdigest())
         return self._draft

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
+from ..checkpoint.draft_format import DraftEncoder
 from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.value_format import dump_values
@@ -16,14 +17,16 @@ from ..core.ids import CheckpointId
 from ..proto import frames
 from .capture import StateCapture, capture_state
 from .client import Answer
-from .copier import Copier, CopyJob, Move, Unchanged
+from .copier import Copier, CopyJob
 from .cuda_copy import CudaCopies
+from .debug_check import SlotCheck
+from .gather import copy
 from .link import Link
 from .mapped_arena import MappedArena
 from .report import CostBook
+from .slot_places import Places
 from .slot_sealing import SlotSealing
-from .state_protocol import Captured, Laziness, TensorLeaf
-from .tensor_bytes import memmove
+from .state_protocol import Captured
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +45,6 @@ class SnapshotFacts:
     notes: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A piece's place: bytes [offset_in_leaf, +size) of leaf number `leaf` go to `slot_offset`, in a segment."""
-
-    leaf: int
-    offset_in_leaf_bytes: int
-    size_bytes: int
-    slot_offset_bytes: int
-    segment: int
-
-
 class Snapshotter:
     """Owns the arena's mapping and the copy thread. `begin`, `guard` and `close` run on the training thread."""
 
@@ -65,6 +57,7 @@ class Snapshotter:
         world_size: int,
         slot_count: int,
         replicated: bool,
+        debug: bool,
         costs: CostBook,
         on_sealed: Callable[[CheckpointId], None],
         on_failed: Callable[[CheckpointId, str], None],
@@ -72,6 +65,7 @@ class Snapshotter:
         self._link, self._components, self._costs = link, components, costs
         self._rank, self._world_size, self._slot_count = rank, world_size, slot_count
         self._replicated = replicated and world_size > 1
+        self._debug = debug
         self._on_sealed, self._on_failed = on_sealed, on_failed
         self._lock = threading.Lock()
         self._arena: MappedArena | None = None
@@ -79,7 +73,8 @@ class Snapshotter:
         self._last: StateCapture | None = None
         self._layout: Layout | None = None
         self._layout_of_what: object = None
-        self._placed: list[_Placed] = []
+        self._places: Places | None = None
+        self._encoder = DraftEncoder()
         self._copier = Copier()
         self._cuda = CudaCopies()
         self._stale: list[MappedArena] = []
@@ -89,6 +84,11 @@ class Snapshotter:
         """Tell whether a snapshot is being copied or sealed, or the daemon allocates an arena."""
         with self._lock:
             return self._copier.busy or (self._asked is not None and not self._asked[1].done())
+
+    @property
+    def copying(self) -> bool:
+        """Tell whether a snapshot is being copied or sealed."""
+        return self._copier.busy
 
     # -- arena
 
@@ -221,7 +221,11 @@ class Snapshotter:
             )
         except EverstepError:
             return NO_DAEMON
-        self._copy(capture, layout, arena, slot, facts=facts, values=values)
+        try:
+            self._copy(capture, layout, arena, slot, facts=facts, values=values)
+        except EverstepError as error:
+            self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
+            return error.message
         return None
 
     def guard(self) -> float:
@@ -252,17 +256,25 @@ class Snapshotter:
 
     def _layout_of(self, capture: StateCapture, values_size_bytes: int) -> Layout:
         """Return the layout of this structure; computed anew only when the structure or the values' room changes."""
-        specs = tuple(leaf.spec for leaf in capture.leaves)
-        segment_count = segment_count_for(specs, len(self._link.devices))
-        what, known = (specs, capture.aliases, segment_count), self._layout
+        devices = len(self._link.devices)
+        what, known = (capture.specs, capture.aliases, devices), self._layout
         if known is not None and what == self._layout_of_what and known.has_room_for(values_size_bytes):
             return known
+        specs = capture.specs
         leaves = [replace(spec, replicas=self._world_size) for spec in specs] if self._replicated else specs
         layout = plan_layout(
-            leaves, capture.aliases, segment_count=segment_count, values_size_bytes=values_size_bytes
+            leaves,
+            capture.aliases,
+            segment_count=segment_count_for(specs, devices),
+            values_size_bytes=values_size_bytes,
         )
-        self._layout, self._layout_of_what, self._placed = layout, what, _places(layout)
+        self._layout, self._layout_of_what, self._encoder = layout, what, DraftEncoder()
         return layout
+
+    def _places_for(self, layout: Layout, capture: StateCapture) -> Places:
+        if self._places is None or not self._places.serve(layout, capture):
+            self._places = Places(layout, capture)
+        return self._places
 
     def _copy(
         self,
@@ -274,53 +286,48 @@ class Snapshotter:
         facts: SnapshotFacts,
         values: bytes,
     ) -> None:
-        base = arena.slot_address(slot)
-        moves: list[Move] = []
-        largest, eager_bytes = (0, ""), 0
-        for place in self._placed:
-            leaf = capture.leaves[place.leaf]
-            eager = leaf.laziness is Laziness.EAGER
-            if leaf.tensor.is_cuda:
-                offset = base - arena.address + place.slot_offset_bytes
-                target = arena.view(offset, place.size_bytes)
-                self._cuda.copy(target, leaf.tensor, place.offset_in_leaf_bytes, eager=eager)
-            else:
-                source = leaf.tensor.data_ptr() + place.offset_in_leaf_bytes
-                move = Move(base + place.slot_offset_bytes, source, place.size_bytes, place.segment)
-                if eager:
-                    memmove(move.target, move.source, move.size_bytes)
-                else:
-                    moves.append(move)
-            if eager:
-                eager_bytes += place.size_bytes
-                largest = max(largest, (place.size_bytes, leaf.spec.name))
+        base, leaves, places = arena.slot_address(slot), capture.leaves, self._places_for(layout, capture)
+        for place, eager in places.cuda:
+            target = arena.view(base - arena.address + place.slot_offset_bytes, place.size_bytes)
+            tensor = leaves[place.leaf].tensor
+            self._cuda.copy(target, tensor, place.offset_in_leaf_bytes, eager=eager)
+        for moves in places.eager.at(capture.addresses, base):
+            copy(moves)
         sealing = SlotSealing(
             link=self._link,
             arena=arena,
             slot=slot,
             layout=layout,
+            encoder=self._encoder,
             make_draft=lambda: self._draft(layout, facts, values),
         )
-        on_cuda = (place.segment for place in self._placed if capture.leaves[place.leaf].tensor.is_cuda)
-        sealing.plan(moves, set(on_cuda))
+        sealing.plan(
+            places.lazy.segments, places.lazy.size_bytes, {place.segment for place, _ in places.cuda}
+        )
+        check = SlotCheck(leaves, places.all_lazy) if self._debug else None
         wait_cuda = self._cuda.record()
-        self._costs.eager_bytes, self._costs.largest_eager_leaf = eager_bytes, largest[1]
+        self._costs.eager_bytes = places.eager_bytes
+        self._costs.largest_eager_leaf = places.largest_eager_leaf
         job = CopyJob(
-            moves=moves,
-            unchanged=[_unchanged(leaf) for leaf in capture.leaves if leaf.laziness is Laziness.FROZEN],
-            keep_alive=[leaf.tensor for leaf in capture.leaves],
+            moves=places.lazy.at(capture.addresses, base),
+            unchanged=places.unchanged(capture),
+            keep_alive=places.memory(capture),
             begin=sealing.begin,
             copied=sealing.copied,
             wait_cuda=wait_cuda,
-            finish=lambda: self._seal(job, sealing, facts.checkpoint),
+            finish=lambda: self._seal(job, sealing, facts.checkpoint, check),
             fail=lambda error: self._drop(arena, slot, facts.checkpoint, error),
         )
         self._copier.submit(job)
 
     # -- on the copy thread
 
-    def _seal(self, job: CopyJob, sealing: SlotSealing, checkpoint: CheckpointId) -> None:
+    def _seal(
+        self, job: CopyJob, sealing: SlotSealing, checkpoint: CheckpointId, check: SlotCheck | None
+    ) -> None:
         self._costs.copy_s += job.copy_s
+        if check is not None:
+            check.compare(sealing.view)
         sealing.seal()
         self._costs.sealed += 1
         self._on_sealed(checkpoint)
@@ -346,30 +353,6 @@ class Snapshotter:
         self._on_failed(checkpoint, str(error))
 
 
-def _places(layout: Layout) -> list[_Placed]:
-    """Return where each piece goes in a slot, in the order of the segments."""
-    number = {leaf.name: index for index, leaf in enumerate(layout.leaves)}
-    begins = {
-        (plan.segment, entry.key): plan.slot_offset_bytes + plan.header_size_bytes + entry.begin
-        for plan in layout.segments
-        for entry in plan.entries
-    }
-    return [
-        _Placed(
-            number[piece.leaf],
-            piece.offset_in_leaf_bytes,
-            piece.size_bytes,
-            begins[piece.segment, piece.key],
-            piece.segment,
-        )
-        for piece in sorted(layout.pieces, key=lambda piece: piece.segment)
-    ]
-
-
 def _close_descriptor(asked: "Future[Answer]") -> None:
     if asked.exception() is None and (fd := asked.result()[1]) is not None:
         os.close(fd)
-
-
-def _unchanged(leaf: TensorLeaf) -> Unchanged:
-    return Unchanged(leaf.spec.name, leaf.tensor, leaf.tensor.data_ptr(), leaf.tensor._version)

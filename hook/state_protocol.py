@@ -1,8 +1,9 @@
 """What a component of the training state is, and how it hands its leaves and values to a capture."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -68,6 +69,27 @@ class Captured(Protocol):
 
     def capture(self, sink: Sink) -> None:
         """Hand over every leaf and the document, as they are now. Changes nothing."""
+        ...
+
+
+class Watch(Protocol):
+    """Proof of what a walk found, by a number of Python operations that does not grow with the state."""
+
+    def holds(self) -> bool:
+        """Tell whether another walk would find the same leaves. False is always allowed, and costs the walk."""
+        ...
+
+
+@runtime_checkable
+class Walked(Captured, Protocol):
+    """One most of whose leaves hang in containers that stay as they are between boundaries: `walk`, then `rest`."""
+
+    def walk(self, sink: Sink) -> Sequence[Watch]:
+        """Hand over the leaves that hang in containers; return what proves later that they still hang there."""
+        ...
+
+    def rest(self, sink: Sink) -> None:
+        """Hand over every other leaf, as it is now, and the document, by what the last walk found."""
         ...
 
 

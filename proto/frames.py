@@ -6,10 +6,11 @@ Every request that wants an answer carries a `request_id` chosen by the client; 
 """
 
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -17,6 +18,9 @@ FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
 
 HELLO_SIZE_BYTES_MAX = 4096
 """What an unknown peer may make the daemon buffer."""
+
+ShortText = Annotated[str, msgspec.Meta(max_length=500)]
+"""For people, kept by the daemon."""
 
 
 class Role(Enum):
@@ -208,6 +212,24 @@ class Complete(msgspec.Struct, frozen=True, tag="complete"):
     step: int
 
 
+class Costs(msgspec.Struct, frozen=True, tag="costs"):
+    """What checkpoints have cost this rank since it attached, in seconds, and how often they are taken now, and why."""
+
+    train_s: float
+    boundary_s: float
+    """Training stood still at boundaries."""
+    guard_s: float
+    """Optimizers waited for a copy to end."""
+    slower_s: float
+    """Steps took longer beside a copy or a write than without, altogether; 0 while nobody knows."""
+    skipped_count: int
+    """Due checkpoints that were not taken."""
+    interval_steps: int
+    reason: ShortText
+    goal_missed: ShortText
+    """Why the work that may be lost at most cannot be kept; empty: it can, or nobody asked."""
+
+
 class Detach(msgspec.Struct, frozen=True, tag="detach"):
     """The client ends cleanly; answered when everything it sealed is committed or has failed."""
 
@@ -239,6 +261,7 @@ Request = (
     | SealedEverywhere
     | GiveUp
     | Complete
+    | Costs
     | Detach
     | HandOver
 )
@@ -254,6 +277,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     """Why it is not well; empty when it is."""
     write_bytes_per_s: float
     """As measured; 0 while nobody knows."""
+    capacity_bytes: int
+    """Of its file system, divided among the devices on it; 0 where nobody knows."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -397,6 +422,8 @@ class Persisted(msgspec.Struct, frozen=True, tag="persisted"):
     size_bytes: int
     persist_s: float
     """From sealed to acknowledged, every fsync and manifest included."""
+    devices_s: float
+    """From first byte to last sync on the slowest of its devices: for it and for what was written at the same time."""
     under_replicated: bool
     """The manifest could not be written to every device; recovery repairs it."""
 

@@ -160,7 +160,7 @@ class RankStatus(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., state: _Optional[_Union[RankState, str]] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "run_id", "owner_uid", "attempt", "world_size", "ranks", "complete_floor", "retention")
+    __slots__ = ("name", "run_id", "owner_uid", "attempt", "world_size", "ranks", "complete_floor", "retention", "pace")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_UID_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class RunStatus(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FLOOR_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     name: str
     run_id: str
     owner_uid: int
@@ -177,7 +178,22 @@ class RunStatus(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
     complete_floor: str
     retention: Retention
-    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+    pace: Pace
+    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("interval_steps", "reason", "goal_missed", "cost_share", "skipped_count")
+    INTERVAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GOAL_MISSED_FIELD_NUMBER: _ClassVar[int]
+    COST_SHARE_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    interval_steps: int
+    reason: str
+    goal_missed: str
+    cost_share: float
+    skipped_count: int
+    def __init__(self, interval_steps: _Optional[int] = ..., reason: _Optional[str] = ..., goal_missed: _Optional[str] = ..., cost_share: _Optional[float] = ..., skipped_count: _Optional[int] = ...) -> None: ...
 
 class Retention(_message.Message):
     __slots__ = ("last", "every_steps", "every", "own")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.checkpoint.draft_format import decode_draft, encode_draft, written_pieces
+from everstep.checkpoint.draft_format import DraftEncoder, decode_draft, encode_draft, written_pieces
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_format import (
@@ -148,6 +148,19 @@ def test_overview_is_the_manifest_with_its_first_leaves() -> None:
         assert overview.leaf_count == len(manifest.leaves)
         assert (overview.aliases, overview.segments) == (manifest.aliases, manifest.segments)
         assert (overview.run_id, overview.checkpoint) == (manifest.run_id, manifest.checkpoint)
+
+
+def test_one_encoder_for_the_drafts_of_a_layout_gives_each_its_own_facts() -> None:
+    first, encoder = make_draft(), DraftEncoder()
+    second = replace(
+        first, checkpoint=CheckpointId(8, 9), parent=None, values=b'{"more":[1]}', notes={"a": "b"}
+    )
+    assert [encoder.encode(draft) for draft in (first, second, first)] == [
+        encode_draft(draft) for draft in (first, second, first)
+    ]
+    assert decode_draft(encoder.encode(second)).checkpoint == CheckpointId(8, 9)
+    with pytest.raises(AssertionError):
+        encoder.encode(make_draft())
 
 
 def test_draft_reads_back_and_holds_together() -> None:

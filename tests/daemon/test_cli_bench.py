@@ -13,8 +13,8 @@ import pytest
 
 from everstep.checkpoint.io_sweep import sweep
 from everstep.core.errors import ConfigError, NoSpaceError
-from everstep.daemon.cli_bench import plot
 from everstep.daemon.config import DaemonConfig, load_config
+from everstep.daemon.plot_child import plot
 
 EVERSTEP = Path(sys.executable).with_name("everstep")
 SHORT = ("--seconds", "0.2", "--size-mib", "16")
@@ -125,7 +125,7 @@ def picture_document() -> dict[str, Any]:
 
 def test_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pip install 'everstep[plot]'")
-    plot(picture_document(), tmp_path / "io.png")
+    plot(picture_document(), tmp_path / "io.png", "bench_plot")
     content = (tmp_path / "io.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     width, height = (int.from_bytes(content[at : at + 4]) for at in (16, 20))

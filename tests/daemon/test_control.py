@@ -29,7 +29,7 @@ from everstep.daemon.control_client import ControlClient, connected
 from everstep.daemon.slot_machine import SlotState
 from everstep.daemon.testing import FakeTrainer, daemon_process
 from everstep.daemon.verifier import Restrained, StoppedError
-from everstep.daemon.views import CheckpointStatus, DeviceStatus, RankState
+from everstep.daemon.views import CheckpointStatus, DeviceStatus, PaceView, RankState
 from everstep.proto import frames, node_pb2_grpc
 from everstep.proto import node_pb2 as pb
 
@@ -207,6 +207,19 @@ class TestErrors:
         assert str(socket_path) in str(caught.value)
 
 
+def costs(*, train_s: float, guard_s: float) -> frames.Costs:
+    return frames.Costs(
+        train_s=train_s,
+        boundary_s=0.0,
+        guard_s=guard_s,
+        slower_s=-1.0,
+        skipped_count=2,
+        interval_steps=120,
+        reason="bound by the budget: 5 ms stall / 3.5 %",
+        goal_missed="no way",
+    )
+
+
 class TestStatus:
     def test_what_a_run_wants_kept_is_shown(
         self, client: ControlClient, trainer: FakeTrainer, devices: list[Path]
@@ -220,6 +233,33 @@ class TestStatus:
         assert (
             f"{RUN} keeps last 5, one every 1000 steps, one every 6h, as its trainer says" in said.getvalue()
         )
+
+    def test_how_often_a_run_takes_checkpoints_is_shown_with_its_reason_and_cost(
+        self, client: ControlClient, trainer: FakeTrainer, devices: list[Path]
+    ) -> None:
+        trainer.open_run(devices, name=RUN)
+        assert client.status().runs[0].pace is None
+        trainer.send(costs(train_s=105.0, guard_s=5.0))
+        trainer.begin_attempt(1)  # answered after what was sent before
+        status = client.status()
+        (run,) = status.runs
+        assert run.pace is not None
+        assert run.pace == PaceView(
+            interval_steps=120,
+            reason="bound by the budget: 5 ms stall / 3.5 %",
+            goal_missed="no way",
+            cost_share=run.pace.cost_share,
+            skipped_count=2,
+        )
+        assert run.pace.cost_share == pytest.approx(0.05)
+        said = io.StringIO()
+        cli_render.status(Console(file=said, width=160), status)
+        assert (
+            f"{RUN} takes a checkpoint every 120 steps, bound by the budget: 5 ms stall / 3.5 %"
+            in said.getvalue()
+        )
+        assert "they cost 5.00 %, 2 skipped" in said.getvalue()
+        assert f"{RUN}: no way" in said.getvalue()
 
     def test_an_idle_daemon_has_nothing_to_show(self, client: ControlClient, socket_path: Path) -> None:
         status = client.status()

@@ -79,3 +79,14 @@ def test_a_private_daemon_ends_once_the_last_memory_is_given_back(
         crash(socket_path, devices, name="run")
         assert daemon.wait(10) == 0
     assert given_back(socket_path)
+
+
+def test_a_trainer_that_dies_before_its_first_snapshot_leaves_nothing_to_wait_for(
+    socket_path: Path, devices: list[Path]
+) -> None:
+    with daemon_process(socket_path, linger_s=600) as daemon:
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices, name="run")
+            trainer.begin_attempt(1)
+            trainer.make_arena(trainer.layout()).close()
+        assert daemon.wait(10) == 0

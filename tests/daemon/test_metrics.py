@@ -75,3 +75,31 @@ def test_a_port_in_use_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"metrics.port {port}"):
             Metrics("test").serve(port)
+
+
+def test_what_checkpoints_cost_is_summed_over_ranks_and_never_falls() -> None:
+    def costs(train_s: float, slower_s: float, skipped: int) -> frames.Costs:
+        return frames.Costs(
+            train_s=train_s,
+            boundary_s=1.0,
+            guard_s=2.0,
+            slower_s=slower_s,
+            skipped_count=skipped,
+            interval_steps=1,
+            reason="",
+            goal_missed="",
+        )
+
+    metrics = Metrics("1.2.3")
+    first, second = costs(100.0, 3.0, 1), costs(150.0, 2.5, 4)
+    metrics.add_costs(None, first)
+    metrics.add_costs(first, second)
+    metrics.add_costs(None, first)
+    value = metrics.registry.get_sample_value
+    assert value("everstep_training_seconds_total") == 250.0
+    parts = [
+        value("everstep_checkpoint_cost_seconds_total", {"part": part})
+        for part in ("boundary", "guard", "slower")
+    ]
+    assert parts == [2.0, 4.0, 6.0]
+    assert value("everstep_checkpoints_skipped_total") == 5

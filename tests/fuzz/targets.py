@@ -219,7 +219,7 @@ _REQUESTS = (
     ),
 )
 _REPLIES = (
-    frames.Persisted(attempt=2, step=40, size_bytes=1, persist_s=0.5, under_replicated=False),
+    frames.Persisted(attempt=2, step=40, size_bytes=1, persist_s=0.5, devices_s=0.4, under_replicated=False),
     frames.ManifestBytes(re=3, manifest=b"x" * 40),
 )
 _TAG = Tag(name="best so far", checkpoint=CHECKPOINT)

@@ -8,8 +8,9 @@ import torch
 
 from everstep.core.errors import EverstepError, UsageError
 from everstep.hook import copier as copier_module
-from everstep.hook.copier import Copier, CopyJob, Move, Unchanged
-from everstep.hook.tensor_bytes import memmove
+from everstep.hook.copier import Copier, CopyJob, Unchanged
+from everstep.hook.copy_plan import CopyPlan, Moves, Placed
+from everstep.hook.gather import copy
 
 
 @pytest.fixture
@@ -24,11 +25,11 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Holds every copy back until it is set."""
     opened = threading.Event()
 
-    def held(target: int, source: int, size_bytes: int) -> None:
+    def held(moves: Moves) -> None:
         assert opened.wait(20)
-        memmove(target, source, size_bytes)
+        copy(moves)
 
-    monkeypatch.setattr(copier_module, "memmove", held)
+    monkeypatch.setattr(copier_module, "copy", held)
     return opened
 
 
@@ -50,7 +51,7 @@ def nothing() -> None: ...
 def job(
     outcome: Outcome,
     pairs: list[tuple[torch.Tensor, torch.Tensor]],
-    unchanged: list[Unchanged] | None = None,
+    unchanged: Unchanged | None = None,
     *,
     wait_cuda: Callable[[], None] = nothing,
     finish: Callable[[], None] | None = None,
@@ -58,15 +59,15 @@ def job(
     segments: list[int] | None = None,
 ) -> CopyJob:
     """Copy each first tensor into the second, in segments of their own unless said otherwise."""
-    places = segments or range(len(pairs))
+    plan = CopyPlan(
+        Placed(index, 0, of.nbytes, into.data_ptr(), segment)
+        for index, ((of, into), segment) in enumerate(zip(pairs, segments or range(len(pairs)), strict=True))
+    )
     return CopyJob(
-        moves=[
-            Move(into.data_ptr(), of.data_ptr(), of.nbytes, segment)
-            for (of, into), segment in zip(pairs, places, strict=True)
-        ],
+        moves=plan.at([of.data_ptr() for of, _ in pairs], 0),
         begin=begin,
         copied=outcome.copied.append,
-        unchanged=unchanged or [],
+        unchanged=unchanged or Unchanged([], [], []),
         keep_alive=[tensor for pair in pairs for tensor in pair],
         wait_cuda=wait_cuda,
         finish=finish or outcome.seal,
@@ -75,7 +76,7 @@ def job(
 
 
 def watched(name: str, tensor: torch.Tensor) -> Unchanged:
-    return Unchanged(name, tensor, tensor.data_ptr(), tensor._version)
+    return Unchanged([name], [tensor], [tensor.data_ptr()])
 
 
 def test_after_the_guard_the_sources_may_change(copier: Copier) -> None:
@@ -130,7 +131,7 @@ class TestUnchanged:
         self, copier: Copier, gate: threading.Event
     ) -> None:
         frozen, outcome = torch.ones(4), Outcome()
-        copier.submit(job(outcome, [(frozen, torch.zeros(4))], [watched("model.frozen", frozen)]))
+        copier.submit(job(outcome, [(frozen, torch.zeros(4))], watched("model.frozen", frozen)))
         frozen.add_(1)
         gate.set()
         assert copier.drain(20)
@@ -142,7 +143,7 @@ class TestUnchanged:
 
     def test_a_leaf_that_moved_drops_it_too(self, copier: Copier, gate: threading.Event) -> None:
         frozen, outcome = torch.ones(4), Outcome()
-        copier.submit(job(outcome, [(frozen, torch.zeros(4))], [watched("model.frozen", frozen)]))
+        copier.submit(job(outcome, [(frozen, torch.zeros(4))], watched("model.frozen", frozen)))
         frozen.data = torch.ones(4)
         gate.set()
         assert copier.drain(20)
@@ -155,7 +156,7 @@ class TestUnchanged:
             job(
                 outcome,
                 [(frozen, into)],
-                [watched("model.frozen", frozen)],
+                watched("model.frozen", frozen),
                 wait_cuda=lambda: assert_set(sealing),
             )
         )
@@ -172,7 +173,7 @@ class TestUnchanged:
             job(
                 outcome,
                 [(frozen, torch.zeros(4))],
-                [watched("model.frozen", frozen)],
+                watched("model.frozen", frozen),
                 wait_cuda=lambda: assert_set(sealing),
             )
         )

@@ -3,11 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.checkpoint.frequency_machine import FixedInterval
 from everstep.hook.horizon_machine import Horizon, Planner
 
 
 def test_multiples_of_the_interval_are_due() -> None:
-    planner, horizon = Planner(every=5), Horizon()
+    planner, horizon = Planner(due=FixedInterval(5).due), Horizon()
     horizon.receive(planner.first(0))
     due: list[int] = []
     for step in range(1, 30):
@@ -20,7 +21,7 @@ def test_multiples_of_the_interval_are_due() -> None:
 
 
 def test_a_request_becomes_a_boundary_that_no_rank_has_passed() -> None:
-    planner = Planner(every=1000)
+    planner = Planner(due=FixedInterval(1000).due)
     plan = planner.first(0)
     following = planner.next(requested=True)
     assert following.start == plan.horizon
@@ -36,7 +37,7 @@ def test_a_request_becomes_a_boundary_that_no_rank_has_passed() -> None:
 def test_every_rank_takes_the_same_checkpoints_however_late_it_reads(
     start: int, every: int, requests: list[bool], lags: list[int]
 ) -> None:
-    planner = Planner(every=every)
+    planner = Planner(due=FixedInterval(every).due)
     plans = [planner.first(start), *(planner.next(requested=asked) for asked in requests)]
     taken: list[list[int]] = []
     for lag in lags:

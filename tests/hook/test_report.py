@@ -2,22 +2,34 @@
 
 import pytest
 
+from everstep.checkpoint.frequency_machine import FixedInterval
 from everstep.core.ids import CheckpointId
-from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook
+from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook, Report
+
+
+def report_of(book: CostBook) -> Report:
+    return book.report(FixedInterval(10).decision)
+
+
+def pass_boundary(
+    book: CostBook, arrived_s: float, left_s: float, *, opens_busy: bool, guard_s: float
+) -> None:
+    book.arrived(arrived_s, guard_s=guard_s)
+    book.left(left_s, opens_busy=opens_busy)
 
 
 def walked(book: CostBook, steps: list[tuple[float, bool]], stall_s: float = 0.0) -> None:
     """Pass a first boundary, then one after each (seconds, busy); each but the first takes `stall_s`."""
     now_s, opens = 100.0, [busy for _, busy in steps] + [False]
-    book.boundary(now_s, now_s, opens_busy=opens[0], guard_s=0.0)
+    pass_boundary(book, now_s, now_s, opens_busy=opens[0], guard_s=0.0)
     for (step_s, _), opens_busy in zip(steps, opens[1:], strict=True):
         now_s += step_s
-        book.boundary(now_s, now_s + stall_s, opens_busy=opens_busy, guard_s=0.0)
+        pass_boundary(book, now_s, now_s + stall_s, opens_busy=opens_busy, guard_s=0.0)
         now_s += stall_s
 
 
 def test_before_anything_happened_all_is_zero() -> None:
-    report = CostBook().report()
+    report = report_of(CostBook())
     assert (report.steps, report.stall_s, report.stall_per_checkpoint_s, report.slowdown) == (
         0,
         0.0,
@@ -31,13 +43,13 @@ def test_the_last_complete_is_the_newest_whichever_ended_last() -> None:
     book = CostBook()
     for step in (9, 12, 10):
         book.completed(CheckpointId(2, step))
-    assert (book.report().checkpoints_complete, book.report().last_complete) == (3, "2.12")
+    assert (report_of(book).checkpoints_complete, report_of(book).last_complete) == (3, "2.12")
 
 
 def test_busy_and_quiet_steps_are_told_apart_by_their_medians() -> None:
     book = CostBook()
     walked(book, [(1.0, False), (1.0, False), (9.0, False), (1.5, True), (1.5, True)])
-    report = book.report()
+    report = report_of(book)
     assert report.steps == 6
     assert report.step_quiet_s == pytest.approx(1.0)
     assert report.step_busy_s == pytest.approx(1.5)
@@ -49,10 +61,10 @@ def test_busy_and_quiet_steps_are_told_apart_by_their_medians() -> None:
 
 def test_the_guards_wait_is_stall_and_no_part_of_the_step() -> None:
     book = CostBook()
-    book.boundary(0.0, 0.0, opens_busy=True, guard_s=0.0)
-    book.boundary(1.25, 1.25, opens_busy=False, guard_s=0.25)
+    pass_boundary(book, 0.0, 0.0, opens_busy=True, guard_s=0.0)
+    pass_boundary(book, 1.25, 1.25, opens_busy=False, guard_s=0.25)
     book.guard_s = 0.25
-    report = book.report()
+    report = report_of(book)
     assert report.step_busy_s == pytest.approx(1.0)
     assert report.stall_s == pytest.approx(0.25)
     assert report.train_s == pytest.approx(1.25)
@@ -61,7 +73,7 @@ def test_the_guards_wait_is_stall_and_no_part_of_the_step() -> None:
 def test_all_time_at_boundaries_is_stall_and_no_part_of_a_step() -> None:
     book = CostBook()
     walked(book, [(1.0, False)] * 4, stall_s=0.5)
-    report = book.report()
+    report = report_of(book)
     assert report.step_quiet_s == pytest.approx(1.0)
     assert report.train_s == pytest.approx(6.0)
     assert report.stall_s == report.boundary_s == pytest.approx(2.0)
@@ -70,43 +82,43 @@ def test_all_time_at_boundaries_is_stall_and_no_part_of_a_step() -> None:
 
 def test_the_first_boundary_counts_like_any_other() -> None:
     book = CostBook()
-    book.boundary(10.0, 10.5, opens_busy=False, guard_s=0.0)
-    book.boundary(11.5, 11.5, opens_busy=False, guard_s=0.0)
-    assert book.report().train_s == pytest.approx(1.5)
-    assert book.report().slowdown == pytest.approx(0.5)
+    pass_boundary(book, 10.0, 10.5, opens_busy=False, guard_s=0.0)
+    pass_boundary(book, 11.5, 11.5, opens_busy=False, guard_s=0.0)
+    assert report_of(book).train_s == pytest.approx(1.5)
+    assert report_of(book).slowdown == pytest.approx(0.5)
 
 
 def test_while_only_one_kind_of_step_is_known_nothing_is_made_up() -> None:
     book = CostBook()
     walked(book, [(1.0, True)] * 3)
-    assert book.report().slower_steps_s == 0.0
-    assert (book.report().quiet_steps, book.report().busy_steps) == (0, 3)
+    assert report_of(book).slower_steps_s == 0.0
+    assert (report_of(book).quiet_steps, report_of(book).busy_steps) == (0, 3)
 
 
 def test_steps_that_were_faster_beside_a_copy_do_not_make_training_faster() -> None:
     book = CostBook()
     walked(book, [(2.0, False), (1.0, True)])
-    assert book.report().slower_steps_s < 0
-    assert book.report().slowdown == 0.0
+    assert report_of(book).slower_steps_s < 0
+    assert report_of(book).slowdown == 0.0
 
 
 def test_stall_per_checkpoint_is_of_those_sealed() -> None:
     book = CostBook()
     book.boundary_s, book.guard_s, book.sealed = 1.5, 0.5, 4
-    assert book.report().stall_per_checkpoint_s == pytest.approx(0.5)
+    assert report_of(book).stall_per_checkpoint_s == pytest.approx(0.5)
 
 
 def test_more_cost_than_time_is_no_slowdown_that_could_be_named() -> None:
     book = CostBook()
     book.boundary_s = 1.0
-    assert book.report().slowdown == 0.0
+    assert report_of(book).slowdown == 0.0
 
 
 def test_a_report_is_a_picture_of_its_moment() -> None:
     book = CostBook()
     book.skipped["no daemon"] += 1
     book.failures.append("1.5: full")
-    report = book.report()
+    report = report_of(book)
     book.skipped["no daemon"] += 1
     book.failures.append("1.6: full")
     assert report.skipped == {"no daemon": 1}
@@ -118,8 +130,27 @@ def test_a_long_run_keeps_a_bounded_past() -> None:
     walked(book, [(1.0, False)] * STEPS_KEPT + [(3.0, False)] * STEPS_KEPT)
     for number in range(FAILURES_KEPT + 5):
         book.failures.append(str(number))
-    report = book.report()
+    report = report_of(book)
     assert report.step_quiet_s == pytest.approx(3.0)
     assert report.steps == 2 * STEPS_KEPT + 1
     assert len(report.failures) == FAILURES_KEPT
     assert report.failures[-1] == str(FAILURES_KEPT + 4)
+
+
+def test_people_read_what_it_cost_and_why() -> None:
+    book = CostBook()
+    walked(book, [(1.0, False)] * 9 + [(1.5, True)] * 2, stall_s=0.1)
+    book.completed(CheckpointId(1, 10))
+    book.skipped["no daemon"] += 2
+    book.failures.append("1.5: full")
+    assert str(report_of(book)).splitlines() == [
+        "checkpoints     1 complete, the newest is 1.10",
+        "interval        10 steps, every=10, as asked",
+        "cost            19.09 % of 13.1 s of training",
+        "  boundaries    1.1 s, of it eager copies 0 us, other ranks 0 us",
+        "  guard         0 us in optimizers",
+        "  slower steps  1 s: 1.5 s instead of 1 s in 2 of 12 steps",
+        "copy thread     0 us, beside training",
+        "skipped         2 x no daemon",
+        "failed          1.5: full",
+    ]

@@ -18,8 +18,9 @@ import everstep
 from everstep.core.errors import StateTypeError
 from everstep.daemon.testing import daemon_process
 from everstep.hook import copier as copier_module
+from everstep.hook.copy_plan import Moves
+from everstep.hook.gather import copy
 from everstep.hook.run import Run
-from everstep.hook.tensor_bytes import memmove
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +42,15 @@ class Gate:
         self.open = threading.Event()
         self.open.set()
 
-    def memmove(self, target: int, source: int, size_bytes: int) -> None:
+    def copy(self, moves: Moves) -> None:
         assert self.open.wait(20)
-        memmove(target, source, size_bytes)
+        copy(moves)
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate()
-    monkeypatch.setattr(copier_module, "memmove", made.memmove)
+    monkeypatch.setattr(copier_module, "copy", made.copy)
     yield made
     made.open.set()
 

@@ -10,7 +10,12 @@ from everstep.proto.frames import DeviceCondition
 
 def info(name: str, condition: DeviceCondition, reason: str = "") -> frames.DeviceInfo:
     return frames.DeviceInfo(
-        device_id=name, path=f"/nvme/{name}", condition=condition, reason=reason, write_bytes_per_s=0.0
+        device_id=name,
+        path=f"/nvme/{name}",
+        condition=condition,
+        reason=reason,
+        write_bytes_per_s=0.0,
+        capacity_bytes=0,
     )
 
 
@@ -23,7 +28,7 @@ def test_each_change_of_a_device_is_told_once(caplog: pytest.LogCaptureFixture) 
             notes.take(frames.DevicesChanged(devices=devices))
             notes.take(frames.DevicesChanged(devices=devices))
     told = ("device /nvme/a is suspect: writing failed", "device /nvme/b is ok")
-    assert book.report().notes == told
+    assert tuple(book.notes) == told
     assert [record.message for record in caplog.records] == [
         f"storage_note run=demo: {each}" for each in told
     ]
@@ -34,5 +39,5 @@ def test_what_the_daemon_notes_stands_in_the_report_and_old_notes_go() -> None:
     notes = StorageNotes("demo", [], book)
     for number in range(FAILURES_KEPT + 1):
         notes.take(frames.Notice(code="", message=f"note {number}"))
-    kept = book.report().notes
+    kept = tuple(book.notes)
     assert (len(kept), kept[0], kept[-1]) == (FAILURES_KEPT, "note 1", f"note {FAILURES_KEPT}")

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import everstep
+from everstep.checkpoint.frequency_format import dump_decision
 from everstep.dataloader import DataLoader
 
 
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--storage", nargs="+", required=True)
     parser.add_argument("--name", default="small")
     parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--adaptive", action="store_true", help="the controller decides instead of --every")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--count", type=int, default=96)
     parser.add_argument("--workers", type=int, default=0)
@@ -98,7 +100,7 @@ def main() -> None:
             args.name,
             **state,
             storage=args.storage,
-            every=args.every,
+            every=None if args.adaptive else args.every,
             fresh=args.fresh,
             takeover=args.takeover,
             replicated=args.replicated,
@@ -156,6 +158,8 @@ def main() -> None:
         notes=list(report.notes),
         skipped=report.skipped,
         stall_s=report.stall_s,
+        taken=report.checkpoints_complete,
+        decision=dump_decision(report.decision),
     )
     if distributed:
         dist.destroy_process_group()

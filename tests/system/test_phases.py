@@ -24,8 +24,8 @@ BETWEEN = Phase("everstep.checkpoint.commit:manifest_of", 2)
 HALF = Phase("everstep.checkpoint.real_storage:RealStorage.rename_noreplace", 4, ".0.mf")
 """The second checkpoint's manifest is on one device of two."""
 COMPLETING = Phase("everstep.checkpoint.run_store:RunStore.set_complete_floor", 2)
-COPYING = Phase("everstep.hook.copier:memmove", 37)
-"""The small state has 18 lazy leaves, at first fewer: not the first snapshot."""
+COPYING = Phase("everstep.hook.copier:copy", 4)
+"""A call for each of two segments: not the first snapshot, whose state is smaller; half of it is copied."""
 LAST = Phase("everstep.checkpoint.commit:manifest_of", 1, "step=25")
 
 ATTACH_PHASES = {

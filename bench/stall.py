@@ -1,0 +1,198 @@
+"""make bench-stall: what a checkpoint costs training, beside copying the state once, and beside what others stop for.
+
+Ratios taken in one run (bench/paired.py), with real steps of a small GPT. `memcpy` is the state copied once by one
+thread into memory that has been written before: the least that any snapshot must do.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from gpt import Job, job_of
+from node import hook_daemon
+from paired import PAIRS_MIN, Row, interleaved, publish, ratios, row, write
+from persist_rows import scratch
+from rich.console import Console
+from stall_rivals import rivals
+
+import everstep
+from everstep.hook.run import Run
+from everstep.hook.tensor_bytes import memmove
+
+MIB = 2**20
+SIZES_MIB = (64, 512, 2048)
+BATCHES = {64: 4, 512: 2, 2048: 1}
+"""So that forward and backward take longer than the copy."""
+STALL_MAX, STALL_MAX_S = 0.10, 0.002
+WHOLE_MAX = 1.1
+BUDGET = 0.035
+NEVER = 10**9
+WHOLE_S = 90.0
+"""The whole cost of a checkpoint is the difference of two long times: of many pairs, as many as this allows."""
+CYCLE_MIN = 4
+"""Steps of one arm, at least; they must hold the copy and the write."""
+
+console = Console()
+
+
+class Memcpy:
+    """The state copied once into warm memory."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._targets = [
+            torch.zeros_like(each, memory_format=torch.contiguous_format) for each in job.tensors()
+        ]
+
+    def __call__(self) -> float:
+        """Return the seconds that it took."""
+        sources = self._job.tensors()
+        began_s = time.perf_counter()
+        for target, source in zip(self._targets, sources, strict=True):
+            memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
+        return time.perf_counter() - began_s
+
+
+class Trained:
+    """A job attached to everstep."""
+
+    def __init__(self, job: Job, run: Run) -> None:
+        self.job, self.run = job, run
+
+    def step(self) -> None:
+        """One iteration and its boundary."""
+        self.job.step()
+        self.run.step()
+
+    def stall_s(self) -> float:
+        """Return how long training stood still for one checkpoint: its boundary and the guard."""
+        before = self.run.report()
+        self.run.checkpoint()
+        self.step()
+        self.step()
+        assert self.run.wait()
+        after = self.run.report()
+        assert after.checkpoints_complete == before.checkpoints_complete + 1, after
+        return after.stall_s - before.stall_s
+
+    def steps_s(self, count: int, *, checkpoint: bool) -> float:
+        """Return the time of so many steps, the first of which ends with a checkpoint."""
+        began_s = time.perf_counter()
+        if checkpoint:
+            self.run.checkpoint()
+        for _ in range(count):
+            self.step()
+        took_s = time.perf_counter() - began_s
+        assert self.run.wait()
+        return took_s
+
+
+def stall_rows(name: str, trained: Trained, memcpy: Memcpy, folder: Path, pairs: int) -> list[Row]:
+    """Compare one checkpoint's stall with one copy of the state, and with what others stop for."""
+    found = interleaved(trained.stall_s, memcpy, pairs)
+    copy_s = statistics.median(theirs for _, theirs in found)
+    rows = [
+        row(
+            f"{name}: stall / memcpy",
+            ratios(found),
+            goal=max(STALL_MAX, STALL_MAX_S / copy_s),
+            at_most=True,
+        ),
+        row(f"{name}: stall", [ours * 1e3 for ours, _ in found], goal=None, unit="ms"),
+    ]
+    with rivals(trained.job, folder) as others:
+        for rival, stall in others.items():
+            stall()  # staging memory is made at its first use
+            pair = ratios(interleaved(trained.stall_s, stall, pairs))
+            rows.append(row(f"{name}: stall / {rival}", pair, goal=1.0, at_most=True))
+    return rows
+
+
+def whole_cost_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Row:
+    """Compare what a checkpoint adds to some steps, all told, with one copy of the state."""
+    count, cycle_s = _cycle(trained)
+    found = interleaved(
+        lambda: trained.steps_s(count, checkpoint=True),
+        lambda: trained.steps_s(count, checkpoint=False),
+        max(pairs, round(WHOLE_S / (2 * cycle_s))),
+    )
+    copy_s = statistics.median(memcpy() for _ in range(pairs))
+    costs = [(ours - theirs) / copy_s for ours, theirs in found]
+    return row(f"{name}: whole cost / memcpy, {count} steps", costs, goal=WHOLE_MAX, at_most=True)
+
+
+def _cycle(trained: Trained) -> tuple[int, float]:
+    """Return as many steps as one checkpoint and its write take, and some more; and the seconds that they take."""
+    began_s = time.perf_counter()
+    trained.run.checkpoint()
+    trained.step()
+    assert trained.run.wait()
+    held_s = time.perf_counter() - began_s
+    step_s = trained.steps_s(1, checkpoint=False)
+    count = max(CYCLE_MIN, round(1.5 * held_s / step_s))
+    return count, count * step_s
+
+
+def each_step_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Row:
+    """Compare training that takes a checkpoint at each step with training that takes none."""
+    count = CYCLE_MIN
+
+    def each() -> float:
+        began_s = time.perf_counter()
+        for _ in range(count):
+            trained.run.checkpoint()
+            trained.step()
+        took_s = time.perf_counter() - began_s
+        assert trained.run.wait()
+        return took_s
+
+    found = interleaved(each, lambda: trained.steps_s(count, checkpoint=False), pairs)
+    step_s = statistics.median(theirs for _, theirs in found) / count
+    allowed = memcpy() / (torch.get_num_threads() * step_s) + BUDGET
+    slower = [ratio - 1 for ratio in ratios(found)]
+    return row(f"{name}: slower with a checkpoint at each step", slower, goal=allowed, at_most=True)
+
+
+def measure(mib: int, place: Path, pairs: int) -> list[Row]:
+    """Return the rows of one size."""
+    job = job_of(mib * MIB, batch=BATCHES[mib])
+    name = f"{job.size_bytes / MIB:.0f} MiB"
+    memcpy = Memcpy(job)
+    memcpy()
+    with scratch(place) as folder, hook_daemon(folder):
+        storage = folder / "store"
+        storage.mkdir()
+        with everstep.attach(
+            "stall", model=job.model, optimizer=job.optimizer, storage=storage, every=NEVER
+        ) as run:
+            trained = Trained(job, run)
+            trained.step()
+            run.wait()  # the arena is there
+            trained.stall_s()
+            return [
+                *stall_rows(name, trained, memcpy, folder, pairs),
+                whole_cost_row(name, trained, memcpy, pairs),
+                each_step_row(name, trained, memcpy, pairs),
+            ]
+
+
+def main() -> int:
+    """Run the benchmark; exit status 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="a directory for checkpoints")
+    parser.add_argument("--mib", type=int, nargs="+", choices=SIZES_MIB, default=SIZES_MIB)
+    parser.add_argument("--pairs", type=int, default=PAIRS_MIN)
+    parser.add_argument("--output", type=Path, default=Path("build/bench/stall.json"))
+    args = parser.parse_args()
+    rows: list[Row] = []
+    for mib in args.mib:
+        rows += measure(mib, args.place, args.pairs)
+        write(rows, args.output)
+    return 0 if publish("everstep bench-stall", rows, args.output) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The mean of what is measured again and again, over as long a past as looks like the present. Pure.
+
+ADWIN (Bifet and Gavaldà, SDM'07): samples lie in blocks of doubling size; when those behind a cut differ from those
+before it by more than chance explains, those before it are forgotten. ADWIN's bound is for values of a known range;
+times have none, so the difference is judged by Student's t.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+from typing import NamedTuple
+
+SURE_Z = 1.96
+"""95 % of a normal distribution lie within so many deviations: what an interval of confidence means here."""
+DRIFT_Z = 4.0
+"""By chance one comparison of 16,000 comes as far; several are made with each sample."""
+DRIFT_SHARE = 0.005
+"""Changes below this share of the mean need samples, whatever the spread: clocks and rounding are no drift."""
+SINGLES_MAX, BLOCKS_PER_SIZE = 5, 2
+"""The newest samples lie singly, so that a change can be cut off cleanly; of larger blocks few are enough."""
+SAMPLES_MAX = 32768
+"""Older ones are forgotten: 30 % of noise is known to 0.3 % by then."""
+FEW = 32
+SURPRISE_Z = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A mean, and what it was taken of."""
+
+    mean: float
+    deviation: float = 0.0
+    """Of one sample, not of the mean."""
+    count: int = 0
+
+    @property
+    def half_width(self) -> float:
+        """Half of the 95 % interval of confidence of the mean; infinite while nobody knows."""
+        return self.half_width_at(SURE_Z)
+
+    def half_width_at(self, z: float) -> float:
+        """Return half of the interval that holds the mean as surely as `z` deviations of a normal distribution."""
+        if self.count < 2:
+            return math.inf
+        return student_t(z, self.count - 1) * self.deviation / math.sqrt(self.count)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval of confidence."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval of confidence."""
+        return self.mean + self.half_width
+
+
+def exactly(value: float) -> Spread:
+    """Return a value that is known, not measured."""
+    return Spread(mean=value, deviation=0.0, count=2)
+
+
+def student_t(z: float, freedom: int) -> float:
+    """Return the quantile of Student's t that is as rare as `z` of a normal distribution.
+
+    The approximation of Peizer and Pratt (JASA 1968), within 1 %; exact for one degree of freedom.
+    """
+    assert freedom >= 1
+    if freedom == 1:
+        return 1 / math.tan(math.pi * math.erfc(z / math.sqrt(2)) / 2)
+    scale = (freedom - 5 / 6) / (freedom - 2 / 3 + 0.1 / freedom) ** 2
+    return math.sqrt(freedom * math.expm1(z * z * scale))
+
+
+class Block(NamedTuple):
+    """Some samples in a row, by what is needed of them."""
+
+    samples: int
+    mean: float
+    squares: float
+    """Sum of squared differences from the mean."""
+
+    @property
+    def variance(self) -> float:
+        """Of one sample."""
+        return self.squares / (self.samples - 1) if self.samples > 1 else 0.0
+
+    def joined(self, later: "Block") -> "Block":
+        """Return both as one."""
+        count = self.samples + later.samples
+        difference = later.mean - self.mean
+        return Block(
+            count,
+            self.mean + difference * later.samples / count,
+            self.squares + later.squares + difference * difference * self.samples * later.samples / count,
+        )
+
+
+class DriftWindow:
+    """The samples that look like the present, the oldest block first.
+
+    Comparing takes 0.1 ms: once there are more than a few, samples that surprise nobody are compared with the past once
+    in `check_every`.
+    """
+
+    __slots__ = ("_check_every", "_whole", "blocks")
+
+    def __init__(self, blocks: Iterable[Block] = (), *, check_every: int = 8) -> None:
+        self.blocks = list(blocks)
+        self._check_every = check_every
+        self._sum_up()
+
+    @property
+    def spread(self) -> Spread | None:
+        """Mean and deviation; None before the first sample."""
+        whole = self._whole
+        if not whole.samples:
+            return None
+        return Spread(mean=whole.mean, deviation=math.sqrt(whole.variance), count=whole.samples)
+
+    def add(self, value: float) -> bool:
+        """Take a sample; tell whether it showed that the past is over."""
+        assert math.isfinite(value), value
+        before, single = self._whole, Block(1, value, 0.0)
+        self.blocks.append(single)
+        self._whole = before.joined(single)
+        self._compress()
+        is_time = before.samples < FEW or before.samples % self._check_every == 0
+        if is_time or self._is_surprising(before):
+            return self._forget_what_is_over()
+        return False
+
+    def _is_surprising(self, before: Block) -> bool:
+        limit = SURPRISE_Z * math.sqrt(before.variance) + DRIFT_SHARE * abs(before.mean)
+        return any(abs(block.mean - before.mean) > limit for block in self.blocks[-2:])
+
+    def _sum_up(self) -> None:
+        self._whole = reduce(Block.joined, self.blocks, Block(0, 0.0, 0.0))
+
+    def _forget_what_is_over(self) -> bool:
+        """Cut where before and after differ most, if that is no chance; then look again at what is left."""
+        freedom = self._whole.samples - 2
+        if freedom < 1:
+            return False
+        chance = student_t(DRIFT_Z, freedom)
+        before = list(accumulate(self.blocks, Block.joined))
+        after = list(accumulate(reversed(self.blocks), lambda later, earlier: earlier.joined(later)))[::-1]
+        best, place = 1.0, 0
+        for cut in range(1, len(self.blocks)):
+            difference = _difference(before[cut - 1], after[cut], chance)
+            if difference > best:
+                best, place = difference, cut
+        if place:
+            del self.blocks[:place]
+            self._sum_up()
+            self._forget_what_is_over()
+        return place > 0
+
+    def _compress(self) -> None:
+        """Join the two oldest blocks of a size where there are too many of it."""
+        end, most = len(self.blocks), SINGLES_MAX
+        while end > most:
+            size = self.blocks[end - 1].samples
+            begin = end
+            while begin > 0 and self.blocks[begin - 1].samples == size:
+                begin -= 1
+            if end - begin <= most:
+                break
+            self.blocks[begin : begin + 2] = [self.blocks[begin].joined(self.blocks[begin + 1])]
+            end, most = begin + 1, BLOCKS_PER_SIZE
+        if self._whole.samples > SAMPLES_MAX:
+            del self.blocks[0]
+            self._sum_up()
+
+
+def _difference(older: Block, newer: Block, chance: float) -> float:
+    """Return how far two stretches are apart; 1 is what is neither chance nor too little to care about."""
+    if newer.samples < 2:
+        return 0.0  # a single one is an exception until there is a second
+    scale = 1 / older.samples + 1 / newer.samples
+    pooled = scale * (older.squares + newer.squares) / (older.samples + newer.samples - 2)
+    # Welch's, too: a stretch that holds both the old and the new is no new one.
+    welch = older.variance / older.samples + newer.variance / newer.samples
+    few = 1 + 1 / min(older.samples, newer.samples)  # of skewed samples, some in a row lie far out more often
+    ignored = DRIFT_SHARE * max(abs(older.mean), abs(newer.mean))
+    limit = few * chance * math.sqrt(max(pooled, welch)) + DRIFT_Z * ignored * math.sqrt(scale)
+    difference = abs(newer.mean - older.mean)
+    return difference / limit if limit > 0 else 0.0

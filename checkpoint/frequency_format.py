@@ -1,0 +1,78 @@
+"""The controller's memory and a rank's figures as JSON values: the only writer and the only reader of both. Pure."""
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from ..core.errors import CorruptDataError, FormatVersionError
+from .frequency_machine import FrequencyMemory
+from .frequency_types import Decision, Figures
+
+MEMORY_FORMAT = 1
+
+_Kind = TypeVar("_Kind")
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+class _Memory(msgspec.Struct):
+    format: Literal[1]
+    memory: FrequencyMemory
+
+
+def dump_memory(memory: FrequencyMemory) -> object:
+    """Return what goes into a checkpoint: a few kilobytes."""
+    return msgspec.to_builtins(_Memory(format=MEMORY_FORMAT, memory=memory))
+
+
+def load_memory(document: object) -> FrequencyMemory:
+    """Return what `dump_memory` was given.
+
+    Raises:
+        FormatVersionError: a newer everstep wrote it.
+        CorruptDataError: it is something else.
+    """
+    version = _read(document, _Version).format
+    if version > MEMORY_FORMAT:
+        raise FormatVersionError(
+            f"the frequency controller's memory has format {version}, this everstep knows {MEMORY_FORMAT}",
+            hint="upgrade everstep, or start with fresh=True",
+        )
+    return _read(document, _Memory).memory
+
+
+def dump_figures(figures: Figures) -> object:
+    """Return what a rank sends to rank 0: below a kilobyte."""
+    return msgspec.to_builtins(figures)
+
+
+def load_figures(document: object) -> Figures:
+    """Return what `dump_figures` was given.
+
+    Raises:
+        CorruptDataError: it is something else.
+    """
+    return _read(document, Figures)
+
+
+def dump_decision(decision: Decision) -> object:
+    """Return what rank 0 tells the others with a plan."""
+    return msgspec.to_builtins(decision)
+
+
+def load_decision(document: object) -> Decision:
+    """Return what `dump_decision` was given.
+
+    Raises:
+        CorruptDataError: it is something else.
+    """
+    return _read(document, Decision)
+
+
+def _read(document: object, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.convert(document, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise CorruptDataError(f"figures of the frequency controller cannot be read: {error}") from error

@@ -1,0 +1,305 @@
+"""The frequency controller: which boundaries get a checkpoint, and why. Pure; time comes with the observations.
+
+Every rank measures (`observe`, `figures`); rank 0 decides for all of them (`hear`, `due`). First a profile, as
+CheckFreq has it: some steps without checkpoints. Then it adapts in both directions. A bound that is surely and by far
+not kept raises the interval at once; all other changes wait for some checkpoints after the last one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .drift_machine import Spread
+from .frequency_meter_machine import UNPAIRED_QUIET, WARMUP_STEPS, CostMeter, MeterMemory
+from .frequency_plan import ROUNDING_STEPS, Target, find_target, merge, steps_at_least, steps_at_most
+from .frequency_types import (
+    BoundKind,
+    CheckpointSkipped,
+    CheckpointTaken,
+    Decision,
+    Figures,
+    Limits,
+    Observation,
+)
+
+PROFILE_STEPS = 24
+"""Quiet steps before the first checkpoint, and between those of which nobody knows how long writing takes."""
+PROFILE_S = 60.0
+"""With long steps, or without quiet ones, the profile ends after this time, or what the user allows to lose."""
+PROFILE_STEPS_MIN = 3 + WARMUP_STEPS
+UNKNOWN_MAX = 8
+"""So many times as far apart are checkpoints at most while none has become durable."""
+
+CALM_CHECKPOINTS = 5
+"""Between two changes of the interval, but for what is urgent."""
+URGENT = 1.25
+"""A bound that surely needs an interval so many times as long is waited for no longer."""
+LOWER_SHARE = 0.8
+"""The interval goes down when it can become a fifth shorter: less is not worth a change."""
+PROBE_INTERVALS_MAX = 3
+"""How long a checkpoint waits for quiet steps; then somebody else keeps the steps busy."""
+RESOLUTION = 0.5
+"""Slower steps count at the latest when they are known to this share of what checkpoints may cost."""
+LOOKS_PER_INTERVAL = 8
+"""How often between two checkpoints it is asked whether the next one may come sooner."""
+RETRY_STEPS_MIN = 4
+"""After a checkpoint that could not be taken."""
+
+
+class Frequency(Protocol):
+    """What decides about the boundaries of a run."""
+
+    def observe(self, observation: Observation) -> None:
+        """Take what this rank has measured."""
+        ...
+
+    def due(self, start: int, horizon: int) -> tuple[int, ...]:
+        """Return the boundaries among [start, horizon) that get a checkpoint; asked once for each boundary."""
+        ...
+
+    @property
+    def decision(self) -> Decision:
+        """How often now, and why."""
+        ...
+
+    @property
+    def figures(self) -> Figures:
+        """What this rank has measured: to be sent to rank 0."""
+        ...
+
+    def hear(self, peers: Sequence[Figures]) -> None:
+        """Take the newest figures of the other ranks: on rank 0, before it decides."""
+        ...
+
+    @property
+    def memory(self) -> "FrequencyMemory":
+        """What the next attempt should know: a part of the checkpoint."""
+        ...
+
+
+class FixedInterval:
+    """Every N steps, whatever it costs."""
+
+    def __init__(self, every: int) -> None:
+        assert every >= 1
+        self._every = every
+
+    def observe(self, observation: Observation) -> None:
+        """Nothing changes it."""
+
+    def due(self, start: int, horizon: int) -> tuple[int, ...]:
+        """Return the multiples of N."""
+        first = -(-start // self._every) * self._every
+        return tuple(range(first, horizon, self._every))
+
+    @property
+    def decision(self) -> Decision:
+        """Always the same."""
+        return Decision(
+            interval_steps=self._every, kind=BoundKind.FIXED, reason=f"every={self._every}, as asked"
+        )
+
+    @property
+    def figures(self) -> Figures:
+        """Nothing is measured."""
+        return Figures()
+
+    def hear(self, peers: Sequence[Figures]) -> None:
+        """Nothing changes it."""
+
+    @property
+    def memory(self) -> "FrequencyMemory":
+        """Nothing is learnt."""
+        return FrequencyMemory()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrequencyMemory:
+    """What the controller keeps from one attempt to the next."""
+
+    meter: MeterMemory = field(default_factory=MeterMemory)
+    interval_steps: int | None = None
+    slower_s: float = 0.0
+
+
+class FrequencyMachine:
+    """One run's controller on one rank. `step`: the boundary that was passed last, or restored."""
+
+    def __init__(self, limits: Limits, *, step: int = 0, memory: FrequencyMemory | None = None) -> None:
+        memory = memory or FrequencyMemory()
+        self._limits = limits
+        self._meter = CostMeter(memory.meter)
+        self._interval = memory.interval_steps
+        self._slower_s = memory.slower_s
+        self._is_settled = memory.interval_steps is not None
+        self._changed_at = 0
+        self._last_listed = self._looked_at = step
+        self._peers: Sequence[Figures] = ()
+        self._figures = self._meter.figures
+        self._target: Target | None = None
+
+    # -- every rank
+
+    def observe(self, observation: Observation) -> None:
+        """Take what this rank has measured."""
+        self._meter.observe(observation)
+        if isinstance(observation, CheckpointTaken):
+            self._last_listed = max(self._last_listed, observation.step)
+        elif isinstance(observation, CheckpointSkipped) and observation.step == self._last_listed:
+            self._last_listed = observation.step + self._retry_steps() - self.interval_steps
+
+    @property
+    def figures(self) -> Figures:
+        """What this rank has measured: to be sent to rank 0."""
+        return self._meter.figures
+
+    @property
+    def memory(self) -> FrequencyMemory:
+        """What the next attempt should know."""
+        interval = self._interval if self._is_settled else None
+        return FrequencyMemory(meter=self._meter.memory, interval_steps=interval, slower_s=self._slower_s)
+
+    # -- rank 0
+
+    def hear(self, peers: Sequence[Figures]) -> None:
+        """Take the newest figures of the other ranks."""
+        self._peers = peers
+
+    def due(self, start: int, horizon: int) -> tuple[int, ...]:
+        """Return the boundaries among [start, horizon) that get a checkpoint, by what is known now."""
+        interval = self._interval or 1
+        if horizon > min(self._last_listed + interval, self._looked_at + 1 + interval // LOOKS_PER_INTERVAL):
+            self._decide()
+            self._looked_at = start
+        if self._interval is None or self._is_probing(start):
+            return ()
+        first = max(self._last_listed + self._interval, start)
+        steps = tuple(range(first, horizon, self._interval))
+        if not self._is_settled:
+            steps = steps[:1]  # the first ones are taken to learn from
+        if steps:
+            self._last_listed = steps[-1]
+        return steps
+
+    def _decide(self) -> None:
+        self._figures = merge([self._meter.figures, *self._peers])
+        step = self._figures.step
+        if step is None or step.mean <= 0 or (self._interval is None and not self._is_profiled()):
+            return
+        self._count_slower_steps(step.mean)
+        mtbf_s = self._limits.mtbf_s if self._limits.mtbf_s is not None else self._meter.mtbf_s
+        target = find_target(self._figures, self._limits, mtbf_s=mtbf_s, slower_s=self._slower_s)
+        most = steps_at_most(target.most_s, step.mean)
+        aim = int(min(steps_at_least(target.aim_s, step.mean), most))
+        self._target = target
+        if not self._is_settled:
+            self._settle(aim)
+        elif aim != self._interval and self._should_change(target, step, aim, most):
+            self._interval, self._changed_at = aim, self._meter.taken
+
+    def _settle(self, aim: int) -> None:
+        """Until all that a checkpoint costs was measured once, each new figure counts at once."""
+        self._is_settled = self._figures.stall is not None and self._figures.persist is not None
+        if not self._is_settled:
+            aim = max(aim, PROFILE_STEPS * min(self._meter.taken, UNKNOWN_MAX))
+        self._interval, self._changed_at = aim, self._meter.taken
+
+    def _should_change(self, target: Target, step: Spread, aim: int, most: float) -> bool:
+        assert self._interval is not None
+        interval = self._interval + ROUNDING_STEPS
+        if self._meter.taken < self._changed_at + CALM_CHECKPOINTS:
+            return target.sure_s > URGENT * interval * step.high
+        return target.need_s > interval * step.mean or aim <= LOWER_SHARE * interval or self._interval > most
+
+    def _count_slower_steps(self, step_s: float) -> None:
+        """Let slower steps count once they are known well enough, and then by the upper end: so the budget is safe."""
+        stall, slower = self._figures.stall, self._figures.slower
+        if stall is None or slower is None or self._interval is None:
+            return
+        allowed_s = self._limits.budget * self._interval * step_s
+        if _is_decided(stall, slower, allowed_s):
+            self._slower_s = max(slower.high, 0.0)
+
+    def _retry_steps(self) -> int:
+        """Return how soon a checkpoint is tried again that could not be taken."""
+        soon = max(RETRY_STEPS_MIN, self.interval_steps // LOOKS_PER_INTERVAL)
+        return min(soon, self.interval_steps) if self._is_settled else soon
+
+    # -- the profile, and looking again
+
+    def _is_profiled(self) -> bool:
+        meter = self._meter
+        most_s = min(PROFILE_S, self._limits.most_s or math.inf)
+        return meter.quiet_steps >= PROFILE_STEPS or (
+            meter.attempt_s >= most_s and meter.steps >= PROFILE_STEPS_MIN
+        )
+
+    def _is_probing(self, start: int) -> bool:
+        """Tell whether the next checkpoint waits for quiet steps to compare busy ones with."""
+        assert self._interval is not None
+        if not self._meter.wants_quiet:
+            return False
+        if start < self._last_listed + PROBE_INTERVALS_MAX * (self._interval + UNPAIRED_QUIET):
+            return True
+        self._meter.give_up_quiet()
+        return False
+
+    # -- what a person reads
+
+    @property
+    def interval_steps(self) -> int:
+        """How often now; before it is known, how long the profile is."""
+        return self._interval or PROFILE_STEPS
+
+    @property
+    def decision(self) -> Decision:
+        """How often now, and why."""
+        target, step = self._target, self._figures.step
+        if self._interval is None or target is None or step is None:
+            return Decision(
+                interval_steps=self.interval_steps,
+                kind=BoundKind.PROFILE,
+                reason=f"profile: {self._meter.quiet_steps} of {PROFILE_STEPS} quiet steps before the first checkpoint",
+            )
+        share, half_width = self._cost(step.mean)
+        return Decision(
+            interval_steps=self._interval,
+            kind=target.bound.kind,
+            reason=f"bound by {target.bound.text}",
+            goal_missed=target.goal_missed,
+            cost_share=share,
+            cost_half_width=half_width,
+            steps_undecided=self._steps_undecided(step.mean),
+        )
+
+    def _cost(self, step_s: float) -> tuple[float | None, float | None]:
+        """Return the whole cost as a share of the interval, and half of its interval of confidence."""
+        assert self._interval is not None
+        stall, slower = self._figures.stall, self._figures.slower
+        if stall is None:
+            return None, None
+        interval_s = self._interval * step_s
+        if slower is None:
+            return stall.mean / interval_s, None
+        half_width_s = math.hypot(stall.half_width, slower.half_width)
+        share = max(stall.mean + slower.mean, 0.0) / interval_s
+        return share, half_width_s / interval_s if math.isfinite(half_width_s) else None
+
+    def _steps_undecided(self, step_s: float) -> int:
+        """Return about how many steps it takes until it is known well enough what slower steps cost."""
+        assert self._interval is not None
+        stall, slower = self._figures.stall, self._figures.slower
+        if stall is None or slower is None or slower.count < 2:
+            return 2 * self._interval
+        allowed_s = self._limits.budget * self._interval * step_s
+        if _is_decided(stall, slower, allowed_s):
+            return 0
+        needed = slower.count * (slower.half_width / (RESOLUTION * allowed_s)) ** 2
+        return max(1, math.ceil(needed - slower.count)) * self._interval
+
+
+def _is_decided(stall: Spread, slower: Spread, allowed_s: float) -> bool:
+    """Tell whether the slower steps are surely within what is allowed, surely not, or known as well as needed."""
+    left_s = allowed_s - stall.mean
+    return slower.low > left_s or slower.high <= left_s or slower.half_width <= RESOLUTION * allowed_s

@@ -1,0 +1,295 @@
+"""What one rank measures of its own training: observations in, figures out. Pure.
+
+The slow-down of steps is a difference of two noisy means. So it is taken within each cycle, from one checkpoint to the
+next: its busy steps against its quiet ones, which see the same neighbours and the same length of sequences.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from .drift_machine import Block, DriftWindow, Spread
+from .frequency_types import (
+    CheckpointPersisted,
+    CheckpointSkipped,
+    CheckpointStalled,
+    CheckpointTaken,
+    Failed,
+    FailureKind,
+    Figures,
+    Observation,
+    StepEnded,
+    StorageKnown,
+)
+
+STEPS_PER_CHECK = 32
+"""Steps are many; what a checkpoint costs is compared with its past more often."""
+
+WARMUP_STEPS = 5
+"""Of each attempt, not measured: compilation, first touches of memory, autotuning."""
+
+PAUSE_FACTOR, PAUSE_DEVIATIONS = 3.0, 6.0
+"""A step so much longer than the mean quiet one is a pause: an evaluation, the end of an epoch."""
+PAUSE_NEEDS = 8
+"""Steps to be known before one can be an exception."""
+PAUSES_MAX = 2
+"""Of quiet steps in a row; one more, and they are the rule."""
+FIRST_STEPS, FIRST_KEPT = 2, 8
+"""Long busy steps are no pauses where they come right after at least half of so many checkpoints."""
+
+QUIET_ENOUGH = 8
+"""Quiet steps, besides twice the busy ones, that make a cycle's comparison as good as it can become."""
+UNPAIRED_MAX = 4
+"""Checkpoints without a quiet step between them, after which the next one should wait for some."""
+UNPAIRED_QUIET = 2
+UNPAIRED_LIMIT = 64
+"""The same where waiting was in vain: each time twice as many, up to this."""
+
+FAILURES_NEEDED = 3
+"""From three failures on, their mean time is known within a factor of four."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeterMemory:
+    """What a rank's measuring keeps from one attempt to the next."""
+
+    step: tuple[Block, ...] = ()
+    stall: tuple[Block, ...] = ()
+    slower: tuple[Block, ...] = ()
+    persist: tuple[Block, ...] = ()
+    held: tuple[Block, ...] = ()
+    size_bytes: int = 0
+    trained_s: float = 0.0
+    """In all attempts."""
+    trainer_failures: int = 0
+    node_failures: int = 0
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Some steps, by what is needed of them."""
+
+    count: int = 0
+    sum_s: float = 0.0
+
+    def add(self, step_s: float) -> None:
+        self.count += 1
+        self.sum_s += step_s
+
+
+@dataclass(slots=True)
+class _Cycle:
+    """The steps since the last checkpoint that was compared with quiet ones."""
+
+    checkpoints: int = 0
+    busy: _Steps = field(default_factory=_Steps)
+    long: _Steps = field(default_factory=_Steps)
+    """Busy ones that look like pauses."""
+    quiet: _Steps = field(default_factory=_Steps)
+
+    def slower_s(self, *, with_long: bool) -> float | None:
+        """Return what each checkpoint's busy steps took longer than quiet ones; None where all of them were pauses."""
+        step_s = self.quiet.sum_s / self.quiet.count
+        slower_s = self.busy.sum_s - self.busy.count * step_s
+        if with_long:
+            slower_s += self.long.sum_s - self.long.count * step_s
+        elif self.long.count:
+            if not self.busy.count:
+                return None
+            slower_s *= 1 + self.long.count / self.busy.count  # a pause hides a busy step like the others
+        return slower_s / self.checkpoints
+
+
+class CostMeter:
+    """One rank's measuring."""
+
+    def __init__(self, memory: MeterMemory | None = None) -> None:
+        memory = memory or MeterMemory()
+        self._step = DriftWindow(memory.step, check_every=STEPS_PER_CHECK)
+        self._stall = DriftWindow(memory.stall)
+        self._slower = DriftWindow(memory.slower)
+        self._persist, self._held = DriftWindow(memory.persist), DriftWindow(memory.held)
+        self._size_bytes, self._trained_s = memory.size_bytes, memory.trained_s
+        self._failures = {
+            FailureKind.TRAINER: memory.trainer_failures,
+            FailureKind.NODE: memory.node_failures,
+        }
+        self._storage: StorageKnown | None = None
+        self._cycle: _Cycle | None = None
+        self._held_back: list[float] = []
+        """Quiet steps that may be pauses."""
+        self._since_taken = 0
+        self._long_first = deque[bool](maxlen=FIRST_KEPT)
+        """For each of the newest checkpoints: whether a long step came right after it."""
+        self.pauses = 0
+        """Steps that were none: evaluations and their like."""
+        known = self._slower.spread
+        self._unpaired_max = UNPAIRED_MAX if known is not None and known.count > 1 else 1
+        """The first two comparisons are not waited for."""
+        self._last_s: float | None = None
+        self._measured = Block(0, 0.0, 0.0)
+        self.steps = 0
+        """Ended in this attempt."""
+        self.attempt_s = 0.0
+        """That this attempt has trained."""
+        self.taken = 0
+        """Checkpoints of this attempt."""
+
+    def observe(self, observation: Observation) -> None:
+        """Take one observation."""
+        match observation:
+            case StepEnded():
+                self._step_ended(observation)
+            case CheckpointTaken():
+                self._checkpoint_taken()
+            case CheckpointStalled():
+                self._stall.add(observation.stall_s)
+            case CheckpointPersisted():
+                self._size_bytes = observation.size_bytes
+                self._persist.add(observation.persist_s)
+                self._held.add(observation.held_s)
+            case StorageKnown():
+                self._storage = observation
+            case Failed():
+                self._failures[observation.kind] += 1
+            case CheckpointSkipped():
+                pass  # it cost nothing that can be told from the step
+            case _:
+                assert_never(observation)
+
+    # -- what is known
+
+    @property
+    def figures(self) -> Figures:
+        """What was measured."""
+        storage = self._storage
+        knows_fill = storage is not None and storage.capacity_bytes > 0 and self._size_bytes > 0
+        return Figures(
+            step=self._step.spread or self._any_step(),
+            stall=self._stall.spread,
+            slower=self._slower.spread,
+            persist=self._persist.spread,
+            held=self._held.spread,
+            slot_count=storage.slot_count if storage else 2,
+            fill={storage.node: self._size_bytes / storage.capacity_bytes} if storage and knows_fill else {},
+        )
+
+    @property
+    def mtbf_s(self) -> float | None:
+        """Mean time between failures, once there were enough of them. Both kinds lose half an interval on average."""
+        count = sum(self._failures.values())
+        return self._trained_s / count if count >= FAILURES_NEEDED and self._trained_s > 0 else None
+
+    @property
+    def quiet_steps(self) -> int:
+        """Quiet steps that look like the present."""
+        spread = self._step.spread
+        return spread.count if spread else 0
+
+    @property
+    def wants_quiet(self) -> bool:
+        """Tell whether the next checkpoint should wait for quiet steps, or nobody learns what the busy ones cost."""
+        cycle = self._cycle
+        if cycle is None or cycle.quiet.count >= UNPAIRED_QUIET:
+            return False
+        return cycle.checkpoints >= self._unpaired_max
+
+    def give_up_quiet(self) -> None:
+        """No quiet steps came: what the busy ones cost stays unknown for some time."""
+        self._cycle = None
+        self._unpaired_max = min(max(2 * self._unpaired_max, UNPAIRED_MAX), UNPAIRED_LIMIT)
+
+    @property
+    def memory(self) -> MeterMemory:
+        """What the next attempt should know."""
+        return MeterMemory(
+            step=tuple(self._step.blocks),
+            stall=tuple(self._stall.blocks),
+            slower=tuple(self._slower.blocks),
+            persist=tuple(self._persist.blocks),
+            held=tuple(self._held.blocks),
+            size_bytes=self._size_bytes,
+            trained_s=self._trained_s,
+            trainer_failures=self._failures[FailureKind.TRAINER],
+            node_failures=self._failures[FailureKind.NODE],
+        )
+
+    def _any_step(self) -> Spread | None:
+        """Without any quiet step, the mean of all is the best guess."""
+        return Spread(mean=self._measured.mean, count=1) if self._measured.samples else None
+
+    # -- observations
+
+    def _step_ended(self, step: StepEnded) -> None:
+        passed_s = step.step_s if self._last_s is None else step.at_s - self._last_s
+        assert passed_s >= 0, step
+        self._last_s = step.at_s
+        self._trained_s += passed_s
+        self.attempt_s += passed_s
+        self.steps += 1
+        if self.steps <= WARMUP_STEPS:
+            return
+        self._measured = self._measured.joined(Block(1, step.step_s, 0.0))
+        self._since_taken += 1
+        if not step.is_busy:
+            self._quiet_step(step.step_s)
+        elif self._cycle is not None:
+            self._busy_step(step.step_s, self._cycle)
+
+    def _busy_step(self, step_s: float, cycle: _Cycle) -> None:
+        """Put long ones aside: whether they are pauses is seen when the cycle is compared."""
+        is_long = self._is_long(step_s)
+        (cycle.long if is_long else cycle.busy).add(step_s)
+        if is_long and self._since_taken <= FIRST_STEPS:
+            self._long_first[-1] = True
+
+    def _quiet_step(self, step_s: float) -> None:
+        """Hold long ones back, until there are too many in a row for pauses."""
+        if self._is_long(step_s):
+            self._held_back.append(step_s)
+            if len(self._held_back) <= PAUSES_MAX:
+                return
+        else:
+            self.pauses += len(self._held_back)
+            self._held_back = [step_s]
+        for each_s in self._held_back:
+            if self._step.add(each_s):
+                self._cycle = None  # steps are no longer what they were: nothing to compare them with
+            if self._cycle is not None:
+                self._cycle.quiet.add(each_s)
+        self._held_back.clear()
+        cycle = self._cycle
+        if cycle is not None and cycle.quiet.count >= 2 * cycle.busy.count + QUIET_ENOUGH:
+            self._compare(cycle)
+            self._cycle = None
+
+    def _is_long(self, step_s: float) -> bool:
+        known = self._step.spread
+        return (
+            known is not None
+            and known.count >= PAUSE_NEEDS
+            and step_s > max(PAUSE_FACTOR * known.mean, known.mean + PAUSE_DEVIATIONS * known.deviation)
+        )
+
+    def _checkpoint_taken(self) -> None:
+        self.taken += 1
+        self._since_taken = 0
+        self._long_first.append(False)
+        cycle = self._cycle
+        if cycle is not None and cycle.quiet.count > 0:
+            self._compare(cycle)
+            cycle = None
+        self._cycle = cycle or _Cycle()
+        self._cycle.checkpoints += 1
+
+    def _compare(self, cycle: _Cycle) -> None:
+        """Count what a cycle's busy steps took longer, the long ones only where checkpoints bring them about."""
+        with_long = 2 * sum(self._long_first) >= len(self._long_first)
+        if not with_long:
+            self.pauses += cycle.long.count
+        slower_s = cycle.slower_s(with_long=with_long)
+        if slower_s is not None:
+            self._slower.add(slower_s)
+        known = self._slower.spread
+        if known is not None and known.count > 1:
+            self._unpaired_max = UNPAIRED_MAX

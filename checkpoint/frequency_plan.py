@@ -1,0 +1,203 @@
+"""How often a checkpoint may be taken: what each limit asks for, and which of them decides. Pure.
+
+`interval = max(cost / budget, persist time, slot time / slots, endurance, least, min(best for failures, most))`, each
+in seconds between two checkpoints. `everstep plan` predicts with the same functions.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from ..core.durations import duration_text
+from .drift_machine import SURE_Z, Spread, student_t
+from .frequency_types import Bound, BoundKind, Figures, Limits
+
+ROOM = 1.15
+"""What is measured may grow by so much before the interval has to: no change for each breath of the drives."""
+DAY_S = 86400.0
+UNSURE_S = -math.inf
+"""Of bounds that are no promise for each moment: an interval that is a little short can wait to be raised."""
+ROUNDING_STEPS = 1e-6
+"""A bound of 12.0000001 steps is one of 12."""
+
+
+# --- figures of all ranks ---------------------------------------------------------------------------------------------
+
+
+def merge(ranks: Sequence[Figures]) -> Figures:
+    """Return the figures that no rank is worse than: the fastest step, the largest cost, the fewest slots.
+
+    Of many ranks some look slow by chance. So the slow-down is that of the rank of which it is surest, and its interval
+    of confidence is as wide as so many ranks need (Bonferroni).
+    """
+    if len(ranks) == 1:
+        return ranks[0]
+    fill: dict[str, float] = {}
+    for figures in ranks:
+        for node, share in figures.fill.items():
+            fill[node] = fill.get(node, 0.0) + share
+    return Figures(
+        step=min(_known(figures.step for figures in ranks), key=lambda spread: spread.mean, default=None),
+        stall=_largest([figures.stall for figures in ranks]),
+        slower=_surest([figures.slower for figures in ranks]),
+        persist=_largest([figures.persist for figures in ranks]),
+        held=_largest([figures.held for figures in ranks]),
+        slot_count=min(figures.slot_count for figures in ranks),
+        fill=fill,
+    )
+
+
+def _known(spreads: Iterable[Spread | None]) -> list[Spread]:
+    return [spread for spread in spreads if spread is not None]
+
+
+def _largest(spreads: Sequence[Spread | None]) -> Spread | None:
+    return max(_known(spreads), key=lambda spread: spread.mean, default=None)
+
+
+def _surest(spreads: Sequence[Spread | None]) -> Spread | None:
+    chance = 1 - NormalDist().cdf(SURE_Z)
+    z = -NormalDist().inv_cdf(chance / len(spreads))
+    found = max(_known(spreads), key=lambda spread: spread.mean - spread.half_width_at(z), default=None)
+    if found is None or found.count < 2:
+        return found
+    wider = student_t(z, found.count - 1) / student_t(SURE_Z, found.count - 1)
+    return Spread(mean=found.mean, deviation=wider * found.deviation, count=found.count)
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def hard_bounds(figures: Figures, limits: Limits, *, slower_s: float = 0.0) -> list[Bound]:
+    """Return what no checkpoint may be taken more often than, as far as it is known; never empty.
+
+    `slower_s`: what the slower steps beside one checkpoint count for, whatever the figures say.
+    """
+    found = [_least(figures, limits)]
+    if figures.stall is not None:
+        found.append(_budget(figures, figures.stall, slower_s, limits.budget))
+    if figures.persist is not None:
+        found.append(_measured(BoundKind.BANDWIDTH, figures.persist, 1))
+    if figures.held is not None:
+        found.append(_measured(BoundKind.SLOTS, figures.held, figures.slot_count))
+    if figures.fill:
+        found.append(_endurance(figures.fill, limits.drive_writes_per_day))
+    return found
+
+
+def best_for_failures(cost_s: float, mtbf_s: float) -> Bound:
+    """Return the interval that loses least to checkpoints and failures together (Young 1974)."""
+    best_s = math.sqrt(2 * cost_s * mtbf_s)
+    text = f"the best for a failure each {duration_text(mtbf_s)}: sqrt(2 x {duration_text(cost_s)} x that)"
+    return Bound(kind=BoundKind.FAILURES, need_s=best_s, sure_s=UNSURE_S, aim_s=best_s, text=text)
+
+
+def most_allowed(figures: Figures, limits: Limits) -> Bound | None:
+    """Return the longest interval that keeps the lost work allowed; None where the user allows any."""
+    step_s = figures.step.mean if figures.step else 0.0
+    held_s = figures.held.mean if figures.held else 0.0
+    allowed = [limits.most_s] if limits.most_s is not None else []
+    if limits.most_steps is not None and step_s:
+        allowed.append(limits.most_steps * step_s)
+    if not allowed:
+        return None
+    left_s = min(allowed) - held_s
+    text = f"at most {duration_text(min(allowed))} of work to lose, less {duration_text(held_s)} to commit"
+    return Bound(kind=BoundKind.MOST, need_s=left_s, sure_s=UNSURE_S, aim_s=left_s, text=text)
+
+
+def _least(figures: Figures, limits: Limits) -> Bound:
+    step_s = figures.step.mean if figures.step else 0.0
+    if limits.least_s > limits.least_steps * step_s:
+        least_s, sure_s, text = limits.least_s, UNSURE_S, duration_text(limits.least_s)
+    else:
+        count = limits.least_steps
+        least_s, text = count * step_s, "each step" if count == 1 else f"{count} steps"
+        sure_s = least_s
+    text = f"the least interval allowed: {text}"
+    return Bound(kind=BoundKind.LEAST, need_s=least_s, sure_s=sure_s, aim_s=least_s, text=text)
+
+
+def _budget(figures: Figures, stall: Spread, slower_s: float, budget: float) -> Bound:
+    surely_slower_s = min(slower_s, figures.slower.low) if figures.slower else slower_s
+    parts = duration_text(stall.mean)
+    if slower_s > 0:
+        parts = f"{parts} stall + {duration_text(slower_s)} slower steps"
+    need_s = (stall.mean + slower_s) / budget
+    return Bound(
+        kind=BoundKind.BUDGET,
+        need_s=need_s,
+        sure_s=(stall.low + surely_slower_s) / budget,
+        aim_s=ROOM * need_s,
+        text=f"the budget: {parts} / {100 * budget:.3g} %",
+    )
+
+
+def _measured(kind: BoundKind, spread: Spread, share: int) -> Bound:
+    text = f"persist bandwidth: {duration_text(spread.mean)}"
+    if share > 1:
+        text = f"{text} / {share} slots"
+    need_s = spread.mean / share
+    return Bound(kind=kind, need_s=need_s, sure_s=spread.low / share, aim_s=ROOM * need_s, text=text)
+
+
+def _endurance(fill: Mapping[str, float], writes_per_day: float) -> Bound:
+    node = max(fill, key=lambda name: fill[name])
+    need_s = fill[node] * DAY_S / writes_per_day
+    allowed = f"{writes_per_day:.3g} drive {'write' if writes_per_day == 1 else 'writes'} a day"
+    text = f"endurance: {100 * fill[node]:.3g} % of the drives each time, {allowed}"
+    return Bound(kind=BoundKind.ENDURANCE, need_s=need_s, sure_s=UNSURE_S, aim_s=need_s, text=text)
+
+
+# --- all of them together ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where the interval should be, in seconds, and why."""
+
+    bound: Bound
+    """That decides."""
+    need_s: float
+    """Below this, some bound is not kept."""
+    sure_s: float
+    """Below this, one is surely not kept."""
+    aim_s: float
+    most_s: float
+    """Above this, the lost work allowed is not kept; infinite where any is allowed or the goal cannot be kept."""
+    goal_missed: str
+
+
+def find_target(figures: Figures, limits: Limits, *, mtbf_s: float | None, slower_s: float = 0.0) -> Target:
+    """Return the interval to aim for. The figures must know the step, unless no limit is in steps."""
+    bounds = hard_bounds(figures, limits, slower_s=slower_s)
+    need = max(bounds, key=lambda bound: bound.need_s)
+    most = most_allowed(figures, limits)
+    goal_missed, most_s = "", math.inf
+    if most is not None and most.need_s < need.need_s:
+        goal_missed = f"{most.text}: not possible, {need.text} asks for {duration_text(need.need_s)}"
+    elif most is not None:
+        most_s = most.need_s
+    if mtbf_s is not None and figures.stall is not None:
+        best = best_for_failures(max(figures.stall.mean + slower_s, 0.0), mtbf_s)
+        bounds.append(best if most is None or best.need_s <= most.need_s else most)
+    deciding = max(bounds, key=lambda bound: bound.aim_s)
+    return Target(
+        bound=deciding,
+        need_s=max(bound.need_s for bound in bounds),
+        sure_s=max(bound.sure_s for bound in bounds),
+        aim_s=min(deciding.aim_s, most_s),
+        most_s=most_s,
+        goal_missed=goal_missed,
+    )
+
+
+def steps_at_least(interval_s: float, step_s: float) -> int:
+    """Return the fewest steps, one or more, that take as long."""
+    return max(1, math.ceil(interval_s / step_s - ROUNDING_STEPS))
+
+
+def steps_at_most(interval_s: float, step_s: float) -> float:
+    """Return the most steps, one or more, that take no longer; infinite for ever."""
+    return max(1, math.floor(interval_s / step_s + ROUNDING_STEPS)) if math.isfinite(interval_s) else math.inf

@@ -1,0 +1,209 @@
+"""What the frequency controller is told, what it keeps, and what it decides, as values. Times in seconds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..core.errors import UsageError
+from .drift_machine import Spread
+
+BUDGET_DEFAULT = 0.035
+DRIVE_WRITES_PER_DAY_DEFAULT = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the user asks for.
+
+    Raises:
+        UsageError: a value that no interval can meet; the message names it.
+    """
+
+    budget: float = BUDGET_DEFAULT
+    """Share of the time that training takes without checkpoints."""
+    least_steps: int = 1
+    least_s: float = 0.0
+    """Never more often than that."""
+    most_steps: int | None = None
+    most_s: float | None = None
+    """Work that a crash may cost at most: done since the checkpoint that is restored, until that was committed."""
+    mtbf_s: float | None = None
+    """Mean time between failures of the whole job; None: learnt."""
+    drive_writes_per_day: float = DRIVE_WRITES_PER_DAY_DEFAULT
+    """How often a day the drives may be written full."""
+
+    def __post_init__(self) -> None:
+        _check("budget", self.budget, 0 < self.budget < 1, "a share of the time, such as 0.035")
+        _check("least_steps", self.least_steps, self.least_steps >= 1, "1 or more")
+        _check("least_s", self.least_s, 0 <= self.least_s < math.inf, "0 or more")
+        for name in ("most_steps", "most_s", "mtbf_s"):
+            value: float | None = getattr(self, name)
+            _check(name, value, value is None or 0 < value < math.inf, "more than 0, or leave it out")
+        writes = self.drive_writes_per_day
+        _check(
+            "drive_writes_per_day",
+            writes,
+            0 < writes < math.inf,
+            "what the drives are made for, often 1 to 3",
+        )
+
+
+def _check(name: str, value: object, holds: bool, hint: str) -> None:
+    if not holds:
+        raise UsageError(f"{name} is {value}", hint=hint)
+
+
+class FailureKind(Enum):
+    """What died."""
+
+    TRAINER = "trainer"
+    """A restart finds its snapshot in the node's memory."""
+    NODE = "node"
+    """A restart reads from the devices."""
+
+
+# --- observations: what one rank tells of itself ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnded:
+    """A boundary was reached: the step before it is over."""
+
+    at_s: float
+    """Of any steady clock."""
+    step_s: float
+    """Less what checkpointing took of it at the boundary and in the guard."""
+    is_busy: bool
+    """A snapshot was copied or written beside it, or memory for one allocated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTaken:
+    """The boundary that was reached last got a checkpoint."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSkipped:
+    """The boundary should have got one, but there was no slot, no memory or no daemon for it."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStalled:
+    """What one checkpoint has cost by itself: eager copy, guard, waits at the boundary. Known at the next one."""
+
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPersisted:
+    """A snapshot of this rank is durable."""
+
+    size_bytes: int
+    persist_s: float
+    """That the devices needed for it and for what was written at the same time."""
+    held_s: float
+    """From the begin of its copy until its slot was not needed any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageKnown:
+    """What snapshots of this rank go to; told again when it changes."""
+
+    slot_count: int
+    node: str
+    """Which ranks share these devices: any name of the node."""
+    capacity_bytes: int
+    """Of the devices; 0 where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The attempt before this one did not end by itself."""
+
+    kind: FailureKind
+
+
+Observation = (
+    StepEnded
+    | CheckpointTaken
+    | CheckpointSkipped
+    | CheckpointStalled
+    | CheckpointPersisted
+    | StorageKnown
+    | Failed
+)
+
+
+# --- figures: what a rank knows ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one rank has measured, or all of them together; None: nothing yet."""
+
+    step: Spread | None = None
+    """Time of a step with nothing beside it."""
+    stall: Spread | None = None
+    """Directly measured cost of one checkpoint."""
+    slower: Spread | None = None
+    """What the steps beside one checkpoint took longer, altogether."""
+    persist: Spread | None = None
+    held: Spread | None = None
+    slot_count: int = 2
+    fill: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Node -> share of its devices' capacity that one checkpoint writes."""
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+class BoundKind(Enum):
+    """What an interval is bound by, in the order in which they are named when several are equal."""
+
+    FIXED = "fixed"
+    PROFILE = "profile"
+    BUDGET = "budget"
+    BANDWIDTH = "persist bandwidth"
+    SLOTS = "slots"
+    ENDURANCE = "endurance"
+    LEAST = "least"
+    FAILURES = "failures"
+    MOST = "most"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One reason for an interval."""
+
+    kind: BoundKind
+    need_s: float
+    """Least time between two checkpoints that it allows."""
+    sure_s: float
+    """The same, by the end of the interval of confidence that asks least; below 0 where nothing is sure."""
+    aim_s: float
+    """What to choose, so that what is measured may vary a little."""
+    text: str
+    """For people: `persist bandwidth: 824 ms / 2 slots`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """How often, and why."""
+
+    interval_steps: int
+    kind: BoundKind
+    reason: str
+    """`bound by persist bandwidth: 824 ms / 2 slots`."""
+    goal_missed: str = ""
+    """Why the lost work that the user allows cannot be kept; empty when it can."""
+    cost_share: float | None = None
+    """Whole cost at this interval as a share of the time without; None while it is unknown."""
+    cost_half_width: float | None = None
+    """Half of its interval of confidence."""
+    steps_undecided: int = 0
+    """Steps, about, until it is known whether slower steps keep the budget; 0: it is known."""

@@ -1,0 +1,213 @@
+"""Replays a job's failures under a policy, from one checkpoint to the next, and says where its time went. Pure.
+
+What is simplified: steps have no noise; a stretch that a failure ends counts whole steps only where it matters (the
+restored one); the store survives the loss of a node.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .frequency_types import FailureKind
+from .goodput_failures import Failure, FailureProcess, failures_of
+from .goodput_policies import POLICIES, Policy
+from .goodput_types import Costs, Job, Outcome, Stretch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Snapshot:
+    """A checkpoint under way, or the one that a restart takes."""
+
+    step: int
+    work_s: float
+    memory: object
+    sealed_s: float = 0.0
+    persist_s: float = 0.0
+    begun_s: float = 0.0
+    committed_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Spent:
+    """What did not make progress, by why."""
+
+    stall_s: float = 0.0
+    waited_s: float = 0.0
+    slower_s: float = 0.0
+    lost_s: float = 0.0
+    restart_s: float = 0.0
+    checkpoints: int = 0
+    skipped: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class _Replay:
+    """One job under one policy."""
+
+    job: Job
+    policy: Policy
+    failures: deque[Failure]
+    now_s: float = 0.0
+    step: int = 0
+    work_s: float = 0.0
+    spent: _Spent = field(default_factory=_Spent)
+    in_flight: deque[_Snapshot] = field(default_factory=deque[_Snapshot])
+    newest: _Snapshot = field(default_factory=lambda: _Snapshot(step=0, work_s=0.0, memory=None))
+    """In the node's memory."""
+    durable: _Snapshot = field(default_factory=lambda: _Snapshot(step=0, work_s=0.0, memory=None))
+    told_s: float = -1.0
+    """Of the failure whose notice was heeded."""
+
+    def run(self) -> Outcome:
+        """Train until the job's time is over."""
+        while self.now_s < self.job.duration_s:
+            if self._train(self.policy.steps_until_look(self.step, self._idle_in_s())):
+                self._commit_until(self.now_s)
+                if self.policy.is_due(self.step):
+                    self._checkpoint()
+        spent = self.spent
+        return Outcome(
+            wall_s=self.now_s,
+            useful_s=self.work_s,
+            stall_s=spent.stall_s,
+            waited_s=spent.waited_s,
+            slower_s=spent.slower_s,
+            lost_s=spent.lost_s,
+            restart_s=spent.restart_s,
+            checkpoints=spent.checkpoints,
+            skipped=spent.skipped,
+            failures=spent.failures,
+        )
+
+    # -- training
+
+    def _train(self, steps: int) -> bool:
+        """Train so many steps, fewer where costs change or a machine's end is announced; False after a failure."""
+        costs = self.job.costs_at(self.now_s)
+        until_s = min(self.job.next_change_s(self.now_s), self.job.duration_s)
+        failure = self.failures[0] if self.failures else None
+        notice_s = self._notice_s(failure)
+        until_s = min(until_s, notice_s) if notice_s > self.now_s else until_s
+        idle_s = self._idle_in_s()
+        # Whole steps: one that is under way when something happens is ended first.
+        fitting = _steps_within(until_s - self.now_s, idle_s, costs)
+        steps = min(steps, max(1, fitting))
+        busy_s = min(idle_s, steps * costs.step_s * (1 + costs.slower))
+        slower_s = busy_s * costs.slower / (1 + costs.slower)
+        end_s = self.now_s + steps * costs.step_s + slower_s
+        if failure is not None and failure.at_s < end_s:
+            self._fail(failure, costs)
+            return False
+        self.now_s, self.step = end_s, self.step + steps
+        self.work_s += steps * costs.step_s
+        self.spent.slower_s += slower_s
+        busy_steps = min(steps, -int(-busy_s // (costs.step_s * (1 + costs.slower))))
+        self.policy.trained(
+            Stretch(
+                at_s=self.now_s, steps=steps, busy_steps=busy_steps, step_s=costs.step_s, slower_s=slower_s
+            )
+        )
+        if failure is not None and notice_s <= self.now_s and self.told_s != failure.at_s:
+            self.told_s = failure.at_s
+            self._checkpoint()
+        return True
+
+    def _notice_s(self, failure: Failure | None) -> float:
+        if failure is None or not failure.notice_s or not self.policy.heeds_notice:
+            return float("inf")
+        return failure.at_s - failure.notice_s
+
+    def _idle_in_s(self) -> float:
+        return max(0.0, self.in_flight[-1].committed_s - self.now_s) if self.in_flight else 0.0
+
+    # -- checkpoints
+
+    def _checkpoint(self) -> None:
+        costs = self.job.costs_at(self.now_s)
+        waited_s = 0.0
+        if len(self.in_flight) >= self.policy.in_flight_max:
+            if not self.policy.waits:
+                self.spent.skipped += 1
+                self.policy.skipped(self.step)
+                return
+            waited_s = max(0.0, self.in_flight[-self.policy.in_flight_max].committed_s - self.now_s)
+        begun_s = self.now_s + waited_s
+        self.now_s = begun_s + costs.stall_s
+        self.spent.waited_s += waited_s
+        self.spent.stall_s += costs.stall_s
+        self.spent.checkpoints += 1
+        sealed_s = begun_s + costs.copy_s
+        writes_from_s = max(sealed_s, self.in_flight[-1].committed_s if self.in_flight else 0.0)
+        self._commit_until(self.now_s)
+        self.in_flight.append(
+            _Snapshot(
+                step=self.step,
+                work_s=self.work_s,
+                memory=self.policy.taken(self.step, waited_s + costs.stall_s),
+                begun_s=begun_s,
+                sealed_s=sealed_s,
+                persist_s=costs.persist_s,
+                committed_s=writes_from_s + costs.persist_s,
+            )
+        )
+
+    def _commit_until(self, now_s: float) -> None:
+        for snapshot in self.in_flight:
+            if snapshot.sealed_s <= now_s:
+                self.newest = snapshot
+        while self.in_flight and self.in_flight[0].committed_s <= now_s:
+            done = self.durable = self.in_flight.popleft()
+            self.policy.persisted(done.persist_s, done.committed_s - done.begun_s)
+
+    # -- failures
+
+    def _fail(self, failure: Failure, costs: Costs) -> None:
+        """Lose what was done since the checkpoint that is restored, and the step under way."""
+        at_s = max(failure.at_s, self.now_s)
+        self._commit_until(at_s)
+        begun_s = at_s - self.now_s  # of the stretch that it interrupts
+        slower_s = min(self._idle_in_s(), begun_s) * costs.slower / (1 + costs.slower)
+        in_memory = failure.kind is FailureKind.TRAINER
+        restored = self.newest if in_memory else self.durable
+        restart_s = self.job.restart_memory_s if in_memory else self.job.restart_s
+        self.spent.slower_s += slower_s
+        self.spent.lost_s += self.work_s - restored.work_s + begun_s - slower_s
+        self.spent.restart_s += restart_s
+        self.spent.failures += 1
+        self.now_s = at_s + restart_s
+        self.step, self.work_s = restored.step, restored.work_s
+        self.newest = restored
+        self.in_flight = deque(each for each in self.in_flight if in_memory and each.step <= restored.step)
+        while self.failures and self.failures[0].at_s <= self.now_s:
+            self.failures.popleft()  # what strikes while the job restarts strikes nothing
+        self.policy.restored(self.step, restored.memory, failure.kind)
+
+
+def _steps_within(wall_s: float, busy_s: float, costs: Costs) -> int:
+    """Return how many steps begin within a time of which the first `busy_s` are busy."""
+    slow_step_s = costs.step_s * (1 + costs.slower)
+    if wall_s <= busy_s:
+        return -int(-wall_s // slow_step_s)
+    return -int(-(wall_s - busy_s + busy_s / (1 + costs.slower)) // costs.step_s)
+
+
+def replay(job: Job, failures: Sequence[Failure], policy: Policy) -> Outcome:
+    """Return where the time of the job went under this policy."""
+    return _Replay(job, policy, deque(failures)).run()
+
+
+def compare(
+    job: Job, processes: Sequence[FailureProcess], *, runs: int = 1, seed: int = 1
+) -> Mapping[str, Mapping[FailureProcess, Sequence[Outcome]]]:
+    """Return the outcomes of every policy under the same failures, `runs` of each process."""
+    return {
+        name: {
+            process: [
+                replay(job, failures_of(process, job.mtbf_s, 2 * job.duration_s, seed + number), make(job))
+                for number in range(runs)
+            ]
+            for process in processes
+        }
+        for name, make in POLICIES.items()
+    }

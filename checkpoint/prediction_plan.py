@@ -1,0 +1,223 @@
+"""What checkpointing a job will take, before anything runs: bytes, memory, times, interval, writes a day. Pure.
+
+Bounds and interval are those of the controller (`frequency_plan.py`), fed with predicted figures.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..core.errors import UsageError
+from ..core.sizes import parse_size
+from .drift_machine import exactly
+from .frequency_plan import DAY_S, Target, find_target, hard_bounds, steps_at_least, steps_at_most
+from .frequency_types import Bound, Figures, Limits
+
+COPY_BYTES_PER_S = 25e9
+"""From a GPU into pinned memory over PCIe 4.0 x16 (25.9 to 26.2 GB/s: README of nvbandwidth)."""
+EAGER_S = 0.005
+"""At a boundary, what holds the GIL: what is promised for a state of 10,000 tensors."""
+SLOWER_COPY = 0.02
+"""What steps are slower by while a GPU's state is copied: what is promised."""
+GUARD_AT = 0.9
+"""Share of a step that forward and backward take: the copy has so long before the optimizer waits."""
+
+_STATES = {"sgd": 0, "momentum": 1, "lion": 1, "muon": 1, "adam": 2, "adamw": 2, "amsgrad": 3}
+OPTIMIZERS = tuple(_STATES)
+"""By how many numbers they keep for each parameter."""
+PRECISIONS = ("mixed", "fp32", "bf16")
+"""mixed: bf16 weights, fp32 master weights and fp32 states; fp32, bf16: everything."""
+
+_SPEED = re.compile(r"(?:([0-9]{1,4})x)?([^/]+?)(?:ps|/s)(?:/(.+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """Some equal devices of one node."""
+
+    count: int
+    bytes_per_s: float
+    """Sustained writing, of each."""
+    capacity_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job as a person describes it."""
+
+    parameters: float
+    bytes_per_parameter: float
+    gpus: int
+    gpus_per_node: int
+    is_replicated: bool
+    """Every rank writes the whole state, as plain DDP does; else each its share."""
+    devices: Sequence[DeviceGroup]
+    """Of each node."""
+    slot_count: int = 2
+    step_s: float | None = None
+    copy_bytes_per_s: float = COPY_BYTES_PER_S
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "bytes_per_parameter", "gpus", "gpus_per_node", "copy_bytes_per_s"):
+            value: float = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise UsageError(f"{name} is {value}", hint="it must be more than 0")
+        if self.step_s is not None and not 0 < self.step_s < math.inf:
+            raise UsageError(f"step_s is {self.step_s}", hint="the time of one step, or leave it out")
+        if not self.devices:
+            raise UsageError("no devices", hint="such as 4x3GBps: four drives of 3 GB/s in each node")
+        if self.slot_count < 2:
+            raise UsageError(
+                f"slots is {self.slot_count}", hint="2 or more: one is kept while the next is copied"
+            )
+        if self.gpus % self.gpus_per_node and self.gpus > self.gpus_per_node:
+            raise UsageError(
+                f"{self.gpus} GPUs do not fill nodes of {self.gpus_per_node}", hint="give --gpus-per-node"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What it will take. Times in seconds."""
+
+    state_size_bytes: int
+    """Of the whole job, each value once."""
+    rank_size_bytes: int
+    """Of one rank's snapshot."""
+    node_size_bytes: int
+    """That the devices of one node write for one checkpoint."""
+    node_memory_bytes: int
+    """For the slots of its ranks."""
+    node_count: int
+    copy_s: float
+    persist_s: float
+    held_s: float
+    """From the boundary until it is durable."""
+    stall_s: float
+    """That training stands still for each checkpoint."""
+    slower_s: float
+    """That the steps beside it take longer, altogether."""
+    interval_s: float
+    interval_steps: int | None
+    """None while nobody says how long a step takes."""
+    reason: str
+    goal_missed: str
+    bounds: tuple[Bound, ...]
+    cost_share: float
+    """Whole cost as a share of training without checkpoints."""
+    lost_by_crash_s: float
+    """Most work that a crash of a trainer costs: its snapshot is in memory once it is copied."""
+    lost_by_node_s: float
+    """Most work that the loss of a node costs."""
+    node_written_per_day_bytes: float
+    drive_writes_per_day: float | None
+    """None where nobody says how large the drives are."""
+
+
+def bytes_per_parameter(optimizer: str, precision: str) -> float:
+    """Return what a checkpoint holds for each parameter: weights, master weights, states of the optimizer."""
+    states = _STATES[optimizer]
+    return {"mixed": 2 + 4 + 4 * states, "fp32": 4 + 4 * states, "bf16": 2 + 2 * states}[precision]
+
+
+def parse_devices(text: str) -> tuple[DeviceGroup, ...]:
+    """Return the devices that `4x3GBps`, `4x3GBps/7.68TB` or several of these with commas between them describe.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    return tuple(_group(part.strip()) for part in text.split(","))
+
+
+def _group(text: str) -> DeviceGroup:
+    found = _SPEED.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError(text)
+        count = int(found[1] or 1)
+        speed = float(parse_size(found[2]))
+        capacity_bytes = parse_size(found[3]) if found[3] else None
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} describes no devices",
+            hint="such as 4x3GBps, or with their size 4x3GBps/7.68TB; several kinds: 2x3GBps,2x7GBps",
+        ) from error
+    if not count:
+        raise UsageError(f"{text!r} describes no devices", hint="at least one")
+    return DeviceGroup(count=count, bytes_per_s=speed, capacity_bytes=capacity_bytes)
+
+
+def predict(job: PlannedJob) -> Prediction:
+    """Return what checkpointing this job will take."""
+    state_bytes = round(job.parameters * job.bytes_per_parameter)
+    rank_bytes = state_bytes if job.is_replicated else math.ceil(state_bytes / job.gpus)
+    ranks = min(job.gpus, job.gpus_per_node)
+    node_bytes = ranks * rank_bytes
+    copy_s = rank_bytes / job.copy_bytes_per_s
+    persist_s = node_bytes / sum(group.count * group.bytes_per_s for group in job.devices)
+    stall_s = EAGER_S + (max(0.0, copy_s - GUARD_AT * job.step_s) if job.step_s else 0.0)
+    slower_s = SLOWER_COPY * copy_s
+    capacity_bytes = _capacity_bytes(job.devices)
+    figures = Figures(
+        step=exactly(job.step_s) if job.step_s else None,
+        stall=exactly(stall_s),
+        persist=exactly(persist_s),
+        held=exactly(copy_s + persist_s),
+        slot_count=job.slot_count,
+        fill={"node": node_bytes / capacity_bytes} if capacity_bytes else {},
+    )
+    limits = _checked(job)
+    target = find_target(figures, limits, mtbf_s=limits.mtbf_s, slower_s=slower_s)
+    interval_s, interval_steps = _interval(target, job.step_s)
+    per_day = DAY_S / interval_s if interval_s else math.inf
+    return Prediction(
+        state_size_bytes=state_bytes,
+        rank_size_bytes=rank_bytes,
+        node_size_bytes=node_bytes,
+        node_memory_bytes=job.slot_count * node_bytes,
+        node_count=math.ceil(job.gpus / job.gpus_per_node),
+        copy_s=copy_s,
+        persist_s=persist_s,
+        held_s=copy_s + persist_s,
+        stall_s=stall_s,
+        slower_s=slower_s,
+        interval_s=interval_s,
+        interval_steps=interval_steps,
+        reason=f"bound by {target.bound.text}",
+        goal_missed=target.goal_missed,
+        bounds=tuple(hard_bounds(figures, limits, slower_s=slower_s)),
+        cost_share=(stall_s + slower_s) / interval_s,
+        lost_by_crash_s=interval_s + copy_s,
+        lost_by_node_s=interval_s + copy_s + persist_s,
+        node_written_per_day_bytes=node_bytes * per_day,
+        drive_writes_per_day=node_bytes * per_day / capacity_bytes if capacity_bytes else None,
+    )
+
+
+def _interval(target: Target, step_s: float | None) -> tuple[float, int | None]:
+    if step_s is None:
+        return target.aim_s, None
+    steps = int(min(steps_at_least(target.aim_s, step_s), steps_at_most(target.most_s, step_s)))
+    return steps * step_s, steps
+
+
+def _checked(job: PlannedJob) -> Limits:
+    """Return the limits; those in steps mean nothing where nobody says how long a step takes."""
+    if job.step_s is not None:
+        return job.limits
+    if job.limits.least_steps > 1 or job.limits.most_steps is not None:
+        raise UsageError(
+            "an interval in steps, and no --step", hint="say how long a step takes, or give seconds"
+        )
+    return replace(job.limits, least_steps=1)
+
+
+def _capacity_bytes(devices: Sequence[DeviceGroup]) -> int | None:
+    sizes = [group.count * group.capacity_bytes for group in devices if group.capacity_bytes is not None]
+    if sizes and len(sizes) < len(devices):
+        raise UsageError(
+            "only some devices have a size", hint="give each kind its size, such as 4x3GBps/7.68TB"
+        )
+    return sum(sizes) or None

@@ -1,0 +1,76 @@
+"""Proof that dicts and lists hold the objects that they held: a few calls whatever their number, none per object.
+
+All comparisons are of identity, and what was seen is kept alive, so that no new object can look like an old one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, compress
+from operator import eq, is_, methodcaller, not_
+from typing import Any, cast
+
+Table = Mapping[Any, object]
+
+_values_of_dict = cast("Callable[[Table], Iterable[object]]", dict.values)  # pyright: ignore[reportUnknownMemberType]
+_values_of_any = cast("Callable[[Table], Iterable[object]]", methodcaller("values"))
+
+
+def same(found: Sequence[object], seen: Sequence[object]) -> bool:
+    """Tell whether two sequences hold the same objects in the same order."""
+    return len(found) == len(seen) and all(map(is_, found, seen))
+
+
+def _is_never(value: object) -> bool:
+    del value
+    return False
+
+
+class Contents:
+    """What dicts held when this was made."""
+
+    def __init__(self, tables: Iterable[Table], *, is_loose: Callable[[object], bool] = _is_never) -> None:
+        """Look at the dicts. Values for which `is_loose` holds may become others for which it holds too."""
+        self._is_loose = is_loose
+        found = list(tables)
+        self._types = list(map(type, found))
+        plain = set(self._types) <= {dict}
+        self._values_of = _values_of_dict if plain else _values_of_any
+        self._sizes = list(map(len, found))
+        self._keys = list[object](chain.from_iterable(found))
+        # Equal strings are equal names; keys of other kinds (tensors) may not even compare.
+        self._alike = eq if all(type(key) is str for key in self._keys) else same
+        values = self._values(found)
+        self._loose = list(map(is_loose, values))
+        self._fixed = list(map(not_, self._loose))
+        self._seen = list(compress(values, self._fixed))
+        self._any_loose = any(self._loose)
+
+    def hold(self, tables: Iterable[Table]) -> bool:
+        """Tell whether these dicts, new or the same, have the same keys in the same order and the same values."""
+        found = list(tables)
+        if list(map(len, found)) != self._sizes or list(map(type, found)) != self._types:
+            return False
+        if not self._alike(list(chain.from_iterable(found)), self._keys):
+            return False
+        values = self._values(found)
+        if not self._any_loose:
+            return same(values, self._seen)
+        loose = compress(values, self._loose)
+        return same(list(compress(values, self._fixed)), self._seen) and all(map(self._is_loose, loose))
+
+    def _values(self, tables: Sequence[Table]) -> list[object]:
+        return list(chain.from_iterable(map(self._values_of, tables)))
+
+
+class Lists:
+    """What lists held when this was made."""
+
+    def __init__(self, lists: Iterable[Sequence[object]]) -> None:
+        """Look at the lists."""
+        found = list(lists)
+        self._sizes = list(map(len, found))
+        self._seen = list(chain.from_iterable(found))
+
+    def hold(self, lists: Iterable[Sequence[object]]) -> bool:
+        """Tell whether these lists, new or the same, hold the same objects."""
+        found = list(lists)
+        return list(map(len, found)) == self._sizes and same(list(chain.from_iterable(found)), self._seen)

@@ -1,0 +1,222 @@
+"""How a run hears that it is about to be ended: SIGTERM, a file, a command. It hears it on a thread of its own."""
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from ..core.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+SIGTERM = "SIGTERM"
+GRACE_S = 30.0
+POLL_S = 2.0
+COMMAND_DEADLINE_S = 10.0
+ENDED_STATUS = 128 + signal.SIGTERM
+_CLOSE = b"\0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """What announces the end of a run, how long before, and whether the run then ends by itself.
+
+    Raises:
+        UsageError: a value that makes no sense; the message names it.
+    """
+
+    sigterm: bool = True
+    """SIGTERM does, where nobody else has a handler for it. A second one ends the process at once."""
+    notice_file: str | os.PathLike[str] | None = None
+    """This file's appearing does."""
+    notice_command: Sequence[str] | None = None
+    """This command's success (exit status 0) does; run every few seconds, without a shell."""
+    grace_s: float = GRACE_S
+    """From the announcement to the end."""
+    ends: bool = True
+    """After its checkpoint the run raises SystemExit; False: it goes on, until somebody ends it."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.grace_s < 86400:
+            raise UsageError(f"grace_s is {self.grace_s}", hint="seconds from the announcement to the end")
+        if self.notice_command is not None and (
+            isinstance(self.notice_command, str) or not self.notice_command
+        ):
+            raise UsageError(
+                f"notice_command is {self.notice_command!r}", hint="a program and its arguments: ['curl', …]"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Somebody will end the run."""
+
+    reason: str
+    until_s: float
+    """Of the monotonic clock."""
+    ends: bool
+
+
+class NoticeWatch:
+    """Waits for the announcement and tells it once. Made on the main thread where SIGTERM is to be heard.
+
+    The main thread may be inside a collective whose peer has died, where no Python handler of a signal ever runs. So
+    the signal comes through the wake-up descriptor, which the interpreter's own handler writes to in whatever thread.
+    """
+
+    def __init__(self, preemption: Preemption, on_notice: Callable[[Notice], None]) -> None:
+        self._preemption, self._on_notice = preemption, on_notice
+        self._ear, self._mouth = socket.socketpair()
+        self._mouth.setblocking(False)
+        self._hears_signal = preemption.sigterm and self._take_signal()
+        self._thread = threading.Thread(target=self._work, name="everstep-notice", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give the signal back, if this is the main thread, and end the thread."""
+        if self._hears_signal and threading.current_thread() is threading.main_thread():
+            _let_signal_go()
+        self._mouth.send(_CLOSE)
+        self._thread.join()
+        self._ear.close()
+        if not self._hears_signal or threading.current_thread() is threading.main_thread():
+            self._mouth.close()  # else the interpreter still writes to it
+
+    def _take_signal(self) -> bool:
+        """Return whether SIGTERM is heard from now on."""
+        if threading.current_thread() is not threading.main_thread():
+            why = "attach() was not called on the main thread"
+        elif signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            why = "somebody else has a handler for it"
+        elif (other := signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)) != -1:
+            signal.set_wakeup_fd(other)
+            why = "somebody else, asyncio maybe, has the interpreter's wake-up descriptor"
+        else:
+            signal.signal(signal.SIGTERM, _wake_up)
+            _hearing.append(self)
+            return True
+        logger.info("sigterm_not_heard reason=%s", why)
+        return False
+
+    # -- the thread
+
+    def _work(self) -> None:
+        preemption = self._preemption
+        reason = self._wait()
+        if not reason:
+            return
+        until_s = time.monotonic() + preemption.grace_s
+        ends = preemption.ends or reason == SIGTERM
+        self._on_notice(Notice(reason=reason, until_s=until_s, ends=ends))
+        if reason == SIGTERM and self._heard(preemption.grace_s) != "":
+            logger.error(
+                "run_ended reason=a second SIGTERM, or no boundary within %.0f s", preemption.grace_s
+            )
+            end_now()
+
+    def _wait(self) -> str:
+        """Return what was announced; empty when the watch is closed."""
+        polls = self._preemption.notice_file is not None or self._preemption.notice_command is not None
+        while True:
+            heard = self._heard(POLL_S if polls else None)
+            if heard is not None:
+                return heard
+            if announced := self._poll():
+                return announced
+
+    def _heard(self, timeout_s: float | None) -> str | None:
+        """Return SIGTERM, or an empty text when the watch is closed; None when nothing came in time."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            if not select.select([self._ear], [], [], left_s)[0]:
+                return None
+            said = self._ear.recv(1)
+            if said == _CLOSE:
+                return ""
+            if said == bytes([signal.SIGTERM]):
+                return SIGTERM
+
+    def _poll(self) -> str:
+        """Return what the file or the command announces; empty: nothing."""
+        file, command = self._preemption.notice_file, self._preemption.notice_command
+        if file is not None and Path(file).exists():
+            return f"{os.fspath(file)} is there"
+        if command is not None and _succeeds(command):
+            return f"{command[0]} says so"
+        return ""
+
+
+def end_now() -> NoReturn:
+    """End this process at once, from any thread, with the status of one that SIGTERM ended; nothing is flushed."""
+    os._exit(ENDED_STATUS)
+
+
+_hearing: list[NoticeWatch] = []
+"""The one that hears SIGTERM, if any."""
+
+
+def _let_signal_go() -> None:
+    """SIGTERM ends the process again; in a forked child, whose signals are none of its parent's."""
+    if _hearing:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _hearing.clear()
+
+
+class _Mask(threading.local):
+    """What a thread that forks had blocked before."""
+
+    before: Iterable[int] | None = None
+
+
+_mask = _Mask()
+
+
+def _before_fork() -> None:
+    """A child's SIGTERM waits until the child's signals are its own, or the parent would hear it."""
+    if _hearing:
+        _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _after_fork() -> None:
+    if _mask.before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+        _mask.before = None
+
+
+def _in_child() -> None:
+    _let_signal_go()
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+def _wake_up(number: int, frame: FrameType | None) -> None:
+    """Nothing is left to do: the wake-up descriptor has told it."""
+    del number, frame
+
+
+def _succeeds(command: Sequence[str]) -> bool:
+    try:
+        done = subprocess.run(
+            list(command),
+            capture_output=True,
+            check=False,
+            timeout=COMMAND_DEADLINE_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("notice_command_failed command=%s reason=%s", command[0], error)
+        return False
+    return done.returncode == 0

@@ -1,0 +1,164 @@
+"""How often this rank's run takes checkpoints: tells the frequency controller what is measured, and asks it."""
+
+import logging
+import time
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+from ..checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
+from ..checkpoint.frequency_machine import FixedInterval, Frequency, FrequencyMachine, FrequencyMemory
+from ..checkpoint.frequency_types import (
+    CheckpointPersisted,
+    CheckpointSkipped,
+    CheckpointStalled,
+    CheckpointTaken,
+    Decision,
+    Failed,
+    FailureKind,
+    Limits,
+    Observation,
+    StepEnded,
+    StorageKnown,
+)
+from ..core.errors import EverstepError
+from ..core.ids import CheckpointId
+from ..proto import frames
+
+logger = logging.getLogger(__name__)
+
+
+ROOM = 1.5
+"""On a time that is measured once and must surely suffice."""
+
+
+class Pace:
+    """One rank's controller. Used by the training thread, but for `persisted`, `failed` and `skipped_elsewhere`."""
+
+    def __init__(self, *, every: int | None, limits: Limits) -> None:
+        self._every, self._limits = every, limits
+        self._memory: FrequencyMemory | None = None
+        self._died: FailureKind | None = None
+        self._frequency: Frequency = self._make(0)
+        self._from_threads: SimpleQueue[Observation] = SimpleQueue()
+        self._begun_s: dict[CheckpointId, float] = {}
+        """When the copy of each snapshot that is not durable yet began."""
+        self.step_s = 0.0
+        """What the newest step took; 0 before the first."""
+        self._held_s = self._stall_s = 0.0
+        """Of the newest snapshot that became durable, from the begin of its copy on; of the newest checkpoint."""
+        self._stalled_s: float | None = None
+        """What the newest checkpoint has cost by itself so far, until its copy has ended."""
+
+    def _make(self, step: int) -> Frequency:
+        if self._every is not None:
+            return FixedInterval(self._every)
+        return FrequencyMachine(self._limits, step=step, memory=self._memory)
+
+    # -- before training
+
+    def restored(self, remembered: object, died: FailureKind | None) -> None:
+        """Go on with what an earlier attempt has learnt (`memory`; None: nothing), and how it died (None: it ended)."""
+        self._died = died
+        if remembered is None:
+            return
+        try:
+            self._memory = load_memory(remembered)
+        except EverstepError as error:
+            logger.warning("frequency_unknown reason=%s: what checkpoints cost is measured anew", error)
+
+    def begin(self, step: int, *, slots: int, devices: Sequence[frames.DeviceInfo]) -> None:
+        """Begin to decide about the boundaries after `step`."""
+        self._frequency = self._make(step)
+        if self._died is not None:
+            self._frequency.observe(Failed(kind=self._died))
+        if devices:
+            # Ranks that write to the same devices name the same one.
+            known = StorageKnown(
+                slot_count=slots,
+                node=min(device.device_id for device in devices),
+                capacity_bytes=sum(device.capacity_bytes for device in devices),
+            )
+            self._frequency.observe(known)
+
+    # -- at boundaries
+
+    def arrived(self, step: StepEnded | None, *, guard_s: float, copying: bool) -> None:
+        """A boundary was reached after `step`, in which the guard waited `guard_s`; does the copy still go on?"""
+        while True:
+            try:
+                self._frequency.observe(self._from_threads.get_nowait())
+            except Empty:
+                break
+        if self._stalled_s is not None:
+            self._stalled_s += guard_s
+            if not copying:
+                self._frequency.observe(CheckpointStalled(stall_s=self._stalled_s))
+                self._stall_s, self._stalled_s = self._stalled_s, None
+        if step is not None:
+            self.step_s = step.step_s
+            self._frequency.observe(step)
+
+    def taken(self, checkpoint: CheckpointId) -> None:
+        """The boundary got a checkpoint: its copy has begun."""
+        self._begun_s[checkpoint] = time.perf_counter()
+        self._frequency.observe(CheckpointTaken(step=checkpoint.step))
+
+    def skipped(self, step: int) -> None:
+        """The boundary was due, but nothing could be begun."""
+        self._frequency.observe(CheckpointSkipped(step=step))
+
+    def left(self, stall_s: float, *, taken: bool) -> None:
+        """The boundary is passed; it has taken `stall_s`."""
+        if taken:
+            self._stalled_s = stall_s
+
+    def due(self, start: int, horizon: int) -> tuple[int, ...]:
+        """Return the boundaries among [start, horizon) that get a checkpoint; asked once for each, on rank 0."""
+        return self._frequency.due(start, horizon)
+
+    @property
+    def decision(self) -> Decision:
+        """How often, and why; meaningful on rank 0, which decides."""
+        return self._frequency.decision
+
+    @property
+    def memory(self) -> object:
+        """What the next attempt should know, as a JSON value for the checkpoint."""
+        return dump_memory(self._frequency.memory)
+
+    @property
+    def needed_s(self) -> float:
+        """How long a checkpoint takes from its boundary until it is durable, with room; 0 while nobody knows."""
+        return ROOM * (self._stall_s + self._held_s)
+
+    # -- among ranks
+
+    @property
+    def figures(self) -> object:
+        """What this rank has measured, as a JSON value for rank 0."""
+        return dump_figures(self._frequency.figures)
+
+    def hear(self, figures: Sequence[object]) -> None:
+        """Take the newest figures of the other ranks."""
+        self._frequency.hear([load_figures(each) for each in figures])
+
+    # -- other threads
+
+    def persisted(self, event: frames.Persisted) -> None:
+        """A snapshot of this rank is durable."""
+        begun_s = self._begun_s.pop(CheckpointId(event.attempt, event.step), None)
+        if begun_s is not None:
+            self._held_s = time.perf_counter() - begun_s
+            self._from_threads.put(
+                CheckpointPersisted(
+                    size_bytes=event.size_bytes,
+                    persist_s=event.devices_s,
+                    held_s=self._held_s,
+                )
+            )
+
+    def failed(self, checkpoint: CheckpointId, *, skipped: bool) -> None:
+        """A snapshot will never be complete: it failed, or another rank could not begin its part."""
+        self._begun_s.pop(checkpoint, None)
+        if skipped:
+            self._from_threads.put(CheckpointSkipped(step=checkpoint.step))

@@ -1,0 +1,87 @@
+"""The end of a run that somebody announces: who hears of it, how much time is left, what the process ends with."""
+
+import logging
+import time
+from typing import NoReturn
+
+from ..core.errors import UsageError
+from .notice import ENDED_STATUS, GRACE_S, SIGTERM, Notice, NoticeWatch, Preemption, end_now
+from .pace import Pace
+from .ranks import Ranks
+
+logger = logging.getLogger(__name__)
+
+LEASE_ENDS = "the lease ends"
+LEASE_BOUNDARIES = 3
+"""Steps, at most, between asking for a checkpoint and its boundary where a step is long."""
+
+
+class RunEnd:
+    """Asks all ranks for a last checkpoint in time. Used by the training thread; notices come on the watch's."""
+
+    def __init__(self, name: str, ranks: Ranks, pace: Pace, preemption: Preemption) -> None:
+        self._name, self._ranks, self._pace = name, ranks, pace
+        self._lease: Notice | None = None
+        self._until_s: float | None = None
+        self._watch = NoticeWatch(preemption, self._on_notice)
+
+    def lease(self, seconds: float, *, ends: bool) -> None:
+        """The process has so long from now on.
+
+        Raises:
+            UsageError: no positive number of seconds.
+        """
+        if not seconds > 0:
+            raise UsageError(f"a lease of {seconds} s", hint="the seconds that are left, more than 0")
+        self._lease = Notice(reason=LEASE_ENDS, until_s=time.monotonic() + seconds, ends=ends)
+
+    def mind_lease(self) -> None:
+        """At each boundary: ask for the last checkpoint while there is time for it; rank 0's lease counts."""
+        lease = self._lease
+        if lease is None or self._ranks.rank != 0:
+            return
+        boundaries_s = LEASE_BOUNDARIES * self._pace.step_s
+        if time.monotonic() + self._pace.needed_s + boundaries_s >= lease.until_s:
+            self._lease, self._until_s = None, lease.until_s
+            self._ranks.ask_for_checkpoint(lease.reason if lease.ends else "")
+
+    @property
+    def until_s(self) -> float:
+        """When somebody will end this process, of the monotonic clock, as far as this rank knows."""
+        return self._until_s if self._until_s is not None else time.monotonic() + GRACE_S
+
+    @property
+    def has_time(self) -> bool:
+        """Tell whether a checkpoint that begins now would be durable in time."""
+        return time.monotonic() + self._pace.needed_s < self.until_s
+
+    def leave(self, reason: str, *, last_complete: str, in_time: bool) -> NoReturn:
+        """End the process: SystemExit with 0 for a lease, else as SIGTERM would."""
+        logger.warning(
+            "run_ended run=%s reason=%s last_complete=%s in_time=%s",
+            self._name,
+            reason,
+            last_complete or "none",
+            in_time,
+        )
+        raise SystemExit(0 if reason == LEASE_ENDS else ENDED_STATUS)
+
+    def close(self) -> None:
+        """Hear nothing more; SIGTERM ends the process again."""
+        self._watch.close()
+
+    # -- on the watch's thread
+
+    def _on_notice(self, notice: Notice) -> None:
+        left_s = notice.until_s - time.monotonic()
+        logger.warning("run_ends run=%s reason=%s left_s=%.0f", self._name, notice.reason, left_s)
+        self._until_s = notice.until_s
+        if notice.reason == SIGTERM:
+            self._ranks.confirm_end(notice.reason, self._leave_alone)
+        else:
+            self._ranks.ask_for_checkpoint(notice.reason if notice.ends else "")
+
+    def _leave_alone(self) -> None:
+        """Not every rank is to end: a peer has died. The daemon persists what is sealed."""
+        logger.error("run_ended run=%s reason=SIGTERM came to this rank, not to all", self._name)
+        end_now()

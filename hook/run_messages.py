@@ -1,0 +1,75 @@
+"""What a run says in the log, at WARNING where a user must not miss it."""
+
+import logging
+import warnings
+
+import torch
+
+from .link import Link
+from .report import Report
+from .restore import Restored
+
+logger = logging.getLogger(__name__)
+
+
+def say_restored(name: str, restored: Restored, notes: dict[str, str]) -> None:
+    """Say what was restored, and what was not; `notes` are the checkpoint's."""
+    logger.warning(
+        "restored run=%s checkpoint=%s from=%s epoch=%d restore_s=%.2f",
+        name,
+        restored.checkpoint,
+        restored.source,
+        restored.epoch,
+        restored.restore_s,
+    )
+    if restored.left_as_given:
+        logger.warning(
+            "restored_in_part run=%s left_as_given=%s: the imported checkpoint has nothing of them",
+            name,
+            ",".join(restored.left_as_given),
+        )
+    if restored.not_attached:
+        logger.warning(
+            "restored_in_part run=%s not_attached=%s: the next checkpoint is without them",
+            name,
+            ",".join(restored.not_attached),
+        )
+    then, now = notes.get("torch_threads", ""), str(torch.get_num_threads())
+    if then != now:
+        warnings.warn(
+            f"the checkpoint was taken with {then} intra-op threads, this process has {now}: the state is "
+            "bit-identical, further training may not be",
+            stacklevel=4,
+        )
+
+
+def say_nothing_restored(name: str, link: Link) -> None:
+    """Say why there is nothing to restore."""
+    where = ", ".join(sorted(device.path for device in link.devices))
+    event, why = "nothing_to_restore", "this run has no checkpoint there"
+    if link.opened.new_store:
+        event, why = "new_store", "nothing to restore, the directories were empty"
+    elif link.fresh and link.opened.highest_attempt > 0:
+        why = "fresh=True leaves the checkpoints of earlier attempts aside"
+    elif link.opened.highest_attempt > 0:
+        why = "earlier attempts left no complete checkpoint, or fresh=True has left theirs aside"
+    logger.warning("%s run=%s at=%s: %s", event, name, where, why)
+
+
+def say_closed(name: str, step: int, report: Report) -> None:
+    """Sum the attempt up."""
+    logger.info(
+        "run_closed run=%s step=%d complete=%d last_complete=%s stall_per_checkpoint_ms=%.2f slowdown_percent=%.2f "
+        "busy_steps=%d quiet_steps=%d skipped=%d failed=%d interval=%d",
+        name,
+        step,
+        report.checkpoints_complete,
+        report.last_complete or "none",
+        report.stall_per_checkpoint_s * 1000,
+        report.slowdown * 100,
+        report.busy_steps,
+        report.quiet_steps,
+        sum(report.skipped.values()),
+        len(report.failures),
+        report.decision.interval_steps,
+    )

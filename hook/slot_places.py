@@ -1,0 +1,89 @@
+"""Where the leaves of a capture go in a slot, and when each may be copied."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import cast
+
+import torch
+
+from ..checkpoint.layout_plan import Layout
+from .capture import StateCapture
+from .copier import Unchanged
+from .copy_plan import GATHER_BYTES_MAX, CopyPlan, Placed, picker
+from .state_protocol import Laziness, TensorLeaf
+
+
+class Places:
+    """Where the leaves of a layout go, and when each may be copied; made anew when one of these changes."""
+
+    def __init__(self, layout: Layout, capture: StateCapture) -> None:
+        """Plan all copies: some microseconds for each leaf, so that a boundary needs none."""
+        self._layout, self._laziness, self._on_cuda = layout, capture.laziness, capture.on_cuda
+        placed, on_cuda = _places(layout), capture.on_cuda
+        is_eager = [laziness is Laziness.EAGER for laziness in capture.laziness]
+        self.cuda = [(place, is_eager[place.leaf]) for place in placed if on_cuda[place.leaf]]
+        on_host = [place for place in placed if not on_cuda[place.leaf]]
+        self.eager = CopyPlan(place for place in on_host if is_eager[place.leaf])
+        self.lazy = CopyPlan(place for place in on_host if not is_eager[place.leaf])
+        eager = [place for place in placed if is_eager[place.leaf]]
+        self.eager_bytes = sum(place.size_bytes for place in eager)
+        largest = max(eager, key=lambda place: place.size_bytes, default=None)
+        self.largest_eager_leaf = layout.leaves[largest.leaf].name if largest is not None else ""
+        self.all_lazy = [place for place in placed if not is_eager[place.leaf]]
+        lazy = [index for index, eager in enumerate(is_eager) if not eager]
+        watched = [index for index in lazy if _is_written_by_hand(capture.leaves[index])]
+        self._watched_names = [layout.leaves[index].name for index in watched]
+        self._watched = picker(watched)
+        self._watched_addresses = picker(watched)
+        self._large = picker([index for index in lazy if layout.leaves[index].size_bytes >= GATHER_BYTES_MAX])
+
+    def unchanged(self, capture: StateCapture) -> Unchanged:
+        """Return what must not change until it is copied."""
+        tensors = list(map(_tensor_of, self._watched(capture.leaves)))
+        return Unchanged(self._watched_names, tensors, self._watched_addresses(capture.addresses))
+
+    def memory(self, capture: StateCapture) -> list[object]:
+        """Return what keeps the memory that is read.
+
+        Whoever sets `.data` frees the memory that a tensor had. The kernel refuses to gather what is unmapped; memmove,
+        which copies large leaves, would not survive it.
+        """
+        large = map(_tensor_of, self._large(capture.leaves))
+        return [capture.leaves, list(map(torch.Tensor.untyped_storage, large))]
+
+    def serve(self, layout: Layout, capture: StateCapture) -> bool:
+        """Tell whether they are right for a capture."""
+        return (
+            self._layout is layout and self._laziness == capture.laziness and self._on_cuda == capture.on_cuda
+        )
+
+
+_tensor_of = cast("Callable[[TensorLeaf], torch.Tensor]", attrgetter("tensor"))
+
+
+def _is_written_by_hand(leaf: TensorLeaf) -> bool:
+    """Tell whether training loops are known to write to it outside an optimizer: that is compared each time.
+
+    Optimizer state is not: nobody does, and to read 10,000 versions takes 1 ms. The debug mode looks at all.
+    """
+    return leaf.laziness is Laziness.FROZEN or isinstance(leaf.tensor, torch.nn.Parameter)
+
+
+def _places(layout: Layout) -> list[Placed]:
+    """Return where each piece goes in a slot, in the order of the segments."""
+    number = {leaf.name: index for index, leaf in enumerate(layout.leaves)}
+    begins = {
+        (plan.segment, entry.key): plan.slot_offset_bytes + plan.header_size_bytes + entry.begin
+        for plan in layout.segments
+        for entry in plan.entries
+    }
+    return [
+        Placed(
+            number[piece.leaf],
+            piece.offset_in_leaf_bytes,
+            piece.size_bytes,
+            begins[piece.segment, piece.key],
+            piece.segment,
+        )
+        for piece in sorted(layout.pieces, key=lambda piece: piece.segment)
+    ]

@@ -1,0 +1,114 @@
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.checkpoint.drift_machine import (
+    SAMPLES_MAX,
+    Block,
+    DriftWindow,
+    Spread,
+    exactly,
+    student_t,
+)
+
+TIMES = st.floats(0, 1e4)
+
+
+def filled(samples: list[float]) -> DriftWindow:
+    window = DriftWindow()
+    for sample in samples:
+        window.add(sample)
+    return window
+
+
+def spread_of(window: DriftWindow) -> Spread:
+    spread = window.spread
+    assert spread is not None
+    return spread
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (1000, 1.962)],
+)
+def test_student_t_is_that_of_the_tables(freedom: int, t: float) -> None:
+    assert student_t(1.959964, freedom) == pytest.approx(t, rel=0.012)
+
+
+def test_what_nobody_has_measured_twice_is_not_sure() -> None:
+    assert Spread(mean=3.0, count=1).half_width == math.inf
+    assert exactly(3.0).half_width == 0
+    assert DriftWindow().spread is None
+
+
+@given(st.lists(TIMES, min_size=2, max_size=60))
+def test_the_spread_is_that_of_the_newest_samples(samples: list[float]) -> None:
+    window = DriftWindow()
+    for sample in samples:
+        window.add(sample)
+        spread = spread_of(window)
+        rest = (
+            samples[: samples.index(sample) + 1][-spread.count :] if len(set(samples)) == len(samples) else []
+        )
+        if len(rest) == spread.count > 1:
+            assert spread.mean == pytest.approx(statistics.fmean(rest), rel=1e-6, abs=1e-6)
+            assert spread.deviation == pytest.approx(statistics.stdev(rest), rel=1e-4, abs=1e-4)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=200))
+def test_blocks_go_on_where_they_were_left(samples: list[float]) -> None:
+    window = filled(samples)
+    again = spread_of(DriftWindow(window.blocks))
+    assert again.count == spread_of(window).count
+    assert again.mean == pytest.approx(spread_of(window).mean)
+    assert again.deviation == pytest.approx(spread_of(window).deviation)
+    assert all(
+        older.samples >= newer.samples for older, newer in zip(window.blocks, window.blocks[1:], strict=False)
+    )
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.5, 1.1, 5.0])
+def test_without_noise_two_samples_show_a_change(factor: float) -> None:
+    window = filled([2.0] * 50)
+    assert not window.add(2.0 * factor), "a single one may be an exception"
+    assert window.add(2.0 * factor)
+    assert spread_of(window).mean == pytest.approx(2.0 * factor)
+
+
+def test_one_exception_is_forgotten() -> None:
+    window = filled([1.0, *[0.01] * 4])
+    assert spread_of(window).mean == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steady_noise_is_no_change(seed: int) -> None:
+    draw = random.Random(seed)
+    window = DriftWindow()
+    drops = sum(window.add(draw.gammavariate(11, 1 / 11)) for _ in range(3000))
+    assert drops == 0
+    assert spread_of(window).count == 3000
+    assert abs(spread_of(window).mean - 1) < 2 * spread_of(window).half_width
+    assert spread_of(window).deviation == pytest.approx(0.3, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_change_below_the_noise_is_found_in_time(seed: int) -> None:
+    draw = random.Random(seed)
+    window = DriftWindow()
+    for _ in range(2000):
+        window.add(draw.gauss(1.0, 0.3))
+    for _ in range(400):
+        window.add(draw.gauss(1.2, 0.3))
+    assert spread_of(window).count < 500
+    assert abs(spread_of(window).mean - 1.2) < 2 * spread_of(window).half_width < 0.15
+
+
+def test_memory_is_bounded() -> None:
+    window = DriftWindow([Block(SAMPLES_MAX // 2, 1.0, 0.0), Block(SAMPLES_MAX // 2, 1.0, 0.0)])
+    window.add(1.0)
+    assert spread_of(window).count == SAMPLES_MAX // 2 + 1
+    assert len(filled([1.0] * 5000).blocks) < 70

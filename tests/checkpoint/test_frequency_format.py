@@ -1,0 +1,47 @@
+import json
+from typing import Any
+
+import pytest
+from training_simulator import Training, World
+
+from everstep.checkpoint.drift_machine import Spread
+from everstep.checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
+from everstep.checkpoint.frequency_machine import FrequencyMemory
+from everstep.checkpoint.frequency_types import Figures
+from everstep.core.errors import CorruptDataError, FormatVersionError
+
+
+def through_json(document: object) -> Any:
+    return json.loads(json.dumps(document, allow_nan=False))
+
+
+def test_memory_comes_back_and_is_small() -> None:
+    memory = Training(lambda _: World(noise=0.3)).run(1000).machine.memory
+    document = through_json(dump_memory(memory))
+    assert load_memory(document) == memory
+    assert len(json.dumps(document)) < 16_000
+    assert load_memory(through_json(dump_memory(FrequencyMemory()))) == FrequencyMemory()
+
+
+def test_figures_come_back_and_are_small() -> None:
+    figures = Training(lambda _: World(noise=0.3)).run(1000).machine.figures
+    document = through_json(dump_figures(figures))
+    assert load_figures(document) == figures
+    assert len(json.dumps(document)) < 1000
+    empty = Figures(step=Spread(mean=1.0))
+    assert load_figures(through_json(dump_figures(empty))) == empty
+
+
+def test_a_newer_format_is_refused() -> None:
+    with pytest.raises(FormatVersionError, match="format 2"):
+        load_memory(through_json(dump_memory(FrequencyMemory())) | {"format": 2})
+
+
+@pytest.mark.parametrize(
+    "document", [None, [], {}, {"format": 1}, {"format": 1, "memory": {"slower_s": "x"}}, {"format": 0}]
+)
+def test_anything_else_is_refused(document: object) -> None:
+    with pytest.raises(CorruptDataError, match="cannot be read"):
+        load_memory(document)
+    with pytest.raises(CorruptDataError, match="cannot be read"):
+        load_figures(3)

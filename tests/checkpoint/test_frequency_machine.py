@@ -1,0 +1,258 @@
+"""The controller on a simulated run: it keeps the budget whatever changes, and comes back when the change is over."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_simulator import Training, World
+
+from everstep.checkpoint.drift_machine import exactly
+from everstep.checkpoint.frequency_machine import (
+    CALM_CHECKPOINTS,
+    PROFILE_STEPS,
+    FixedInterval,
+    FrequencyMachine,
+)
+from everstep.checkpoint.frequency_types import (
+    BoundKind,
+    CheckpointSkipped,
+    CheckpointStalled,
+    Failed,
+    FailureKind,
+    Limits,
+    StepEnded,
+)
+
+BUDGETS = (0.01, 0.035, 0.1)
+LOOKAHEADS = (1, 8)
+"""One rank; several, which plan eight boundaries ahead."""
+SETTLED = 10
+"""Checkpoints after a start or a change: from there on the budget is kept."""
+NORMAL = World()
+CHANGES = {
+    "a device slows five times": (NORMAL, replace(NORMAL, persist_s=4.0)),
+    "a device slows five times, and writing costs": (
+        replace(NORMAL, slower=0.1),
+        replace(NORMAL, slower=0.1, persist_s=4.0),
+    ),
+    "steps become three times shorter": (NORMAL, replace(NORMAL, step_s=NORMAL.step_s / 3)),
+    "steps become three times shorter than the copy": (
+        replace(NORMAL, copy_s=0.4),
+        replace(NORMAL, copy_s=0.4, step_s=NORMAL.step_s / 3),
+    ),
+    "a neighbour steals half the CPU": (NORMAL, replace(NORMAL, step_s=0.4, eager_s=0.01, copy_s=0.2)),
+    "the eager part grows": (NORMAL, replace(NORMAL, eager_s=0.2)),
+    "writing slows steps": (NORMAL, replace(NORMAL, slower=0.5)),
+    "per-step checkpoints become dear": (
+        World(step_s=1.0, persist_s=0.1, slower=0.0),
+        World(step_s=1.0, persist_s=0.1, slower=0.0, eager_s=0.5),
+    ),
+}
+WORLDS = {
+    "small": World(persist_s=0.1, eager_s=0.001, slower=0.0),
+    "normal": NORMAL,
+    "longer copy than step": replace(NORMAL, copy_s=0.5),
+    "slow device": replace(NORMAL, persist_s=5.0),
+    "writing slows steps": replace(NORMAL, slower=0.2),
+    "short steps": replace(NORMAL, step_s=0.02),
+    "long steps": replace(NORMAL, step_s=2.0),
+}
+
+
+def assert_calm(training: Training, since_checkpoint: int) -> None:
+    """At most one change per five checkpoints."""
+    changed_at = [change.checkpoint for change in training.changes if change.checkpoint >= since_checkpoint]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(changed_at)]
+    assert all(gap >= CALM_CHECKPOINTS for gap in gaps), training.changes
+
+
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_the_budget_holds_from_the_tenth_checkpoint_on(world: World, budget: float, lookahead: int) -> None:
+    training = Training(lambda _: world, Limits(budget=budget), lookahead=lookahead).run_checkpoints(40)
+    assert training.share(training.taken[SETTLED]) <= budget
+    assert_calm(training, SETTLED)
+
+
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
+def test_the_budget_holds_again_after_a_change_and_after_its_end(
+    before: World, after: World, budget: float, lookahead: int
+) -> None:
+    now = [before]
+    training = Training(lambda _: now[0], Limits(budget=budget), lookahead=lookahead).run_checkpoints(30)
+    first = training.decision.interval_steps
+    now[0], changed = after, len(training.taken)
+    training.run_checkpoints(30)
+    assert training.share(training.taken[changed + SETTLED]) <= budget
+    now[0], over = before, len(training.taken)
+    training.run_checkpoints(SETTLED)
+    assert training.decision.interval_steps <= 1.5 * first, "it comes down again"
+    training.run_checkpoints(20)
+    assert training.share(training.taken[over + SETTLED]) <= budget
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(
+    "world",
+    [NORMAL, replace(NORMAL, copy_s=0.5), replace(NORMAL, slower=0.3), replace(NORMAL, step_s=2.0)],
+    ids=["normal", "long copy", "writing slows steps", "long steps"],
+)
+def test_with_noise_the_budget_holds_once_it_is_decided(world: World, budget: float, seed: int) -> None:
+    noisy = replace(world, noise=0.3)
+    training = Training(lambda _: noisy, Limits(budget=budget), seed=seed).run_checkpoints(SETTLED)
+    while training.decision.steps_undecided and training.step < 20_000:
+        training.run(min(training.decision.steps_undecided, 4000))
+    assert training.decision.steps_undecided == 0
+    decided = training.step
+    training.run_checkpoints(25)
+    assert training.share(decided) <= budget
+    assert_calm(training, SETTLED)
+
+
+def test_steady_noise_changes_the_interval_less_and_less() -> None:
+    noisy = replace(NORMAL, noise=0.3, slower=0.1)
+    training = Training(lambda _: noisy, seed=3).run(9000)
+    assert_calm(training, SETTLED)
+    late = [change for change in training.changes if change.step > 6000]
+    assert len(late) <= 1
+
+
+def test_evaluations_are_no_cost() -> None:
+    world = replace(NORMAL, pause_s=60.0, pause_every=37)
+    training = Training(lambda _: world).run_checkpoints(40)
+    undisturbed = Training(lambda _: NORMAL).run_checkpoints(40)
+    assert training.decision.interval_steps == undisturbed.decision.interval_steps
+
+
+def test_a_restart_goes_on_with_what_was_learnt() -> None:
+    training = Training(lambda _: replace(NORMAL, copy_s=0.5), Limits(budget=0.01)).run_checkpoints(20)
+    interval, step = training.decision.interval_steps, training.taken[-1]
+    training.restart()
+    training.run_checkpoints(1)
+    assert training.taken[-1] - step == interval, "no second profile"
+    for _ in range(2):
+        training.restart(FailureKind.NODE)
+    assert training.machine.memory.meter.trainer_failures == 1
+    assert training.machine.memory.meter.node_failures == 2
+
+
+def test_the_rate_of_failures_is_learnt_over_attempts() -> None:
+    training = Training(lambda _: NORMAL).run(2000)
+    interval = training.decision.interval_steps
+    for _ in range(3):
+        training.restart(FailureKind.NODE)
+        training.run(200)
+    assert training.decision.reason.startswith("bound by the best for a failure each ")
+    assert training.decision.interval_steps > 2 * interval
+
+
+def test_the_profile_comes_first() -> None:
+    training = Training(lambda _: NORMAL).run(PROFILE_STEPS)
+    assert training.taken == []
+    assert training.decision.kind is BoundKind.PROFILE
+    assert training.decision.reason.startswith("profile: ")
+    training.run(10)
+    assert len(training.taken) == 1
+
+
+def test_the_profile_of_long_steps_is_short() -> None:
+    training = Training(lambda _: replace(NORMAL, step_s=30.0)).run(PROFILE_STEPS // 2)
+    assert training.taken != []
+
+
+def test_what_nobody_could_write_is_not_tried_at_each_step() -> None:
+    training = Training(lambda _: replace(NORMAL, persist_s=1e9), slots=64).run(1000)
+    assert 5 <= len(training.taken) <= 12
+
+
+def test_each_decision_says_why_and_what_it_costs() -> None:
+    training = Training(lambda _: replace(NORMAL, copy_s=0.5)).run_checkpoints(20)
+    decision = training.decision
+    assert decision.reason == "bound by the budget: 321 ms stall + 20 ms slower steps / 3.5 %"
+    assert decision.cost_share == pytest.approx(0.341 / (decision.interval_steps * 0.2), rel=0.01)
+    assert decision.cost_share is not None
+    assert decision.cost_share <= 0.035
+    assert decision.steps_undecided == 0
+    waiting = Training(lambda _: replace(NORMAL, commit_s=3.095, slower=0.0)).run_checkpoints(20)
+    assert waiting.decision.reason == "bound by persist bandwidth: 4 s / 2 slots"
+    assert waiting.skipped == []
+
+
+def test_the_least_and_the_most_of_the_user() -> None:
+    training = Training(lambda _: NORMAL, Limits(least_steps=50)).run_checkpoints(15)
+    assert training.decision.interval_steps == 50
+    assert training.decision.kind is BoundKind.LEAST
+    missed = Training(lambda _: NORMAL, Limits(most_steps=5)).run_checkpoints(15).decision
+    assert "not possible, persist bandwidth" in missed.goal_missed
+    capped = Training(lambda _: NORMAL, Limits(mtbf_s=1e6, most_s=20.0)).run_checkpoints(15).decision
+    assert capped.kind is BoundKind.MOST
+    assert capped.interval_steps == int((20.0 - 0.905) / 0.2)
+
+
+def test_every_n_is_every_n() -> None:
+    fixed = FixedInterval(5)
+    fixed.observe(CheckpointStalled(stall_s=100.0))
+    assert [step for at in range(1, 25, 8) for step in fixed.due(at, at + 8)] == [5, 10, 15, 20]
+    assert fixed.decision.reason == "every=5, as asked"
+    assert FixedInterval(1).due(3, 5) == (3, 4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(1e-3, 10), st.booleans(), st.floats(0, 5)), min_size=40, max_size=120),
+    st.integers(1, 8),
+)
+def test_any_times_give_boundaries_in_order_and_an_interval(
+    steps: Sequence[tuple[float, bool, float]], lookahead: int
+) -> None:
+    """Whatever is measured: each boundary is decided once, the least is kept, the decision can be explained."""
+    machine = FrequencyMachine(Limits(least_steps=3))
+    now_s, horizon = 0.0, 1
+    listed: list[int] = []
+    for number, (step_s, is_busy, stall_s) in enumerate(steps, start=1):
+        now_s += step_s
+        machine.observe(StepEnded(at_s=now_s, step_s=step_s, is_busy=is_busy))
+        if number >= horizon - lookahead // 2:
+            begin = max(horizon, number)
+            horizon = begin + lookahead
+            due = machine.due(begin, horizon)
+            assert all(begin <= step < horizon for step in due)
+            listed += due
+        if number in listed:
+            machine.observe(CheckpointStalled(stall_s=stall_s))
+    assert all(later - earlier >= 3 for earlier, later in itertools.pairwise(listed))
+    assert machine.decision.interval_steps >= 1
+    assert machine.decision.reason
+
+
+def test_a_failure_that_is_told_is_counted() -> None:
+    machine = FrequencyMachine(Limits())
+    machine.observe(Failed(kind=FailureKind.NODE))
+    assert machine.memory.meter.node_failures == 1
+
+
+def test_what_could_not_be_taken_is_tried_again_soon() -> None:
+    training = Training(lambda _: replace(NORMAL, copy_s=0.5), Limits(budget=0.01)).run_checkpoints(20)
+    interval, machine = training.decision.interval_steps, training.machine
+    due = training.taken[-1] + interval
+    assert machine.due(due, due + 1) == (due,)
+    machine.observe(CheckpointSkipped(step=due))
+    again = next(step for step in range(due + 1, due + interval) if machine.due(step, step + 1))
+    assert again - due == interval // 8
+
+
+def test_peers_are_heard() -> None:
+    training = Training(lambda _: NORMAL).run_checkpoints(20)
+    alone = training.decision.interval_steps
+    slow = replace(training.machine.figures, stall=exactly(0.2))
+    training.machine.hear([slow])
+    training.run_checkpoints(5)
+    assert training.decision.interval_steps > 4 * alone
+    assert training.decision.reason.startswith("bound by the budget: 200 ms stall")

@@ -1,0 +1,162 @@
+"""What a rank makes of what it observes."""
+
+import pytest
+
+from everstep.checkpoint.drift_machine import Spread
+from everstep.checkpoint.frequency_meter_machine import (
+    FAILURES_NEEDED,
+    UNPAIRED_MAX,
+    WARMUP_STEPS,
+    CostMeter,
+)
+from everstep.checkpoint.frequency_types import (
+    CheckpointPersisted,
+    CheckpointStalled,
+    CheckpointTaken,
+    Failed,
+    FailureKind,
+    StepEnded,
+    StorageKnown,
+)
+
+STEP_S = 0.2
+
+
+class Meter(CostMeter):
+    """Counts the clock and the steps by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def steps_of(self, *times_s: float, busy: bool = False) -> "Meter":
+        for step_s in times_s:
+            self.now_s += step_s
+            self.observe(StepEnded(at_s=self.now_s, step_s=step_s, is_busy=busy))
+        return self
+
+    def take(self) -> "Meter":
+        self.observe(CheckpointTaken(step=0))
+        return self
+
+
+def warm() -> Meter:
+    return Meter().steps_of(*[7.0] * WARMUP_STEPS).steps_of(*[STEP_S] * 20)
+
+
+def slower_s(meter: CostMeter) -> float:
+    slower = meter.figures.slower
+    assert slower is not None
+    return slower.mean
+
+
+def step_s(meter: CostMeter) -> float:
+    step = meter.figures.step
+    assert step is not None
+    return step.mean
+
+
+def test_the_first_steps_are_not_measured() -> None:
+    meter = Meter().steps_of(*[7.0] * WARMUP_STEPS)
+    assert meter.figures.step is None
+    assert step_s(meter.steps_of(STEP_S)) == STEP_S
+
+
+def test_without_quiet_steps_the_mean_of_all_is_the_best_guess() -> None:
+    meter = Meter().steps_of(*[7.0] * WARMUP_STEPS).steps_of(0.2, 0.4, busy=True)
+    assert step_s(meter) == pytest.approx(0.3)
+    assert meter.quiet_steps == 0
+
+
+@pytest.mark.parametrize("pauses", [1, 2])
+def test_an_evaluation_is_no_step(pauses: int) -> None:
+    meter = warm().steps_of(*[30.0] * pauses).steps_of(STEP_S)
+    assert step_s(meter) == pytest.approx(STEP_S)
+    assert meter.pauses == pauses
+
+
+def test_many_long_steps_in_a_row_are_the_new_length() -> None:
+    meter = warm().steps_of(*[30.0] * 3)
+    assert step_s(meter) == pytest.approx(30.0)
+    assert meter.pauses == 0
+
+
+def test_busy_steps_are_compared_with_the_quiet_ones_of_their_cycle() -> None:
+    meter = warm().take().steps_of(0.25, 0.25, busy=True).steps_of(0.2, 0.2).take()
+    assert slower_s(meter) == pytest.approx(0.1)
+    meter.steps_of(1.25, 1.25, busy=True).steps_of(1.2, 1.2).take()
+    assert slower_s(meter) == pytest.approx(0.1), "all became longer: no cost of checkpoints"
+
+
+def test_a_long_cycle_is_compared_before_it_ends() -> None:
+    meter = warm().take().steps_of(0.3, busy=True).steps_of(*[0.2] * 10)
+    assert slower_s(meter) == pytest.approx(0.1)
+
+
+def test_a_pause_among_busy_steps_is_no_cost() -> None:
+    meter = warm()
+    for _ in range(4):
+        meter.take().steps_of(0.25, busy=True).steps_of(*[0.2] * 10)
+    meter.take().steps_of(30.0, busy=True).steps_of(*[0.2] * 10)
+    meter.take().steps_of(0.25, busy=True).steps_of(*[0.2] * 10)
+    assert slower_s(meter) == pytest.approx(0.05)
+    assert meter.pauses == 1
+    for _ in range(6):
+        meter.take().steps_of(30.0, busy=True).steps_of(*[0.2] * 10)
+    assert slower_s(meter) == pytest.approx(29.8), (
+        "again and again right after a checkpoint: that is its cost"
+    )
+
+
+def test_pauses_that_fall_anywhere_among_busy_steps_are_no_cost() -> None:
+    meter = warm()
+    for number in range(20):
+        meter.take().steps_of(*[0.25] * (3 + number % 4), busy=True).steps_of(30.0, busy=True)
+        meter.steps_of(*[0.25] * 3, busy=True).steps_of(0.2, 0.2)
+    assert slower_s(meter) == pytest.approx(0.05 * 8.5, rel=0.2)
+    assert meter.pauses >= 19
+
+
+def test_a_cycle_in_which_all_steps_changed_is_not_compared() -> None:
+    meter = warm()
+    for _ in range(4):
+        meter.take().steps_of(0.25, busy=True).steps_of(*[0.2] * 10)
+    meter.take().steps_of(0.25, busy=True).steps_of(*[0.1] * 20)
+    for _ in range(2):
+        meter.take().steps_of(0.15, busy=True).steps_of(*[0.1] * 20)
+    assert slower_s(meter) == pytest.approx(0.05)
+
+
+def test_steps_that_are_always_busy_call_for_quiet_ones() -> None:
+    meter = warm()
+    for _ in range(2):
+        meter.take().steps_of(0.25, busy=True).steps_of(0.2, 0.2)
+    for _ in range(UNPAIRED_MAX):
+        assert not meter.wants_quiet
+        meter.take().steps_of(0.25, busy=True)
+    assert meter.wants_quiet
+    meter.steps_of(0.2, 0.2)
+    assert not meter.wants_quiet
+    assert slower_s(meter.take()) == pytest.approx(0.05)
+
+
+def test_what_was_told_is_known() -> None:
+    meter = CostMeter()
+    meter.observe(StorageKnown(slot_count=3, node="a", capacity_bytes=1000))
+    assert meter.figures.fill == {}
+    meter.observe(CheckpointStalled(stall_s=0.02))
+    meter.observe(CheckpointPersisted(size_bytes=10, persist_s=1.0, held_s=1.5))
+    figures = meter.figures
+    once = [Spread(mean=value, count=1) for value in (0.02, 1.0, 1.5)]
+    assert [figures.stall, figures.persist, figures.held] == once
+    assert (figures.slot_count, figures.fill) == (3, {"a": 0.01})
+
+
+def test_the_time_between_failures_is_learnt_from_enough_of_them() -> None:
+    meter = Meter().steps_of(*[100.0] * 9)
+    for number in range(FAILURES_NEEDED):
+        assert meter.mtbf_s is None
+        meter.observe(Failed(kind=FailureKind.NODE if number else FailureKind.TRAINER))
+    assert meter.mtbf_s == pytest.approx(900 / FAILURES_NEEDED)
+    assert (meter.memory.trainer_failures, meter.memory.node_failures) == (1, FAILURES_NEEDED - 1)
+    assert CostMeter(meter.memory).mtbf_s == meter.mtbf_s

@@ -1,0 +1,205 @@
+"""Failures replayed under every policy: the time adds up, and ours is never far from the best."""
+
+import itertools
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.checkpoint.frequency_types import FailureKind
+from everstep.checkpoint.goodput_failures import (
+    GPU_MTBF_S,
+    Failure,
+    FailureProcess,
+    failures_of,
+    mtbf_of_gpus,
+)
+from everstep.checkpoint.goodput_policies import POLICIES, Fixed, daly_s
+from everstep.checkpoint.goodput_replay import compare, replay
+from everstep.checkpoint.goodput_types import Costs, Job, Outcome, Phase
+
+DAY_S = 86400.0
+COSTS = Costs(step_s=2.0, stall_s=0.05, slower=0.02, copy_s=1.0, persist_s=12.0)
+JOB = Job(
+    phases=(Phase(begin_s=0.0, costs=COSTS),),
+    duration_s=DAY_S,
+    mtbf_s=mtbf_of_gpus(16384),
+    epoch_steps=10_000,
+    fixed_steps=500,
+)
+THIRD_S = DAY_S / 3
+CHANGES = {
+    "a slow device": (
+        Phase(begin_s=THIRD_S, costs=COSTS.times(persist=5.0)),
+        Phase(begin_s=2 * THIRD_S, costs=COSTS),
+    ),
+    "shorter steps": (Phase(begin_s=THIRD_S, costs=COSTS.times(step=1 / 3)),),
+    "a neighbour": (
+        Phase(begin_s=THIRD_S, costs=COSTS.times(step=2.0, stall=2.0)),
+        Phase(begin_s=2 * THIRD_S, costs=COSTS),
+    ),
+}
+OTHERS = [name for name in POLICIES if name != "everstep"]
+
+
+def goodput(runs: "list[Outcome] | tuple[Outcome, ...]") -> float:
+    return statistics.fmean(run.goodput for run in runs)
+
+
+def outcome_of(job: Job, name: str, *failures: Failure) -> Outcome:
+    return replay(job, failures, POLICIES[name](job))
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_is_that_of_llama_3() -> None:
+    assert mtbf_of_gpus(16384) == pytest.approx(11135, rel=1e-3)
+    assert pytest.approx(50_700, rel=0.01) == GPU_MTBF_S / 3600
+
+
+@pytest.mark.parametrize("process", FailureProcess)
+def test_each_process_has_its_mean_and_repeats_by_its_seed(process: FailureProcess) -> None:
+    found = failures_of(process, 1000.0, 4e6, seed=3)
+    assert len(found) == pytest.approx(4000, rel=0.12)
+    assert found == failures_of(process, 1000.0, 4e6, seed=3)
+    assert found != failures_of(process, 1000.0, 4e6, seed=4)
+    assert all(earlier.at_s <= later.at_s < 4e6 for earlier, later in itertools.pairwise(found))
+    nodes = sum(failure.kind is FailureKind.NODE for failure in found) / len(found)
+    assert nodes == (1.0 if process is FailureProcess.SPOT else pytest.approx(0.78, abs=0.04))
+
+
+def test_weibull_and_bursts_come_together() -> None:
+    def spread(process: FailureProcess) -> float:
+        times = [failure.at_s for failure in failures_of(process, 1000.0, 4e6, seed=1)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return statistics.stdev(gaps) / statistics.fmean(gaps)
+
+    assert spread(FailureProcess.EXPONENTIAL) == pytest.approx(1.0, abs=0.1)
+    assert spread(FailureProcess.WEIBULL) > 1.3
+    assert spread(FailureProcess.BURSTS) > 1.2
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_failures_a_fixed_interval_costs_what_it_says() -> None:
+    found = replay(JOB, (), Fixed(JOB))
+    assert found.failures == found.lost_s == found.restart_s == 0
+    assert found.checkpoints == pytest.approx(DAY_S / 1000, abs=1)
+    assert found.stall_s == pytest.approx(found.checkpoints * 0.05)
+    assert found.slower_s == pytest.approx(found.checkpoints * 13 * 0.02 / 1.02, rel=0.02)
+
+
+def test_a_node_goes_back_to_what_is_durable_a_trainer_to_what_is_in_memory() -> None:
+    """The third checkpoint is taken at about 3,000 s; 5 s later it is in memory, and not yet written."""
+    at_s = 3 * (1000 + 0.05 + 13 * 0.02 / 1.02) + 5
+    node = outcome_of(JOB, "fixed", Failure(at_s=at_s, kind=FailureKind.NODE))
+    trainer = outcome_of(JOB, "fixed", Failure(at_s=at_s, kind=FailureKind.TRAINER))
+    assert node.lost_s == pytest.approx(1005, abs=5)
+    assert trainer.lost_s == pytest.approx(5, abs=5)
+    assert (node.restart_s, trainer.restart_s) == (JOB.restart_s, JOB.restart_memory_s)
+
+
+def test_a_notice_is_heeded_by_those_who_can() -> None:
+    failure = Failure(at_s=40_000.0, kind=FailureKind.NODE, notice_s=120.0)
+    assert outcome_of(JOB, "each epoch", failure).lost_s > 10_000
+    assert outcome_of(JOB, "everstep", failure).lost_s < 125
+    late = replace(failure, notice_s=5.0)
+    interval_s = 2.0 * 500
+    assert outcome_of(replace(JOB, fixed_steps=500), "fixed", late).lost_s < interval_s + 20
+
+
+def test_who_waits_for_a_place_says_so_and_who_does_not_skips() -> None:
+    slow = replace(JOB, phases=(JOB.phases[0], Phase(begin_s=1000.0, costs=COSTS.times(persist=100.0))))
+    waiting, skipping = outcome_of(slow, "PCcheck"), outcome_of(replace(slow, fixed_steps=5), "fixed")
+    assert waiting.waited_s > 0.3 * DAY_S
+    assert waiting.skipped == 0
+    assert skipping.waited_s == 0
+    assert skipping.skipped > 1000
+
+
+def test_checkfreq_only_goes_up() -> None:
+    slow = replace(JOB, phases=(JOB.phases[0], Phase(begin_s=1000.0, costs=COSTS.times(persist=5.0)),
+                                Phase(begin_s=20_000.0, costs=COSTS)))  # fmt: skip
+    policy = POLICIES["CheckFreq"](slow)
+    first = policy.steps_until_look(0, 0.0)
+    replay(slow, (), policy)
+    assert policy.steps_until_look(0, 0.0) > first
+
+
+@pytest.mark.parametrize(("cost_s", "best_s"), [(0.2, 66.7), (5.0, 330.0), (120.0, 1570.0)])
+def test_daly(cost_s: float, best_s: float) -> None:
+    assert daly_s(cost_s, 11_135) == pytest.approx(best_s, rel=0.01)
+    assert daly_s(30_000, 11_135) == 11_135
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(list(POLICIES)),
+    st.lists(
+        st.builds(
+            Failure,
+            at_s=st.floats(0, 5000),
+            kind=st.sampled_from(FailureKind),
+            notice_s=st.sampled_from([0.0, 10.0, 120.0]),
+        ),
+        max_size=12,
+    ),
+    st.floats(0.3, 100),
+    st.floats(0, 3),
+    st.floats(0, 0.5),
+    st.integers(2, 4),
+)
+def test_all_time_is_accounted_for(  # noqa: PLR0917
+    name: str, failures: list[Failure], persist_s: float, stall_s: float, slower: float, slots: int
+) -> None:
+    costs = Costs(step_s=1.5, stall_s=stall_s, slower=slower, copy_s=1.0, persist_s=persist_s)
+    job = Job(
+        phases=(
+            Phase(begin_s=0.0, costs=costs),
+            Phase(begin_s=2000.0, costs=costs.times(persist=3.0, step=0.5)),
+        ),
+        duration_s=4000.0,
+        mtbf_s=1000.0,
+        epoch_steps=700,
+        fixed_steps=60,
+        slot_count=slots,
+    )
+    ordered = sorted(failures, key=lambda failure: failure.at_s)
+    found = outcome_of(job, name, *ordered)
+    spent = found.stall_s + found.waited_s + found.slower_s + found.lost_s + found.restart_s
+    assert found.useful_s + spent == pytest.approx(found.wall_s)
+    assert found.wall_s >= job.duration_s
+    assert min(found.useful_s, found.lost_s, found.slower_s, found.waited_s) >= -1e-6
+    assert found.failures <= len(failures)
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stall_s", [0.01, 0.3])
+@pytest.mark.parametrize("change", [(), *CHANGES.values()], ids=["no change", *CHANGES])
+def test_ours_is_never_two_percent_worse_than_the_best_and_beats_checkfreq_where_costs_change(
+    change: tuple[Phase, ...], stall_s: float
+) -> None:
+    def with_stall(phase: Phase) -> Phase:
+        return replace(phase, costs=phase.costs.times(stall=stall_s / 0.05))
+
+    phases = tuple(with_stall(phase) for phase in (JOB.phases[0], *change))
+    found = compare(replace(JOB, phases=phases), tuple(FailureProcess), runs=2, seed=1)
+    for process in FailureProcess:
+        ours = goodput(list(found["everstep"][process]))
+        best = max(goodput(list(found[name][process])) for name in OTHERS)
+        assert ours >= best - 0.02, process
+        if change:
+            assert ours > goodput(list(found["CheckFreq"][process])), process
+
+
+def test_the_budget_holds_in_every_replay() -> None:
+    dear = replace(JOB, phases=(Phase(begin_s=0.0, costs=COSTS.times(stall=20.0)),), mtbf_s=1000.0)
+    found = compare(dear, (FailureProcess.EXPONENTIAL,))
+    assert found["everstep"][FailureProcess.EXPONENTIAL][0].overhead <= 0.035
+    assert found["continuous"][FailureProcess.EXPONENTIAL][0].overhead > 0.06

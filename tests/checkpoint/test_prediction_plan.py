@@ -1,0 +1,133 @@
+from typing import Any
+
+import pytest
+
+from everstep.checkpoint.frequency_types import BoundKind, Limits
+from everstep.checkpoint.prediction_plan import (
+    DeviceGroup,
+    PlannedJob,
+    bytes_per_parameter,
+    parse_devices,
+    predict,
+)
+from everstep.core.errors import UsageError
+
+GB, TB = 10**9, 10**12
+
+
+def job(**changes: Any) -> PlannedJob:
+    """A 7 B model on 8 GPUs of one node with 4 drives of 3 GB/s, 7.68 TB each."""
+    values: dict[str, Any] = {
+        "parameters": 7e9,
+        "bytes_per_parameter": 14.0,
+        "gpus": 8,
+        "gpus_per_node": 8,
+        "is_replicated": False,
+        "devices": [DeviceGroup(count=4, bytes_per_s=3e9)],
+    }
+    return PlannedJob(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "size"),
+    [
+        ("adamw", "mixed", 14),
+        ("adamw", "fp32", 12),
+        ("adamw", "bf16", 6),
+        ("sgd", "fp32", 4),
+        ("lion", "mixed", 10),
+    ],
+)
+def test_bytes_of_a_parameter(optimizer: str, precision: str, size: float) -> None:
+    assert bytes_per_parameter(optimizer, precision) == size
+
+
+def test_a_known_job() -> None:
+    found = predict(job())
+    assert (found.state_size_bytes, found.rank_size_bytes, found.node_size_bytes) == (
+        98 * GB,
+        12.25 * GB,
+        98 * GB,
+    )
+    assert found.node_memory_bytes == 2 * 98 * GB
+    assert found.copy_s == pytest.approx(0.49)
+    assert found.persist_s == pytest.approx(98 / 12)
+    assert found.stall_s == pytest.approx(0.005)
+    assert found.slower_s == pytest.approx(0.0098)
+    assert found.reason == "bound by persist bandwidth: 8.17 s"
+    assert found.interval_s == pytest.approx(1.15 * 98 / 12)
+    assert found.interval_steps is None
+    assert found.cost_share < 0.035
+    assert found.lost_by_node_s == pytest.approx(found.interval_s + 0.49 + 98 / 12)
+    assert found.node_written_per_day_bytes == pytest.approx(98 * GB * 86400 / found.interval_s)
+    assert found.drive_writes_per_day is None
+
+
+def test_drives_of_a_known_size_are_spared() -> None:
+    found = predict(job(devices=parse_devices("8x6GBps/7.68TB"), parameters=320e9 / 14))
+    assert found.reason == "bound by endurance: 0.521 % of the drives each time, 1 drive write a day"
+    assert found.interval_s == pytest.approx(450, rel=0.01)
+    assert found.drive_writes_per_day == pytest.approx(1.0)
+
+
+def test_replicated_ranks_write_everything() -> None:
+    found = predict(job(parameters=1e9, is_replicated=True))
+    assert found.rank_size_bytes == 14 * GB
+    assert found.node_size_bytes == 8 * 14 * GB
+
+
+def test_steps_shorter_than_the_copy_stall() -> None:
+    found = predict(job(step_s=0.2))
+    assert found.stall_s == pytest.approx(0.005 + 0.49 - 0.18)
+    assert found.interval_steps is not None
+    assert found.interval_s == pytest.approx(found.interval_steps * 0.2)
+    assert {bound.kind for bound in found.bounds} >= {BoundKind.BUDGET, BoundKind.BANDWIDTH, BoundKind.SLOTS}
+    assert predict(job(step_s=2.0)).stall_s == pytest.approx(0.005)
+
+
+def test_failures_and_goals() -> None:
+    assert predict(job(limits=Limits(mtbf_s=11_135))).reason.startswith(
+        "bound by the best for a failure each 3.09 h"
+    )
+    assert "not possible" in predict(job(limits=Limits(most_s=10.0))).goal_missed
+    assert predict(job(limits=Limits(mtbf_s=11_135, most_s=20.0))).interval_s <= 20.0
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("4x3GBps", [(4, 3e9, None)]),
+        ("3GB/s", [(1, 3e9, None)]),
+        ("8x6.5GBps/7.68TB", [(8, 6.5e9, 7.68 * TB)]),
+        ("2x3GB/s/2TB, 2x500MBps/1TB", [(2, 3e9, 2 * TB), (2, 5e8, TB)]),
+    ],
+)
+def test_devices_as_text(text: str, groups: list[tuple[int, float, float | None]]) -> None:
+    found = parse_devices(text)
+    assert [(group.count, group.bytes_per_s, group.capacity_bytes) for group in found] == groups
+
+
+@pytest.mark.parametrize(
+    "text", ["", "4x3GB", "x3GBps", "0x3GBps", "4x3GBps/", "4x0GBps", "4x3GBps,", "fast"]
+)
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="describes no devices"):
+        parse_devices(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"parameters": 0}, "parameters is 0"),
+        ({"gpus": 0}, "gpus is 0"),
+        ({"devices": []}, "no devices"),
+        ({"slot_count": 1}, "slots is 1"),
+        ({"step_s": -1.0}, "step_s is -1.0"),
+        ({"gpus": 12}, "12 GPUs do not fill nodes of 8"),
+        ({"devices": parse_devices("1x1GBps,1x1GBps/1TB")}, "only some devices"),
+        ({"limits": Limits(most_steps=10)}, "interval in steps"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        predict(job(**changes))

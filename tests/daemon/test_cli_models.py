@@ -1,0 +1,162 @@
+"""`everstep plan` and `everstep simulate` as people and machines call them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.checkpoint.goodput_failures import FailureProcess
+from everstep.checkpoint.goodput_policies import POLICIES
+from everstep.daemon.cli import main
+
+PLAN = ("plan", "--params", "7e9", "--optimizer", "adamw", "--gpus", "8", "--devices", "4x3GBps")
+SIMULATE = ("simulate", "--duration", "6h", "--runs", "1")
+
+
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_plan_for_people(answer: Any) -> None:
+    code, text, _ = answer(*PLAN)
+    assert code == 0
+    for said in (
+        "98 GB, 14 bytes a parameter; each rank 12.2 GB",
+        "98 GB by each of 1 node",
+        "196 GB on each node, 2 slots",
+        "490 ms, beside forward and backward",
+        "8.17 s; durable 8.66 s after the boundary",
+        "9.39 s, bound by persist bandwidth: 8.17 s",
+        "902 TB by each node",
+        "--step TIME",
+    ):
+        assert said in text, text
+
+
+def test_plan_for_machines(answer: Any) -> None:
+    code, text, _ = answer(*PLAN, "--step", "300ms", "--mtbf", "3h", "--json")
+    document = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert code == 0
+    found = document["prediction"]
+    assert found["state_size_bytes"] == 98 * 10**9
+    assert found["interval_steps"] * 0.3 == pytest.approx(found["interval_s"])
+    assert {bound["kind"] for bound in found["bounds"]} == {"least", "budget", "persist bandwidth", "slots"}
+    assert document["job"]["limits"]["mtbf_s"] == 10_800
+
+
+def test_plan_says_what_cannot_be_kept(answer: Any) -> None:
+    assert "! at most 5 s of work to lose" in answer(*PLAN, "--most", "5s")[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("--optimizer", "adamx"), "no optimizer 'adamx' is known (one of sgd"),
+        (("--precision", "fp8"), "no precision 'fp8'"),
+        (("--devices", "4 drives"), "'4 drives' describes no devices (such as 4x3GBps"),
+        (("--gpus", "0"), "gpus is 0"),
+        (("--slots", "1"), "slots is 1"),
+        (("--budget", "0"), "budget is 0.0"),
+        (("--drive-writes-per-day", "-1"), "drive_writes_per_day is -1.0"),
+        (("--bytes-per-param", "0"), "bytes_per_parameter is 0.0"),
+    ],
+)
+def test_plan_names_what_is_wrong(answer: Any, changes: tuple[str, ...], said: str) -> None:
+    code, text, error = answer(*PLAN, *changes)
+    assert (code, text) == (2, "")
+    assert said.partition(" (")[0] in error
+    assert said.partition(" (")[2] in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*PLAN, "--params", "many"), "a number such as 7e9 or 7B; got 'many'"),
+        ((*PLAN, "--budget", "x%"), "a share such as 3.5% or 0.035; got 'x%'"),
+        ((*PLAN, "--step", "1 s"), "a duration is a positive number"),
+        (("plan",), "--params"),
+    ],
+)
+def test_what_is_no_value_is_wrong_usage(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_simulate_for_machines_is_the_same_for_the_same_seed(answer: Any) -> None:
+    code, text, _ = answer(*SIMULATE, "--json")
+    assert code == 0
+    document = json.loads(text)
+    assert document["policies"].keys() == POLICIES.keys()
+    for found in document["policies"].values():
+        assert found.keys() == {process.value for process in FailureProcess}
+        assert all(0 <= each["goodput"] <= 1 for each in found.values())
+    assert answer(*SIMULATE, "--json")[1] == text
+    assert answer(*SIMULATE, "--json", "--seed", "2")[1] != text
+
+
+def test_simulate_for_people(answer: Any) -> None:
+    code, text, _ = answer(*SIMULATE, "--change", "slow-device", "--gpus", "1024")
+    assert code == 0
+    lines = text.splitlines()
+    assert "a failure each 2.06 d" in lines[0]
+    assert lines[1].split() == [
+        "GOODPUT,",
+        "%",
+        *(each.value for each in FailureProcess),
+        "COST",
+        "LOST",
+        "INTERVAL",
+    ]
+    assert [line.strip()[: len(name)] for line, name in zip(lines[2:], POLICIES, strict=False)] == list(
+        POLICIES
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--change", "everything"), "--change is 'everything'"),
+        (("--runs", "0"), "--runs is 0"),
+        (("--budget", "1.5"), "--budget is 1.5"),
+        (("--step", "1ms", "--duration", "100d"), "are too many"),
+        (("--png", "/nowhere/at/all.png"), "lies in no directory"),
+    ],
+)
+def test_simulate_names_what_is_wrong(answer: Any, arguments: tuple[str, ...], said: str) -> None:
+    code, text, error = answer(*SIMULATE, *arguments)
+    assert (code, text) == (2, "")
+    assert said in error
+
+
+def test_simulate_draws_a_picture(answer: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pip install 'everstep[plot]'")
+    code, text, _ = answer(*SIMULATE, "--png", str(tmp_path / "goodput.png"))
+    assert code == 0
+    assert "picture: " in text
+    assert (tmp_path / "goodput.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_neither_needs_torch_or_numpy() -> None:
+    """Nor rich or grpc, while they print JSON."""
+    code = (
+        "import sys; from everstep.daemon.cli import main; "
+        f"main({[*PLAN, '--json']}); main({[*SIMULATE, '--json', '--duration', '1h']}); "
+        "sys.stderr.write(' '.join(n for n in sys.modules if n in ('torch', 'numpy', 'rich', 'grpc')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/"
+    )
+    assert done.stderr == ""

@@ -1,0 +1,358 @@
+"""A capture that trusts what the last one walked equals one that trusts nothing, whatever happened in between."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from everstep.core.errors import EverstepError
+from everstep.hook import tensor_watch
+from everstep.hook.capture import StateCapture, capture_state
+from everstep.hook.component import make_components
+from everstep.hook.state_testing import bits
+from everstep.hook.tensor_watch import TensorWatch
+
+
+class Extra(nn.Module):
+    """Extra state with a number and a tensor, made anew at each call; buffers that nothing reads."""
+
+    wide: torch.Tensor
+    long: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.register_buffer("wide", torch.arange(3.0))
+        self.register_buffer("long", torch.arange(4.0))
+
+    def get_extra_state(self) -> dict[str, object]:
+        return {"count": self.count, "mean": torch.full((2,), float(self.count))}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+class Shadow:
+    """An object that holds tensors, perhaps the model's own."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, object] = {"own": torch.zeros(3)}
+
+    def state_dict(self) -> dict[str, object]:
+        return self.tensors
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.tensors = state
+
+
+class World:
+    """A model, an optimizer and an object, and all that training scripts do to them."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.a, self.b, self.norm, self.extra = (
+            nn.Linear(3, 3),
+            nn.Linear(3, 3),
+            nn.BatchNorm1d(3),
+            Extra(),
+        )
+        self.model = nn.Sequential(self.a, self.norm, self.b, self.extra)
+        named = [*self.a.named_parameters("0"), *self.b.named_parameters("2")]
+        self.optimizer = torch.optim.AdamW([{"params": named}], lr=0.1)
+        self.shadow = Shadow()
+        self.components = make_components(
+            {"model": self.model, "optimizer": self.optimizer, "shadow": self.shadow}, world_size=1
+        )
+
+    @property
+    def state(self) -> dict[torch.Tensor, dict[object, object]]:
+        return cast("dict[torch.Tensor, dict[object, object]]", self.optimizer.state)
+
+    def own(self) -> dict[object, object]:
+        """The optimizer's state of one parameter."""
+        return self.state.setdefault(self.optimizer.param_groups[0]["params"][0], {})
+
+    # -- what may happen between two boundaries
+
+    def train(self) -> None:
+        self.optimizer.zero_grad()
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.grad = torch.ones_like(parameter)
+        self.optimizer.step()
+        self.norm(torch.randn(4, 3))
+        self.extra.count += 1
+
+    def freeze(self) -> None:
+        self.a.weight.requires_grad_(False)
+
+    def unfreeze(self) -> None:
+        self.a.weight.requires_grad_(True)
+
+    def replace_parameter(self) -> None:
+        self.b.bias = nn.Parameter(torch.randn(3))
+
+    def set_data(self) -> None:
+        self.b.weight.data = self.b.weight.data.clone()
+
+    def set_data_to_a_view(self) -> None:
+        self.b.weight.data = self.b.weight.data.t()
+
+    def set_data_to_another_shape(self) -> None:
+        self.extra.wide.data = self.extra.wide.data[None]
+
+    def set_data_of_another_dtype(self) -> None:
+        self.extra.wide.data = self.extra.wide.data.to(torch.float64)
+
+    def resize(self) -> None:
+        self.extra.long.resize_(2)
+
+    def tie(self) -> None:
+        self.b.weight = self.a.weight
+
+    def add_module(self) -> None:
+        self.model.append(nn.Linear(2, 2))
+
+    def remove_module(self) -> None:
+        del self.model[len(self.model) - 1]
+
+    def move_between_modules(self) -> None:
+        if "late" in self.a._parameters:
+            self.b._parameters["late"] = self.a._parameters.pop("late")
+        else:
+            self.b._parameters.pop("late", None)
+            self.a.register_parameter("late", nn.Parameter(torch.zeros(1)))
+
+    def reorder(self) -> None:
+        self.a._parameters["weight"] = self.a._parameters.pop("weight")
+
+    def exchange_registry(self) -> None:
+        vars(self.norm)["_buffers"] = dict(reversed(self.norm._buffers.items()))
+
+    def add_buffer(self) -> None:
+        self.a._buffers["more"] = torch.arange(4.0)
+
+    def drop_buffer(self) -> None:
+        self.a._buffers["more"] = None
+
+    def expanded_buffer(self) -> None:
+        self.a._buffers["more"] = torch.arange(6.0)[::2]
+
+    def sparse_buffer(self) -> None:
+        self.a._buffers["more"] = torch.eye(3).to_sparse()
+
+    def buffer_that_nobody_saves(self) -> None:
+        self.norm._non_persistent_buffers_set ^= {"running_mean"}
+
+    def parametrize(self) -> None:
+        if not hasattr(self.b, "parametrizations"):
+            parametrizations.weight_norm(self.b)
+
+    def buffer_on_meta(self) -> None:
+        self.a._buffers["more"] = torch.zeros(2, device="meta")
+
+    def write_expanded(self) -> None:
+        found = self.a._buffers.get("more")
+        if found is not None and found.layout is torch.strided:
+            found += 1
+
+    def learning_rate(self) -> None:
+        self.optimizer.param_groups[0]["lr"] *= 0.5
+
+    def tensor_learning_rate(self) -> None:
+        self.optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+
+    def add_group(self) -> None:
+        known = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        new = [(name, found) for name, found in self.model.named_parameters() if id(found) not in known]
+        if new:
+            self.optimizer.add_param_group({"params": new[:1]})
+
+    def remove_group(self) -> None:
+        if len(self.optimizer.param_groups) > 1:
+            self.optimizer.param_groups.pop()
+
+    def rename_parameters(self) -> None:
+        self.optimizer.param_groups[0]["param_names"] = [f"p{number}" for number in range(4)]
+
+    def clear_state(self) -> None:
+        self.optimizer.state.clear()
+
+    def drop_state(self) -> None:
+        if self.state:
+            self.state.popitem()
+
+    def reload_optimizer(self) -> None:
+        self.optimizer.load_state_dict(self.optimizer.state_dict())
+
+    def replace_state(self) -> None:
+        self.own()["exp_avg"] = torch.ones(3, 3)
+
+    def number_in_state(self) -> None:
+        self.own()["count"] = cast(int, self.own().get("count", 0)) + 1
+
+    def lazily_made_state(self) -> None:
+        self.own()["momentum"] = None if "momentum" not in self.own() else torch.zeros(2)
+
+    def list_in_state(self) -> None:
+        cast("list[torch.Tensor]", self.own().setdefault("old", [])).append(torch.ones(2))
+
+    def shared_state(self) -> None:
+        cast("dict[object, object]", self.optimizer.state)["calls"] = len(self.state)
+
+    def exchange_state(self) -> None:
+        self.state[self.optimizer.param_groups[0]["params"][0]] = dict(self.own())
+
+    def hold_a_weight(self) -> None:
+        self.shadow.tensors["weight"] = self.a.weight
+
+    def hold_a_part(self) -> None:
+        self.shadow.tensors["part"] = self.b.weight.detach()[1]
+
+    def let_go(self) -> None:
+        self.shadow.tensors = {"own": torch.ones(3), "text": "x"}
+
+    def become_unsaveable(self) -> None:
+        self.shadow.tensors["odd"] = print
+
+
+EVENTS = [
+    cast("Callable[[World], None]", found)
+    for name, found in vars(World).items()
+    if callable(found) and not name.startswith("_") and name != "own"
+]
+
+
+def happen(world: World, event: Callable[[World], None]) -> None:
+    """What torch refuses after other events leaves whatever it had done by then: an event, too."""
+    with contextlib.suppress(RuntimeError, KeyError, IndexError, AttributeError, TypeError, ValueError):
+        event(world)
+
+
+def facts(capture: StateCapture) -> list[object]:
+    """All that a capture says; the bytes of what is eager, which may be a copy."""
+    leaves = [
+        (leaf.spec, leaf.laziness, leaf.tensor.dtype, leaf.tensor.stride(), bits(leaf.tensor))
+        for leaf in capture.leaves
+    ]
+    assert capture.specs == tuple(leaf.spec for leaf in capture.leaves)
+    assert capture.laziness == tuple(leaf.laziness for leaf in capture.leaves)
+    assert capture.addresses == tuple(leaf.tensor.data_ptr() for leaf in capture.leaves)
+    assert capture.on_cuda == (False,) * len(leaves)
+    return [leaves, capture.aliases, capture.values]
+
+
+def outcome(
+    world: World, previous: StateCapture | None
+) -> tuple[StateCapture | None, list[object] | tuple[type, str]]:
+    try:
+        capture = capture_state(world.components, previous=previous)
+    except EverstepError as error:
+        return previous, (type(error), error.message)
+    return capture, facts(capture)
+
+
+@given(st.lists(st.lists(st.sampled_from(EVENTS), max_size=3), max_size=8))
+def test_a_cached_capture_equals_a_fresh_one(boundaries: Sequence[Sequence[Callable[[World], None]]]) -> None:
+    world = World()
+    last: StateCapture | None = None
+    for events in ((World.train,), *boundaries, ()):
+        for event in events:
+            happen(world, event)
+        last, cached = outcome(world, last)
+        _, fresh = outcome(world, None)
+        assert cached == fresh
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+def test_after_every_change_by_itself_too(event: Callable[[World], None]) -> None:
+    """The search above draws few of the events together; here each is followed by two boundaries."""
+    world = World()
+    world.train()
+    last, _ = outcome(world, None)
+    for _ in range(2):
+        happen(world, event)
+        for _ in range(2):
+            last, cached = outcome(world, last)
+            assert cached == outcome(world, None)[1]
+
+
+class TestWhenNothingIsWalkedAgain:
+    @pytest.mark.parametrize(
+        "event",
+        [World.train, World.learning_rate, World.tensor_learning_rate, World.let_go, World.number_in_state],
+    )
+    def test_what_training_does_at_each_step_needs_no_walk(self, event: Callable[[World], None]) -> None:
+        world = World()
+        world.train()
+        event(world)
+        first = capture_state(world.components)
+        event(world)
+        second = capture_state(world.components, previous=first)
+        assert first.walked
+        assert not second.walked
+        assert second.walk is first.walk
+
+    def test_a_weight_that_an_object_holds_as_well_is_walked_each_time(self) -> None:
+        world = World()
+        world.hold_a_weight()
+        first = capture_state(world.components)
+        assert capture_state(world.components, previous=first).walked
+
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
+    def test_a_scripted_module_is_walked_each_time(self) -> None:
+        scripted = cast("Callable[[nn.Module], nn.Module]", torch.jit.script)(nn.Linear(2, 2))
+        components = make_components({"model": scripted}, world_size=1)
+        first = capture_state(components)
+        assert facts(capture_state(components, previous=first)) == facts(first)
+
+
+class TestTensorWatch:
+    @pytest.fixture(params=["guards", "attributes"])
+    def way(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+        """Both ways to compare: torch's own, and the one for a torch without it."""
+        if request.param == "attributes":
+            monkeypatch.setattr(tensor_watch, "_by_guard", lambda tensors: None)
+        return request.param
+
+    @pytest.mark.usefixtures("way")
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda tensor: tensor.resize_(2),
+            lambda tensor: tensor.t_(),
+            lambda tensor: tensor.requires_grad_(True),
+            lambda tensor: setattr(tensor, "data", tensor.data.clone()),
+            lambda tensor: setattr(tensor, "data", tensor.data.view(torch.int32)),
+            lambda tensor: setattr(tensor, "data", tensor.data.view(3, 2)),
+        ],
+        ids=["size", "strides", "gradient", "address", "dtype", "shape"],
+    )
+    @pytest.mark.parametrize("grad", [True, False])
+    def test_it_notices(self, change: Callable[[torch.Tensor], object], *, grad: bool) -> None:
+        tensor = torch.zeros(2, 3)
+        with torch.set_grad_enabled(grad):
+            watch = TensorWatch([torch.zeros(()), tensor, tensor])
+            assert watch.holds()
+            tensor.add_(1)
+            assert watch.holds()
+            change(tensor)
+            assert not watch.holds()
+
+    def test_a_tensor_without_an_address_is_a_change(self) -> None:
+        tensor = torch.zeros(2)
+        watch = TensorWatch([tensor])
+        with torch.no_grad():
+            tensor.set_(torch.zeros(2).untyped_storage())
+            tensor.untyped_storage().resize_(0)
+        assert not watch.holds()
+
+    def test_torch_still_has_the_comparison_that_makes_it_fast(self) -> None:
+        assert tensor_watch._by_guard([torch.zeros(2)]) is not None

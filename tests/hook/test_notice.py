@@ -1,0 +1,132 @@
+"""Who is told that a run is to end: by real signals, a file, a command."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from everstep.core.errors import UsageError
+from everstep.hook.notice import SIGTERM, Notice, NoticeWatch, Preemption
+
+DEADLINE_S = 20.0
+Watch = Callable[[Preemption], SimpleQueue[Notice]]
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """Start a watch, and close it after the test."""
+    made: list[NoticeWatch] = []
+
+    def start(preemption: Preemption) -> SimpleQueue[Notice]:
+        told: SimpleQueue[Notice] = SimpleQueue()
+        made.append(NoticeWatch(preemption, told.put))
+        return told
+
+    yield start
+    for each in made:
+        each.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_sigterm_is_told_once_with_the_time_that_is_left(watch: Watch) -> None:
+    told = watch(Preemption(grace_s=100.0, ends=False))
+    os.kill(os.getpid(), signal.SIGTERM)
+    notice = told.get(timeout=DEADLINE_S)
+    assert (notice.reason, notice.ends) == (SIGTERM, True)
+    assert 0 < notice.until_s - time.monotonic() <= 100.0
+
+
+def test_a_file_that_appears_is_told(watch: Watch, tmp_path: Path) -> None:
+    told = watch(Preemption(notice_file=tmp_path / "notice", ends=False))
+    assert told.empty()
+    (tmp_path / "notice").touch()
+    notice = told.get(timeout=DEADLINE_S)
+    assert (notice.reason, notice.ends) == (f"{tmp_path}/notice is there", False)
+
+
+def test_a_command_is_asked_until_it_succeeds(watch: Watch, tmp_path: Path) -> None:
+    told = watch(Preemption(notice_command=["test", "-e", str(tmp_path / "notice")]))
+    (tmp_path / "notice").touch()
+    assert told.get(timeout=DEADLINE_S).reason == "test says so"
+
+
+def test_a_command_that_is_not_there_is_named(
+    watch: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = watch(Preemption(notice_command=["no-such-command"], notice_file=tmp_path / "notice"))
+    until_s = time.monotonic() + DEADLINE_S
+    while "notice_command_failed command=no-such-command" not in caplog.text:
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    (tmp_path / "notice").touch()
+    assert told.get(timeout=DEADLINE_S).reason.endswith("is there")
+
+
+def test_a_handler_of_somebody_else_is_left_alone(watch: Watch) -> None:
+    heard: SimpleQueue[int] = SimpleQueue()
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.put(number))
+    try:
+        told = watch(Preemption())
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.get(timeout=DEADLINE_S) == signal.SIGTERM
+        assert told.empty()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_whoever_does_not_want_sigterm_keeps_its_default(watch: Watch) -> None:
+    watch(Preemption(sigterm=False))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_dies_of_its_own_sigterm_and_its_parent_hears_nothing(watch: Watch) -> None:
+    told = watch(Preemption())
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGTERM)
+    told.get(timeout=DEADLINE_S)
+    assert told.empty()
+
+
+@pytest.mark.parametrize("second", ["signal", "grace"])
+def test_who_reaches_no_boundary_ends_at_the_second_signal_or_when_the_time_is_over(second: str) -> None:
+    program = (
+        "import os, signal, sys, threading\n"
+        "from everstep.hook.notice import NoticeWatch, Preemption\n"
+        "told = threading.Event()\n"
+        "NoticeWatch(Preemption(grace_s=float(sys.argv[1])), lambda notice: print(notice.reason, flush=True))\n"
+        "print('ready', flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    grace_s = "1000" if second == "signal" else "0.2"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, grace_s], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "SIGTERM\n"
+        if second == "signal":
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [({"grace_s": 0.0}, "grace_s is 0.0"), ({"notice_command": "curl x"}, "notice_command is 'curl x'")],
+)
+def test_what_makes_no_sense_is_refused(wrong: dict[str, object], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        Preemption(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,185 @@
+"""What a run measures reaches its frequency controller, and what that decides reaches the run."""
+
+import json
+
+import pytest
+
+from everstep.checkpoint.frequency_machine import PROFILE_STEPS
+from everstep.checkpoint.frequency_meter_machine import FAILURES_NEEDED, WARMUP_STEPS
+from everstep.checkpoint.frequency_types import BoundKind, FailureKind, Limits, StepEnded
+from everstep.core.errors import CorruptDataError
+from everstep.core.ids import CheckpointId
+from everstep.hook.pace import Pace
+from everstep.proto import frames
+
+STEP_S = 0.1
+DEVICE = frames.DeviceInfo(
+    device_id="d" * 32,
+    path="/nvme/a",
+    condition=frames.DeviceCondition.OK,
+    reason="",
+    write_bytes_per_s=0.0,
+    capacity_bytes=10**12,
+)
+
+
+class Loop:
+    """A training loop that costs what it is told to, one rank, decided boundary by boundary."""
+
+    def __init__(self, pace: Pace, step: int = 0) -> None:
+        self.pace, self.step, self.now_s = pace, step, 0.0
+        self.taken: list[int] = []
+        self._is_busy = False
+
+    def run(
+        self, steps: int, *, stall_s: float = 0.001, guard_s: float = 0.0, devices_s: float = 0.01
+    ) -> None:
+        """Pass so many boundaries; a checkpoint is durable before the next one."""
+        for _ in range(steps):
+            self.step += 1
+            self.now_s += STEP_S
+            ended = StepEnded(at_s=self.now_s, step_s=STEP_S, is_busy=self._is_busy)
+            self.pace.arrived(ended, guard_s=guard_s if self._is_busy else 0.0, copying=False)
+            self._is_busy = bool(self.pace.due(self.step, self.step + 1))
+            if self._is_busy:
+                checkpoint = CheckpointId(1, self.step)
+                self.taken.append(self.step)
+                self.pace.taken(checkpoint)
+                self.pace.persisted(persisted(checkpoint, devices_s))
+            self.pace.left(stall_s if self._is_busy else 0.0, taken=self._is_busy)
+
+    @property
+    def interval(self) -> int:
+        """Steps between the two newest checkpoints."""
+        return self.taken[-1] - self.taken[-2]
+
+
+def persisted(checkpoint: CheckpointId, devices_s: float) -> frames.Persisted:
+    return frames.Persisted(
+        attempt=checkpoint.attempt,
+        step=checkpoint.step,
+        size_bytes=10**6,
+        persist_s=devices_s,
+        devices_s=devices_s,
+        under_replicated=False,
+    )
+
+
+def begun(limits: Limits | None = None, every: int | None = None) -> Pace:
+    pace = Pace(every=every, limits=limits or Limits())
+    pace.begin(0, slots=2, devices=[DEVICE])
+    return pace
+
+
+def test_every_n_is_every_n_whatever_it_costs() -> None:
+    loop = Loop(begun(every=7))
+    loop.run(30, stall_s=5.0)
+    assert loop.taken == [7, 14, 21, 28]
+    assert loop.pace.decision.kind is BoundKind.FIXED
+    assert "every=7" in loop.pace.decision.reason
+
+
+def test_the_first_steps_are_a_profile_without_checkpoints() -> None:
+    loop = Loop(begun())
+    loop.run(PROFILE_STEPS)
+    assert loop.taken == []
+    assert loop.pace.decision.kind is BoundKind.PROFILE
+    loop.run(3 * PROFILE_STEPS)
+    assert loop.taken[0] > PROFILE_STEPS
+
+
+def test_eager_copy_and_guard_are_what_a_checkpoint_stalls() -> None:
+    cheap, dear = Loop(begun()), Loop(begun())
+    cheap.run(2000, stall_s=0.02)
+    dear.run(4000, stall_s=0.02, guard_s=0.18)
+    assert cheap.pace.decision.kind is dear.pace.decision.kind is BoundKind.BUDGET
+    assert "200 ms stall" in dear.pace.decision.reason
+    assert dear.interval == pytest.approx(10 * cheap.interval, rel=0.15)
+    assert dear.interval * STEP_S * 0.035 >= 0.2
+
+
+def test_devices_that_need_longer_than_the_budget_asks_for_bind() -> None:
+    loop = Loop(begun())
+    loop.run(3000, stall_s=0.0001, devices_s=2.0)
+    assert loop.pace.decision.kind is BoundKind.BANDWIDTH
+    assert loop.interval * STEP_S >= 2.0
+
+
+def test_the_wear_of_the_drives_binds() -> None:
+    pace = Pace(every=None, limits=Limits(drive_writes_per_day=0.01))
+    pace.begin(0, slots=2, devices=[DEVICE])
+    loop = Loop(pace)
+    loop.run(3000, stall_s=0.0001)
+    assert pace.decision.kind is BoundKind.ENDURANCE
+    assert loop.interval * STEP_S >= 86400 / 0.01 * 1e6 / 1e12
+
+
+def test_a_copy_that_goes_on_over_several_steps_is_one_stall() -> None:
+    pace = begun()
+    pace.taken(CheckpointId(1, 30))
+    pace.left(1.0, taken=True)
+    for copying in (True, True, False):
+        pace.arrived(None, guard_s=2.0, copying=copying)
+    stall = json.loads(json.dumps(pace.figures))["stall"]
+    assert (stall["count"], stall["mean"]) == (1, pytest.approx(7.0))
+
+
+def test_what_was_learnt_spares_the_next_attempt_its_profile() -> None:
+    before = Loop(begun())
+    before.run(1000)
+    after = Pace(every=None, limits=Limits())
+    after.restored(json.loads(json.dumps(before.pace.memory)), FailureKind.TRAINER)
+    after.begin(before.step, slots=2, devices=[DEVICE])
+    loop = Loop(after, before.step)
+    loop.run(before.interval + 2)
+    assert loop.taken
+    assert loop.taken[0] <= before.step + before.interval
+
+
+def test_failures_are_counted_over_attempts_until_their_mean_time_is_known() -> None:
+    pace = begun(Limits(budget=0.5))
+    for attempt in range(FAILURES_NEEDED + 2):
+        remembered = pace.memory
+        pace = Pace(every=None, limits=Limits(budget=0.5))
+        pace.restored(remembered, FailureKind.NODE)
+        pace.begin(attempt * 100, slots=2, devices=[DEVICE])
+        Loop(pace, attempt * 100).run(100, stall_s=0.0005)
+    assert pace.decision.kind is BoundKind.FAILURES
+    assert "a failure each" in pace.decision.reason
+
+
+def test_memory_that_cannot_be_read_means_measuring_anew(caplog: pytest.LogCaptureFixture) -> None:
+    pace = Pace(every=None, limits=Limits())
+    pace.restored({"format": 99}, None)
+    assert "frequency_unknown" in caplog.text
+    pace.begin(0, slots=2, devices=[DEVICE])
+    assert pace.decision.kind is BoundKind.PROFILE
+
+
+def test_rank_0_decides_by_the_slowest_of_all() -> None:
+    fast, slow = Loop(begun()), Loop(begun())
+    fast.run(200, stall_s=0.001)
+    slow.run(200, stall_s=0.1)
+    fast.pace.hear([json.loads(json.dumps(slow.pace.figures))])
+    fast.run(2000, stall_s=0.001)
+    assert "100 ms stall" in fast.pace.decision.reason
+    with pytest.raises(CorruptDataError):
+        fast.pace.hear([{"step": "fast"}])
+
+
+def test_a_skipped_boundary_is_tried_again_soon_wherever_it_was_skipped() -> None:
+    loop = Loop(begun())
+    loop.run(500, stall_s=0.02)
+    due = loop.taken[-1] + loop.interval
+    loop.run(due - loop.step - 1, stall_s=0.02)
+    assert loop.pace.due(due, due + 1) == (due,)
+    loop.pace.failed(CheckpointId(1, due), skipped=True)
+    loop.pace.arrived(None, guard_s=0.0, copying=False)
+    horizon = due + loop.interval
+    assert loop.pace.due(due + 1, horizon)
+
+
+def test_before_the_warm_up_nothing_is_measured() -> None:
+    loop = Loop(begun())
+    loop.run(WARMUP_STEPS)
+    assert json.loads(json.dumps(loop.pace.figures))["step"] is None

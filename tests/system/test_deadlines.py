@@ -1,0 +1,156 @@
+"""Who is told that the end comes saves what the time allows, and then ends or goes on as asked."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from in_process import Training, service, training
+
+import everstep
+from everstep.hook.notice import ENDED_STATUS
+from everstep.hook.pace import Pace
+from everstep.hook.trainer_testing import Job
+
+NEVER = "100000"
+TORCHRUN_WAITS_S = 30.0
+
+
+def last_step(lines: list[dict[str, object]]) -> int:
+    """Return the newest boundary that a trainer has said to have left."""
+    return max(int(str(line["step"])) for line in lines)
+
+
+def test_sigterm_saves_the_boundary_that_comes_next(job: Job) -> None:
+    first = job.start("--every", NEVER, "--step-s", "0.02", "--epochs", "50")
+    first.until_step(5)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.finish() == ENDED_STATUS
+    ended = last_step(first.steps) + 1
+    assert "run_ends run=small reason=SIGTERM" in first.log
+    second = job.start("--epochs", "1")
+    assert second.until_key("restored")["restored"] == f"1.{ended}"
+    second.kill()
+
+
+def test_a_second_sigterm_ends_a_trainer_that_reaches_no_boundary(job: Job) -> None:
+    first = job.start("--every", NEVER, "--until", "3")
+    first.until_key("waiting")
+    first.process.send_signal(signal.SIGTERM)
+    while "run_ends" not in first.log:
+        time.sleep(0.01)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.finish() == ENDED_STATUS
+
+
+def test_all_ranks_that_are_told_save_the_same_boundary(job: Job) -> None:
+    first = job.start("--every", NEVER, "--step-s", "0.02", "--epochs", "50", ranks=2)
+    first.until_step(5)
+    first.process.send_signal(signal.SIGTERM)  # torchrun's agent passes it on
+    first.finish()
+    assert first.log.count("run_ended run=small reason=SIGTERM last_complete=1.") == 2, first.log
+    second = job.start("--epochs", "1", ranks=2)
+    restored = {second.until_key("restored")["restored"], second.until_key("restored")["restored"]}
+    (name,) = restored
+    assert int(name.partition(".")[2]) >= last_step(first.steps)
+    second.kill()
+
+
+def test_the_survivor_of_a_dead_rank_ends_at_once(job: Job) -> None:
+    """It waits for what never comes, as in a collective; torchrun ends it, and would wait long."""
+    first = job.start("--every", "2", "--until", "6", ranks=2)
+    first.until_key("waiting")
+    first.until_key("waiting")
+    victim = rank_pid(first.process.pid, 1)
+    os.kill(victim, signal.SIGKILL)
+    began_s = time.monotonic()
+    first.finish()
+    assert time.monotonic() - began_s < TORCHRUN_WAITS_S / 2
+    assert "reason=SIGTERM came to this rank, not to all" in first.log
+    second = job.start("--epochs", "1", ranks=2)
+    assert second.until_key("restored")["restored"] == "1.6"
+    second.kill()
+
+
+def rank_pid(agent: int, rank: int) -> int:
+    """Return the process of a rank below torchrun's agent."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == agent:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in environment:
+                return int(entry.name)
+    raise AssertionError(f"no rank {rank} below process {agent}")
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> list[Path]:
+    path = tmp_path / "d0"
+    path.mkdir()
+    return [path]
+
+
+def train_on(trained: Training) -> NoReturn:
+    """Train until `run.step()` ends it."""
+    while True:
+        time.sleep(0.01)
+        trained.step()
+
+
+def test_a_lease_ends_the_run_with_a_checkpoint_in_time(storage: list[Path]) -> None:
+    with service(), training(storage) as trained:
+        trained.save()
+        began_s = time.monotonic()
+        trained.run.lease(1.0)
+        with pytest.raises(SystemExit) as ended:
+            train_on(trained)
+        assert ended.value.code == 0
+        assert time.monotonic() - began_s < 1.0
+        assert trained.run.report().last_complete == f"1.{trained.run.steps}"
+
+
+def test_a_lease_that_is_prolonged_goes_on(storage: list[Path]) -> None:
+    with service(), training(storage) as trained:
+        trained.save()
+        trained.run.lease(0.2, ends=False)
+        before = trained.run.report().checkpoints_complete
+        until_s = time.monotonic() + 0.4
+        while time.monotonic() < until_s:
+            time.sleep(0.01)
+            trained.step()
+        assert trained.run.wait()
+        assert trained.run.report().checkpoints_complete == before + 1
+
+
+def test_a_notice_makes_a_checkpoint_and_the_run_goes_on_if_asked(
+    storage: list[Path], tmp_path: Path
+) -> None:
+    notice = tmp_path / "spot"
+    preemption = everstep.Preemption(notice_file=notice, ends=False)
+    with service(), training(storage, preemption=preemption) as trained:
+        trained.save()
+        before = trained.run.report().checkpoints_complete
+        notice.touch()
+        until_s = time.monotonic() + 30
+        while trained.run.report().checkpoints_complete == before:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+            trained.step()
+        trained.step()
+
+
+def test_where_no_new_checkpoint_fits_the_one_under_way_is_waited_for(
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service(), training(storage) as trained:
+        trained.save()
+        trained.run.checkpoint()
+        trained.step()
+        under_way = trained.run.steps
+        monkeypatch.setattr(Pace, "needed_s", 1000.0)
+        trained.run.lease(5.0)
+        with pytest.raises(SystemExit) as ended:
+            trained.step()
+        assert ended.value.code == 0
+        assert trained.run.report().last_complete == f"1.{under_way}"

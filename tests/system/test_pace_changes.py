@@ -1,0 +1,188 @@
+"""The controller over real processes while costs change: known costs are put in; decision and reason must follow.
+
+At most ten checkpoints after the start or a change the interval must fit; in steady noise it changes at most once in
+five checkpoints. Times are compared with what the steps really took: a busy machine oversleeps.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from in_process import service
+from pacing import Loop, changes, slowly, stalled_ms
+from rig import MB, RigError, rig, throttle
+
+from everstep.checkpoint.frequency_plan import ROOM
+from everstep.checkpoint.frequency_types import BoundKind, Decision
+from everstep.hook.copier import Copier
+
+BUDGET = 0.2
+STALL_S = 0.05
+STEP_S = 0.01
+SETTLED_IN = 10
+"""Checkpoints from start or change until the interval fits."""
+BACK_IN = 20
+"""The same where cost falls on a drive whose speed is not steady: nothing is lost meanwhile but some frequency."""
+CALM = 5
+
+
+@pytest.fixture
+def storage() -> Iterator[list[Path]]:
+    """In memory: how fast a shared disk is must not decide."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="es-pace-") as path, service():
+        yield [Path(path)]
+
+
+def sleeping(seconds: float) -> Callable[[], None]:
+    return lambda: time.sleep(seconds)
+
+
+def fits(decision: Decision, loop: Loop) -> bool:
+    """Tell whether checkpoints at this interval keep the budget, by the cost that the decision states."""
+    return decision.interval_steps * loop.step_s * BUDGET >= 0.9 * stalled_ms(decision) / 1e3
+
+
+def test_a_sleeping_guard_is_named_and_kept_within_the_budget(
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly(monkeypatch, 2 * STEP_S)  # into the next guard
+    wait = Copier.guard
+
+    def slow(self: Copier) -> float:
+        if not self.busy:
+            return 0.0
+        time.sleep(STALL_S)
+        return wait(self) + STALL_S
+
+    monkeypatch.setattr(Copier, "guard", slow)
+    loop = Loop()
+    with loop.attach(storage, BUDGET) as run:
+        decision = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(STEP_S))[-1]
+        assert decision.kind is BoundKind.BUDGET, decision
+        assert stalled_ms(decision) >= 0.8e3 * STALL_S
+        assert fits(decision, loop)
+        report = run.report()
+        assert report.guard_s >= 0.8 * STALL_S * (report.checkpoints_complete - 1)
+
+
+@pytest.mark.parametrize("variation", [0.0, 0.3], ids=["steady", "noisy"])
+def test_steady_costs_move_the_interval_rarely(
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch, variation: float
+) -> None:
+    slowly(monkeypatch, STALL_S)
+    noise = random.Random(5)
+    loop = Loop()
+
+    def step() -> None:
+        time.sleep(max(STEP_S * noise.gauss(1.0, variation), 0.0))
+
+    with loop.attach(storage, BUDGET) as run:
+        settled = loop.for_checkpoints(run, SETTLED_IN, inside=step)[-1]
+        assert settled.kind is BoundKind.BUDGET, settled
+        assert fits(settled, loop)
+        later = loop.for_checkpoints(run, 4 * CALM, inside=step)
+        assert changes([settled, *later]) <= 4
+        assert fits(later[-1], loop)
+
+
+def test_steps_that_become_shorter_and_longer_again_take_the_interval_along(
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly(monkeypatch, 0.12)
+    loop = Loop()
+    with loop.attach(storage, BUDGET) as run:
+        long_steps = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(3 * STEP_S))[-1]
+        short_steps = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(STEP_S))[-1]
+        assert short_steps.interval_steps >= 2 * long_steps.interval_steps
+        assert fits(short_steps, loop)
+        again = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(3 * STEP_S))[-1]
+        assert again.interval_steps <= short_steps.interval_steps / 2
+        assert fits(again, loop)
+
+
+def test_a_pause_for_an_evaluation_is_no_step(storage: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch, STALL_S)
+    loop, count = Loop(), 0
+    pauses_s = 0.0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        time.sleep(STEP_S)
+
+    def step_or_evaluate() -> None:
+        nonlocal pauses_s
+        step()
+        if count % 20 == 0:
+            time.sleep(0.3)
+            pauses_s += 0.3
+
+    with loop.attach(storage, BUDGET) as run:
+        without = loop.for_checkpoints(run, SETTLED_IN, inside=step)[-1]
+        step_s = loop.step_s
+        decisions = loop.for_checkpoints(run, 4 * CALM, inside=step_or_evaluate)
+        assert pauses_s > 1.0
+        # Counted as steps, the pauses would make a step 2.5 times as long and the interval as much shorter.
+        assert decisions[-1].interval_steps * step_s >= without.interval_steps * step_s / 1.5
+        assert changes([without, *decisions]) <= 4
+
+
+def test_a_neighbour_that_takes_half_the_cpu_is_no_cost_of_checkpoints(
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly(monkeypatch, STALL_S)
+    loop = Loop()
+
+    def compute() -> None:
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < STEP_S:
+            pass
+
+    with loop.attach(storage, BUDGET) as run:
+        alone = loop.for_checkpoints(run, SETTLED_IN, inside=compute)[-1]
+        assert fits(alone, loop)
+        spin = [sys.executable, "-c", "while True: pass"]
+        neighbours = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
+        try:
+            beside = loop.for_checkpoints(run, SETTLED_IN, inside=compute)[-1]
+            assert fits(beside, loop)
+            later = loop.for_checkpoints(run, 4 * CALM, inside=compute)
+            assert changes([beside, *later]) <= 4
+            assert fits(later[-1], loop)
+        finally:
+            for neighbour in neighbours:
+                neighbour.kill()
+                neighbour.wait()
+        after = loop.for_checkpoints(run, SETTLED_IN, inside=compute)[-1]
+        assert fits(after, loop)
+
+
+@pytest.mark.root
+def test_a_device_that_slows_down_and_recovers_takes_the_interval_along() -> None:
+    fast, megabytes = 80 * MB, 8
+    try:
+        with rig([fast], size_bytes=310 * 2**20, checked=False) as (drive,), service():
+            place = drive.mount / "store"
+            place.mkdir()
+            loop = Loop(megabytes)
+            with loop.attach([place], budget=0.9) as run:
+                before = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(STEP_S))[-1]
+                throttle(drive, fast // 5)
+                slow = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(STEP_S))[-1]
+                assert slow.kind in (BoundKind.BANDWIDTH, BoundKind.SLOTS), slow
+                assert "persist bandwidth" in slow.reason
+                needed_s = megabytes * 1e6 / (fast / 5)
+                assert slow.interval_steps * loop.step_s >= 0.8 * needed_s
+                assert slow.interval_steps >= 2 * before.interval_steps
+                throttle(drive, fast)
+                recovered = loop.for_checkpoints(run, BACK_IN, inside=sleeping(STEP_S))[-1]
+                assert recovered.interval_steps <= slow.interval_steps / 2
+                assert recovered.interval_steps * loop.step_s <= ROOM * needed_s / 2
+    except RigError as error:
+        pytest.skip(f"needs root and blkio of cgroup v1: {error}")
