@@ -72,7 +72,8 @@ def persist_shard(
     padding into it. `engines` holds one engine per device id that takes transfers of several threads. The segments are
     dealt to the writable devices (of `device_ids`, if given). When some fail or are full, they are dealt anew to the
     rest, and `on_failed_try` hears of it in this thread. With a `gate` the slot is still being filled: each segment is
-    written when it is copied, and the manifest when the snapshot is sealed.
+    written when it is copied, and the manifest when the snapshot is sealed. Where segments take turns in the slot (the
+    gate's `is_ring`) nothing is dealt anew once one has given up its place.
 
     Raises:
         CopyAbandonedError: the snapshot was given up; nothing of this call remains.
@@ -82,7 +83,7 @@ def persist_shard(
         StorageError: no device is left; the message names the last, and says so when the outcome is unknown.
         DeadlineError: a device hangs in the kernel and may still read from the slot: do not use it again.
     """
-    check_draft(draft, arena.slot_size_bytes)
+    check_draft(draft, arena.slot_size_bytes, is_ring=gate is not None and gate.is_ring)
     started_s = time.perf_counter()
     with run.writing(draft.checkpoint, draft.rank):
         writing = _Writing(run, draft, arena, engines, device_ids, gate=gate)
@@ -179,6 +180,8 @@ class _Writing:
             except WriteFailedError as failed:
                 write.abandon()
                 self._left_out |= failed.failures
+                if self._gate is not None and self._gate.is_spent:
+                    raise self._spent(failed) from failed
                 on_failed_try(_failed_try(failed))
             except NoSpaceError as exc:
                 raise self._none_left(exc) from exc
@@ -203,6 +206,15 @@ class _Writing:
             f"rank {self._draft.rank} of checkpoint {self._draft.checkpoint} was not saved: no device that this run"
             " may use can be written to",
             hint="name other devices in storage=",
+        )
+
+    def _spent(self, failed: WriteFailedError) -> StorageError:
+        """Return what to raise where the bytes are gone that would be written to other devices."""
+        device, error = next(iter(failed.failures.items()))
+        return StorageError(
+            f"rank {self._draft.rank} of checkpoint {self._draft.checkpoint} was not saved: device {device.path}:"
+            f" {error.message}; it streamed through a ring, so that memory does not hold it to be written elsewhere",
+            hint=error.hint,
         )
 
     def _none_left(self, error: NoSpaceError) -> NoSpaceError:

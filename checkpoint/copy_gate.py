@@ -9,9 +9,14 @@ class CopyAbandonedError(Exception):
 
 
 class CopyGate:
-    """Opens segment by segment, and whole when the snapshot is sealed. Thread-safe."""
+    """Opens segment by segment, and whole when the snapshot is sealed. Thread-safe.
 
-    def __init__(self) -> None:
+    In a ring segments take turns in the slot: `on_written` hears, in any thread, which one may be overwritten.
+    """
+
+    def __init__(self, on_written: Callable[[int], object] | None = None) -> None:
+        self._on_written = on_written
+        self._is_spent = False
         self._changed = threading.Condition()
         self._copied: set[int] = set()
         self._is_sealed = self._is_abandoned = False
@@ -33,6 +38,22 @@ class CopyGate:
         with self._changed:
             self._is_abandoned = not self._is_sealed
             self._changed.notify_all()
+
+    @property
+    def is_ring(self) -> bool:
+        """Tell whether segments take turns in the slot."""
+        return self._on_written is not None
+
+    @property
+    def is_spent(self) -> bool:
+        """Tell whether the slot may not hold all that was copied any more: it cannot be written once more."""
+        return self._is_spent
+
+    def written(self, segment: int) -> None:
+        """A segment's bytes are needed in the slot no more: they are in its file and in its checksums."""
+        if self._on_written is not None:
+            self._is_spent = True
+            self._on_written(segment)
 
     def wake(self) -> None:
         """Let those who wait look whether they are still to wait."""

@@ -34,6 +34,19 @@ DRAFT_BYTES_MIN = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """A ring of equal places at the beginning of a slot that is smaller than the state: segments take turns there."""
+
+    count: int
+    size_bytes: int
+    """A multiple of 4096; no segment's file is larger."""
+
+    def offset_bytes(self, segment: int) -> int:
+        """Return where a segment begins in the slot: where the one `count` before it did."""
+        return segment % self.count * self.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """The plan of one slot: segments one behind the other, then the region for the manifest's draft."""
 
@@ -44,7 +57,9 @@ class Layout:
     draft_offset_bytes: int
     draft_capacity_bytes: int
     digest: str
-    """SHA-256 (hex) over leaves, aliases and number of segments: equal digests mean equal placement."""
+    """SHA-256 (hex) over leaves, aliases and number of segments, or windows: equal digests mean equal placement."""
+    windows: Windows | None = None
+    """Where the segments are instead, when they do not fit one behind the other."""
 
     @property
     def slot_size_bytes(self) -> int:
@@ -63,7 +78,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class Part:
     """Rows [start, stop) of a leaf, or all of it."""
 
     leaf: LeafSpec
@@ -105,35 +120,54 @@ def plan_layout(
     Raises:
         UsageError: no segment, or two leaves of one name.
     """
-    _check_names(leaves, aliases)
+    check_names(leaves, aliases)
     if segment_count < 1:
         raise UsageError(f"a layout has at least one segment, not {segment_count}")
-    shares = _share(_storage_order(leaves), segment_count)
-    segments: list[SegmentPlan] = []
-    pieces: list[PlannedPiece] = []
-    offset = 0
-    for parts in shares:
-        if not parts:
-            continue
-        plan, placed = _place(len(segments), offset, parts)
-        segments.append(plan)
-        pieces += placed
-        offset = align_up(offset + plan.file_size_bytes)
+    shares = [parts for parts in _share(storage_order(leaves), segment_count) if parts]
     draft_bytes = (
         DRAFT_BYTES_MIN + DRAFT_BYTES_PER_LEAF * (len(leaves) + len(aliases)) + 2 * values_size_bytes
     )
+    return assemble(
+        leaves,
+        aliases,
+        shares,
+        draft_capacity_bytes=align_up(draft_bytes, DRAFT_BYTES_MIN),
+        cut=str(segment_count),
+    )
+
+
+def assemble(
+    leaves: Sequence[LeafSpec],
+    aliases: Sequence[Alias],
+    shares: Sequence[Sequence[Part]],
+    *,
+    draft_capacity_bytes: int,
+    cut: str,
+    windows: Windows | None = None,
+) -> Layout:
+    """Return the layout with these shares as segments; `cut` says for the digest how they were cut."""
+    segments: list[SegmentPlan] = []
+    pieces: list[PlannedPiece] = []
+    end = 0
+    for number, parts in enumerate(shares):
+        plan, placed = _place(number, windows.offset_bytes(number) if windows else end, parts)
+        segments.append(plan)
+        pieces += placed
+        end = align_up(end + plan.file_size_bytes)
     return Layout(
         leaves=tuple(leaves),
         aliases=tuple(aliases),
         pieces=tuple(pieces),
         segments=tuple(segments),
-        draft_offset_bytes=offset,
-        draft_capacity_bytes=align_up(draft_bytes, DRAFT_BYTES_MIN),
-        digest=_digest(leaves, aliases, segment_count),
+        draft_offset_bytes=windows.count * windows.size_bytes if windows else end,
+        draft_capacity_bytes=draft_capacity_bytes,
+        digest=_digest(leaves, aliases, cut),
+        windows=windows,
     )
 
 
-def _check_names(leaves: Sequence[LeafSpec], aliases: Sequence[Alias]) -> None:
+def check_names(leaves: Sequence[LeafSpec], aliases: Sequence[Alias]) -> None:
+    """Return if no name means two leaves; else UsageError."""
     seen: set[str] = set()
     for name in [leaf.name for leaf in leaves] + [alias.name for alias in aliases]:
         if name in seen:
@@ -149,15 +183,15 @@ def _check_names(leaves: Sequence[LeafSpec], aliases: Sequence[Alias]) -> None:
             )
 
 
-def _storage_order(leaves: Sequence[LeafSpec]) -> list[LeafSpec]:
+def storage_order(leaves: Sequence[LeafSpec]) -> list[LeafSpec]:
     """Return the leaves by falling item size: then each begins at a multiple of its item size without holes."""
     return sorted(leaves, key=lambda leaf: -itemsize_bytes(leaf.dtype))
 
 
-def _share(leaves: Sequence[LeafSpec], segment_count: int) -> list[list[_Part]]:
+def _share(leaves: Sequence[LeafSpec], segment_count: int) -> list[list[Part]]:
     """Spread the leaves over the segments in order, cutting rows off so that each segment gets its equal share."""
     share_bytes = sum(leaf.size_bytes for leaf in leaves) / segment_count
-    shares: list[list[_Part]] = [[] for _ in range(segment_count)]
+    shares: list[list[Part]] = [[] for _ in range(segment_count)]
     index, room = 0, share_bytes
     for leaf in leaves:
         start = 0
@@ -174,11 +208,11 @@ def _share(leaves: Sequence[LeafSpec], segment_count: int) -> list[list[_Part]]:
     return shares
 
 
-def _is_last(part: _Part) -> bool:
+def _is_last(part: Part) -> bool:
     return part.offset_bytes + part.size_bytes == part.leaf.size_bytes
 
 
-def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
+def _cut(leaf: LeafSpec, start: int, room: float) -> Part | None:
     """Return the rows of `leaf` from `start` on that go into `room` bytes, or None: the next segment takes them.
 
     The rest goes whole when it fits, when it may not be cut, or when a cut would leave a part below CUT_MIN_BYTES
@@ -187,7 +221,7 @@ def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
     rows = leaf.shape[0] if leaf.shape else 1
     row_bytes = leaf.size_bytes // rows if rows else 0
     rest_bytes = leaf.size_bytes - start * row_bytes
-    whole = _Part(leaf=leaf, start=start, stop=rows, offset_bytes=start * row_bytes, size_bytes=rest_bytes)
+    whole = Part(leaf=leaf, start=start, stop=rows, offset_bytes=start * row_bytes, size_bytes=rest_bytes)
     if rest_bytes <= max(
         room, 0.0
     ):  # room is below 0 after a leaf that went whole: an empty one goes there too
@@ -195,7 +229,7 @@ def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
     fit = int(room // row_bytes)
     may_cut = leaf.is_contiguous and rows > 1
     if may_cut and fit * row_bytes >= CUT_MIN_BYTES and rest_bytes - fit * row_bytes >= CUT_MIN_BYTES:
-        return _Part(
+        return Part(
             leaf=leaf,
             start=start,
             stop=start + fit,
@@ -206,7 +240,7 @@ def _cut(leaf: LeafSpec, start: int, room: float) -> _Part | None:
 
 
 def _place(
-    segment: int, slot_offset_bytes: int, parts: Sequence[_Part]
+    segment: int, slot_offset_bytes: int, parts: Sequence[Part]
 ) -> tuple[SegmentPlan, list[PlannedPiece]]:
     entries: list[SegmentEntry] = []
     pieces: list[PlannedPiece] = []
@@ -236,7 +270,7 @@ def _place(
     return plan, pieces
 
 
-def _stored_as(part: _Part) -> tuple[str, tuple[int, ...]]:
+def _stored_as(part: Part) -> tuple[str, tuple[int, ...]]:
     """Return dtype and shape for the header; a strided leaf gets its dimensions in storage order."""
     leaf = part.leaf
     dtype = safetensors_dtype(leaf.dtype)
@@ -250,7 +284,7 @@ def _stored_as(part: _Part) -> tuple[str, tuple[int, ...]]:
     return dtype, (part.stop - part.start, *leaf.shape[1:])
 
 
-def _digest(leaves: Sequence[LeafSpec], aliases: Sequence[Alias], segment_count: int) -> str:
+def _digest(leaves: Sequence[LeafSpec], aliases: Sequence[Alias], cut: str) -> str:
     """Every field that moves a byte, in a text form that cannot be read two ways."""
-    lines = [*(repr(leaf) for leaf in leaves), *(repr(alias) for alias in aliases), str(segment_count)]
+    lines = [*(repr(leaf) for leaf in leaves), *(repr(alias) for alias in aliases), cut]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -55,6 +55,8 @@ class PlannedJob:
     devices: Sequence[DeviceGroup]
     """Of each node."""
     slot_count: int = 2
+    memory_bytes: int | None = None
+    """Of each node, for snapshots; None: enough."""
     step_s: float | None = None
     copy_bytes_per_s: float = COPY_BYTES_PER_S
     limits: Limits = field(default_factory=Limits)
@@ -64,6 +66,8 @@ class PlannedJob:
             value: float = getattr(self, name)
             if not 0 < value < math.inf:
                 raise UsageError(f"{name} is {value}", hint="it must be more than 0")
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise UsageError(f"memory_bytes is {self.memory_bytes}", hint="it must be more than 0")
         if self.step_s is not None and not 0 < self.step_s < math.inf:
             raise UsageError(f"step_s is {self.step_s}", hint="the time of one step, or leave it out")
         if not self.devices:
@@ -89,7 +93,9 @@ class Prediction:
     node_size_bytes: int
     """That the devices of one node write for one checkpoint."""
     node_memory_bytes: int
-    """For the slots of its ranks."""
+    """For the slots of its ranks, or their rings."""
+    slot_count: int
+    """Snapshots that each rank has room for; 0: not even for one, so they stream through rings."""
     node_count: int
     copy_s: float
     persist_s: float
@@ -108,7 +114,7 @@ class Prediction:
     cost_share: float
     """Whole cost as a share of training without checkpoints."""
     lost_by_crash_s: float
-    """Most work that a crash of a trainer costs: its snapshot is in memory once it is copied."""
+    """Most work that a crash of a trainer costs: its snapshot is safe from that once it is copied."""
     lost_by_node_s: float
     """Most work that the loss of a node costs."""
     node_written_per_day_bytes: float
@@ -157,7 +163,11 @@ def predict(job: PlannedJob) -> Prediction:
     node_bytes = ranks * rank_bytes
     copy_s = rank_bytes / job.copy_bytes_per_s
     persist_s = node_bytes / sum(group.count * group.bytes_per_s for group in job.devices)
-    stall_s = EAGER_S + (max(0.0, copy_s - GUARD_AT * job.step_s) if job.step_s else 0.0)
+    slots, memory_bytes = _memory(job, node_bytes)
+    # What does not fit in a ring is copied only as what was before it there is written.
+    copied_s = copy_s if slots else max(copy_s, persist_s * (1 - memory_bytes / node_bytes))
+    beside_s = GUARD_AT * job.step_s if job.step_s else (copy_s if slots else 0.0)
+    stall_s = EAGER_S + max(0.0, copied_s - beside_s)
     slower_s = SLOWER_COPY * copy_s
     capacity_bytes = _capacity_bytes(job.devices)
     figures = Figures(
@@ -165,7 +175,7 @@ def predict(job: PlannedJob) -> Prediction:
         stall=exactly(stall_s),
         persist=exactly(persist_s),
         held=exactly(copy_s + persist_s),
-        slot_count=job.slot_count,
+        slot_count=max(slots, 1),
         fill={"node": node_bytes / capacity_bytes} if capacity_bytes else {},
     )
     limits = _checked(job)
@@ -176,7 +186,8 @@ def predict(job: PlannedJob) -> Prediction:
         state_size_bytes=state_bytes,
         rank_size_bytes=rank_bytes,
         node_size_bytes=node_bytes,
-        node_memory_bytes=job.slot_count * node_bytes,
+        node_memory_bytes=memory_bytes,
+        slot_count=slots,
         node_count=math.ceil(job.gpus / job.gpus_per_node),
         copy_s=copy_s,
         persist_s=persist_s,
@@ -189,11 +200,19 @@ def predict(job: PlannedJob) -> Prediction:
         goal_missed=target.goal_missed,
         bounds=tuple(hard_bounds(figures, limits, slower_s=slower_s)),
         cost_share=(stall_s + slower_s) / interval_s,
-        lost_by_crash_s=interval_s + copy_s,
+        lost_by_crash_s=interval_s + copied_s,
         lost_by_node_s=interval_s + copy_s + persist_s,
         node_written_per_day_bytes=node_bytes * per_day,
         drive_writes_per_day=node_bytes * per_day / capacity_bytes if capacity_bytes else None,
     )
+
+
+def _memory(job: PlannedJob, node_bytes: int) -> tuple[int, int]:
+    """Return how many snapshots each rank has room for, 0 where they stream, and a node's bytes for that."""
+    if job.memory_bytes is None:
+        return job.slot_count, job.slot_count * node_bytes
+    slots = min(job.slot_count, job.memory_bytes // node_bytes)
+    return slots, slots * node_bytes or job.memory_bytes
 
 
 def _interval(target: Target, step_s: float | None) -> tuple[float, int | None]:

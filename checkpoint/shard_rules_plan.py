@@ -28,14 +28,16 @@ SEGMENT_COUNT_MAX = 4096
 """All files of a shard are open while it is written."""
 
 
-def check_draft(draft: Draft, slot_size_bytes: int) -> None:
+def check_draft(draft: Draft, slot_size_bytes: int, *, is_ring: bool = False) -> None:
     """Return if everything that the draft says holds together and lies inside a slot of this size.
+
+    In the slot of a ring several segments may have one place, in turn.
 
     Raises:
         CorruptDataError: a rule does not hold; the message names leaf, piece or segment.
     """
     check_rank(draft.checkpoint, draft.parent, draft.rank, draft.world_size)
-    check_segment_plans(draft.segments, slot_size_bytes)
+    check_segment_plans(draft.segments, slot_size_bytes, is_ring=is_ring)
     leaves = check_leaves(draft.leaves, draft.aliases)
     _check_pieces_fill_entries(draft.pieces, leaves, draft.segments)
     check_pieces_cover(draft.pieces, leaves)
@@ -168,25 +170,43 @@ def _check_key(piece: PlannedPiece, leaf: LeafSpec) -> None:
         raise CorruptDataError(f"the piece {expected!r} is stored under the key {piece.key!r}")
 
 
-def check_segment_plans(segments: Sequence[SegmentPlan], slot_size_bytes: int) -> None:
+def check_segment_plans(
+    segments: Sequence[SegmentPlan], slot_size_bytes: int, *, is_ring: bool = False
+) -> None:
     """Return if the segments lie in the slot without overlap and each header has room for exactly its entries."""
     if len(segments) > SEGMENT_COUNT_MAX:
         raise CorruptDataError(
             f"a shard of {len(segments)} segments is over the limit of {SEGMENT_COUNT_MAX}"
         )
-    end = 0
     for number, plan in enumerate(segments):
         if plan.segment != number:
             raise CorruptDataError(f"segment {plan.segment} stands at place {number}")
+        _check_plan_entries(plan)
+    _check_places(_largest_of_each_place(segments) if is_ring else segments, slot_size_bytes)
+
+
+def _largest_of_each_place(segments: Iterable[SegmentPlan]) -> list[SegmentPlan]:
+    """Return the places of a ring as the largest segment that has each, in the order of the slot."""
+    largest: dict[int, SegmentPlan] = {}
+    for plan in segments:
+        known = largest.get(plan.slot_offset_bytes, plan)
+        largest[plan.slot_offset_bytes] = max(known, plan, key=lambda each: each.file_size_bytes)
+    return [largest[offset] for offset in sorted(largest)]
+
+
+def _check_places(plans: Iterable[SegmentPlan], slot_size_bytes: int) -> None:
+    end = 0
+    for plan in plans:
         if plan.slot_offset_bytes % HEADER_ALIGNMENT_BYTES or plan.slot_offset_bytes < end:
             raise CorruptDataError(
-                f"segment {number} begins at byte {plan.slot_offset_bytes} of the slot: not a multiple of"
+                f"segment {plan.segment} begins at byte {plan.slot_offset_bytes} of the slot: not a multiple of"
                 f" {HEADER_ALIGNMENT_BYTES}, or inside the one before, which ends at {end}"
             )
         end = plan.slot_offset_bytes + align_up(plan.file_size_bytes)
         if end > slot_size_bytes:
-            raise CorruptDataError(f"segment {number} ends at byte {end} of a slot of {slot_size_bytes}")
-        _check_plan_entries(plan)
+            raise CorruptDataError(
+                f"segment {plan.segment} ends at byte {end} of a slot of {slot_size_bytes}"
+            )
 
 
 def _check_plan_entries(plan: SegmentPlan) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from .engine_lanes import LANE_COUNT
 from .manifest_types import Draft, SegmentPlan, SegmentRecord
 from .run_store import SEGMENT_SUFFIX, RunStore
 from .segment_dealer import SegmentDealer
-from .segment_format import SegmentStamp, align_up, build_header
+from .segment_format import align_up
+from .slot_header import seal_header
 from .space_ledger import Reservation
 from .storage_ops import ArenaRange, SegmentHandle
 
@@ -108,6 +110,12 @@ class ShardWrite:
         self._parts: list[_Part] = []
         self._stop = threading.Event()
         self._gate = gate
+        self._passing = threading.Lock()
+        self._whole: set[int] = set()
+        """Segments that lie in the slot with their headers."""
+        self._passed = Counter[int]()
+        """How many have read a segment: who writes it, and who takes its checksums."""
+        self._checksum_error: BaseException | None = None
 
     def write(self) -> tuple[SegmentRecord, ...]:
         """Return the records of all segments, durable.
@@ -123,7 +131,6 @@ class ShardWrite:
                 _Part(device, {plan.segment for plan in self._dealer.dealt_to(device)})
                 for device in self._dealer.devices
             ]
-            self._seal_headers()
             # A device's thread mostly waits for the kernel, so the checksums have threads of their own.
             hashing = ThreadPoolExecutor(
                 _checksum_threads(len(self._parts)), thread_name_prefix="everstep-checksum"
@@ -149,31 +156,38 @@ class ShardWrite:
     def _directory(self, part: _Part) -> Path:
         return self._run.generation_path(part.device, self.generation)
 
-    def _seal_headers(self) -> None:
-        """Write each segment's header into the slot, and zeros behind its end: direct I/O writes whole blocks."""
-        for plan in self._plans:
-            stamp = SegmentStamp(
-                generation=self.generation,
-                run_id=self._run.run_id,
-                checkpoint=self._draft.checkpoint,
-                rank=self._draft.rank,
-                segment=plan.segment,
-            )
-            header = build_header(plan.entries, stamp)
-            self._arena.view(plan.slot_offset_bytes, len(header))[:] = header
-            padding_bytes = align_up(plan.file_size_bytes) - plan.file_size_bytes
-            tail_offset = plan.slot_offset_bytes + plan.file_size_bytes
-            self._arena.view(tail_offset, padding_bytes)[:] = bytes(padding_bytes)
-
     def _checksums(self, plan: SegmentPlan) -> tuple[int, ...]:
-        self._wait_copied(plan)
-        with self._arena.view(plan.slot_offset_bytes, plan.file_size_bytes) as view:
-            return block_checksums(view, plan.file_size_bytes)
+        try:
+            self._wait_whole(plan)
+            with self._arena.view(plan.slot_offset_bytes, plan.file_size_bytes) as view:
+                found = block_checksums(view, plan.file_size_bytes)
+            self._has_passed(plan)
+        except BaseException as error:
+            self._checksum_error = self._checksum_error or error
+            self._stop_all()  # nobody would give the segment's place up
+            raise
+        return found
 
-    def _wait_copied(self, plan: SegmentPlan) -> None:
-        """Return when the trainer has copied a segment; _StoppedError when nobody needs it any more."""
+    def _wait_whole(self, plan: SegmentPlan) -> None:
+        """Return when a segment lies in the slot as its file will be; _StoppedError when nobody needs it any more.
+
+        Its header is written only now: in a ring another segment may have had its place until it was copied.
+        """
         if self._gate is not None and not self._gate.wait_copied(plan.segment, self._stop.is_set):
             raise _StoppedError
+        with self._passing:
+            if plan.segment not in self._whole:
+                run_id, generation = self._run.run_id, self.generation
+                seal_header(self._arena, plan, self._draft, run_id=run_id, generation=generation)
+                self._whole.add(plan.segment)
+
+    def _has_passed(self, plan: SegmentPlan) -> None:
+        """One of the two who read a segment needs it no more."""
+        with self._passing:
+            self._passed[plan.segment] += 1
+            is_last = self._passed[plan.segment] == 2
+        if is_last and self._gate is not None:
+            self._gate.written(plan.segment)
 
     def _stop_all(self) -> None:
         self._stop.set()
@@ -219,6 +233,8 @@ class ShardWrite:
                 raise error
         if failed:
             raise WriteFailedError(failed)
+        if errors and self._checksum_error is not None:  # all of them were stopped by it
+            raise self._checksum_error
 
     def _prepare(self, part: _Part) -> None:
         """Make the device's directory, before a byte moves anywhere."""
@@ -270,7 +286,7 @@ class ShardWrite:
         self._check_stop()
         while (plan := self._dealer.take(part.device)) is not None:
             handle = self._create(part, plan, reservation)
-            self._wait_copied(plan)
+            self._wait_whole(plan)
             self._dealer.began(part.device)
             busy_s = self._ops.write_segment(
                 handle,
@@ -280,6 +296,7 @@ class ShardWrite:
                 self._engines[part.device.device_id],
             )
             self._written(part, plan, handle, busy_s)
+            self._has_passed(plan)
             self._check_stop()
 
     def _check_stop(self) -> None:

@@ -4,6 +4,7 @@ from .checksum import block_checksums
 from .commit import manifest_of
 from .manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
 from .run_store import RunStore
+from .slot_header import seal_header
 from .storage_ops import ArenaRange
 
 NO_GENERATION = NO_DEVICE = "0" * 32
@@ -11,7 +12,12 @@ NO_GENERATION = NO_DEVICE = "0" * 32
 
 
 def slot_manifest(run: RunStore, draft: Draft, arena: ArenaRange) -> Manifest:
-    """Return what a restore from memory needs; the checksums are of the slot's bytes as they are now."""
+    """Return what a restore from memory needs, which are headers in the slot, too, and checksums of its bytes.
+
+    Nobody may read from the slot meanwhile: what writing it has left of headers is replaced.
+    """
+    for plan in draft.segments:
+        seal_header(arena, plan, draft, run_id=run.run_id, generation=NO_GENERATION)
     return manifest_of(run, draft, NO_GENERATION, tuple(_record(plan, arena) for plan in draft.segments))
 
 

@@ -190,9 +190,11 @@ class State:
             notes={"epoch": "1"},
         )
 
-    def copy_into(self, arena: ArenaRange) -> None:
-        """Put the bytes where the layout says, as a hook's copies do."""
+    def copy_into(self, arena: ArenaRange, segment: int | None = None) -> None:
+        """Put the bytes of one segment, or of all, where the layout says, as a hook's copies do."""
         for piece in self.layout.pieces:
+            if segment not in (None, piece.segment):
+                continue
             plan = self.layout.segments[piece.segment]
             begin = next(entry.begin for entry in plan.entries if entry.key == piece.key)
             place = plan.slot_offset_bytes + plan.header_size_bytes + begin

@@ -1,13 +1,15 @@
-"""How much memory an arena may take: the least of what the node and every ancestor cgroup have left. Pure.
+"""How much memory an arena may take: the least of what the budget, the node and every ancestor cgroup have left. Pure.
 
 Going over a cgroup's limit is a SIGKILL, not an error, so the answer is asked before every 256 MiB that are touched.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..core.errors import MemoryRefusedError
 
 ALLOCATION_STEP_BYTES = 256 * 1024 * 1024
+PAGE_BYTES = 4096
 _UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2^63."""
 
@@ -40,6 +42,106 @@ def cgroup_bound(directory: str, limit_text: str, usage_text: str, stat_text: st
     fields = dict(line.split() for line in stat_text.splitlines() if len(line.split()) == 2)
     reclaimable = int(fields.get("inactive_file", fields.get("total_inactive_file", "0")))
     return MemoryBound(source=directory, available_bytes=int(limit) - int(usage_text) + reclaimable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What there is for one more arena, by the bound that leaves least."""
+
+    size_bytes: int
+    """May be below 0."""
+    why: str
+    """Names the bound with its figures."""
+    hint: str
+
+
+def room_left(
+    limit_bytes: int, bounds: Iterable[MemoryBound], *, reserve_bytes: int, promised_bytes: int
+) -> Room:
+    """Return what the daemon's own budget, of which `limit_bytes` are left, and every other bound have room for.
+
+    `promised_bytes` were admitted for other arenas and are not touched yet: only the budget knows of them.
+    """
+    rooms = [
+        Room(
+            size_bytes=limit_bytes,
+            why=f"the daemon's budget has {_mib(limit_bytes)} left",
+            hint="raise memory.arena_max_bytes or lower slots",
+        )
+    ]
+    for bound in bounds:
+        left_bytes = bound.available_bytes - promised_bytes
+        rooms.append(
+            Room(
+                size_bytes=left_bytes - reserve_bytes,
+                why=f"{bound.source} has {_mib(left_bytes)} left of which {_mib(reserve_bytes)} are kept free",
+                hint="free memory, raise the limit, or lower memory.reserve_bytes",
+            )
+        )
+    return min(rooms, key=lambda room: room.size_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What somebody would like to have; fewer slots do."""
+
+    slot_size_bytes: int
+    slot_count: int
+    ring_size_bytes: int = 0
+    """A ring of at least this does, too, where not even one slot fits; 0: it does not."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all that is wished for."""
+        return self.slot_size_bytes * self.slot_count
+
+    def text(self) -> str:
+        """Return it for messages."""
+        return f"an arena of {self.slot_count} slots of {_mib(self.slot_size_bytes)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What somebody gets."""
+
+    slot_size_bytes: int
+    slot_count: int
+    is_ring: bool = False
+    """One slot, smaller than was wished for."""
+    reason: str = ""
+    """Why it is less than what was wished for, and what to do; empty: it is not."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self.slot_size_bytes * self.slot_count
+
+
+def grant(wish: Wish, room: Room, *, sharers: int = 1) -> Grant:
+    """Return all that is wished for where so many `sharers` can have that, else what fits in an equal share.
+
+    That is as many slots as possible, or a ring as large as possible.
+
+    Raises:
+        MemoryRefusedError: neither one slot fits nor the least ring.
+    """
+    if wish.size_bytes * sharers <= room.size_bytes:
+        return Grant(slot_size_bytes=wish.slot_size_bytes, slot_count=wish.slot_count)
+    why = room.why if sharers == 1 else f"{room.why}, and {sharers} ranks share it"
+    reason = f"{why}: {room.hint}"
+    share_bytes = room.size_bytes // sharers
+    fitting = min(wish.slot_count, share_bytes // wish.slot_size_bytes)
+    if fitting >= 1:
+        return Grant(slot_size_bytes=wish.slot_size_bytes, slot_count=fitting, reason=reason)
+    if 0 < wish.ring_size_bytes <= share_bytes:
+        size_bytes = share_bytes // PAGE_BYTES * PAGE_BYTES
+        return Grant(slot_size_bytes=size_bytes, slot_count=1, is_ring=True, reason=reason)
+    least_bytes = wish.ring_size_bytes or wish.slot_size_bytes
+    raise MemoryRefusedError(f"{wish.text()} needs at least {_mib(least_bytes)}, but {why}", hint=room.hint)
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB"
 
 
 def admit(size_bytes: int, bounds: list[MemoryBound], *, reserve_bytes: int, what: str) -> None:

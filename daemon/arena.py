@@ -5,12 +5,13 @@ import fcntl
 import mmap
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..checkpoint import linux
 from ..checkpoint.storage_ops import ArenaRange
 from ..core.errors import MemoryRefusedError
-from .admission_plan import ALLOCATION_STEP_BYTES, admit
+from .admission_plan import ALLOCATION_STEP_BYTES, Grant, admit
 from .blocking import in_thread
 from .node_memory import read_memory_bounds
 from .slot_machine import SlotMachine
@@ -27,6 +28,10 @@ class Arena:
     layout_digest: str
     allocation_s: float
     machine: SlotMachine
+    is_ring: bool = False
+    """Its one slot is smaller than a snapshot, whose segments take turns in it: what it holds can never be restored."""
+    reason: str = ""
+    """Why it is less than what was asked for; empty: it is not."""
     shared_with_dead: bool = field(default=False)
     """A fenced trainer that may still live has it mapped: never give it to another."""
 
@@ -57,31 +62,26 @@ class Arena:
 
 async def make_arena(
     number: int,
+    granted: Grant,
     *,
-    slot_size_bytes: int,
-    slot_count: int,
     layout_digest: str,
     reserve_bytes: int,
-    limit_bytes: int,
+    on_touched: Callable[[int], object],
 ) -> Arena:
     """Return a new arena, allocated and touched, without ever driving the node out of memory.
 
-    `limit_bytes` is what the daemon's own budget has left. Cancelling frees what was allocated.
+    `on_touched` hears how many bytes are touched so far. Cancelling frees what was allocated.
 
     Raises:
-        MemoryRefusedError: it does not fit, at once or after a part was allocated.
+        MemoryRefusedError: it does not fit any more, at once or after a part was allocated.
     """
-    size_bytes = slot_size_bytes * slot_count
+    size_bytes, slot_size_bytes, slot_count = granted.size_bytes, granted.slot_size_bytes, granted.slot_count
     what = f"an arena of {slot_count} slots of {slot_size_bytes / 2**20:.0f} MiB"
-    if size_bytes > limit_bytes:
-        raise MemoryRefusedError(
-            f"{what} is above what the daemon's budget has left ({limit_bytes / 2**20:.0f} MiB)",
-            hint="raise memory.arena_max_bytes or lower slots",
-        )
+    what = f"a ring of {slot_size_bytes / 2**20:.0f} MiB" if granted.is_ring else what
     began_s = time.monotonic()
     fd = os.memfd_create("everstep-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        await _allocate(fd, size_bytes, reserve_bytes, what)
+        await _allocate(fd, size_bytes, reserve_bytes, what, on_touched)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         view = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except BaseException:
@@ -95,10 +95,14 @@ async def make_arena(
         layout_digest=layout_digest,
         allocation_s=time.monotonic() - began_s,
         machine=SlotMachine(slot_count),
+        is_ring=granted.is_ring,
+        reason=granted.reason,
     )
 
 
-async def _allocate(fd: int, size_bytes: int, reserve_bytes: int, what: str) -> None:
+async def _allocate(
+    fd: int, size_bytes: int, reserve_bytes: int, what: str, on_touched: Callable[[int], object]
+) -> None:
     """Touch the pages in steps (0.4 to 5 s a GiB), asking before each whether the rest still fits."""
     done = 0
     while done < size_bytes:
@@ -109,3 +113,4 @@ async def _allocate(fd: int, size_bytes: int, reserve_bytes: int, what: str) -> 
         except OSError as error:
             raise MemoryRefusedError(f"{what} could not be allocated: {error}", hint="free memory") from error
         done += step
+        on_touched(done)

@@ -7,10 +7,12 @@ before it, and the kernel takes 0.16 s to free a GiB (2 cores, tmpfs pages of 4 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
+from .admission_plan import Room, Wish, grant, room_left
 from .arena import Arena, make_arena
 from .blocking import in_thread
 from .config import MemorySection
 from .metrics import Metrics
+from .node_memory import read_memory_bounds
 
 CLOSING_DEADLINE_S = 5.0
 """How long a new arena waits for room that is being given back: a device that hangs may never give it back."""
@@ -27,6 +29,8 @@ class ArenaBook:
         self._memory, self._metrics, self._spawn = memory, metrics, spawn
         self._size_bytes = 0
         self._made_count = 0
+        self._untouched_bytes: dict[int, int] = {}
+        """Of arenas being made, by number: admitted, and not yet missing in what the node has left."""
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -34,30 +38,52 @@ class ArenaBook:
         """Bytes of all arenas: those in use, being made, and being closed."""
         return self._size_bytes
 
-    async def make(self, *, slot_size_bytes: int, slot_count: int, layout_digest: str) -> Arena:
-        """Return a new arena with a number that no other had; see `make_arena`.
+    async def make(self, wish: Wish, *, layout_digest: str, sharers: int = 1) -> Arena:
+        """Return a new arena with a number that no other had, with fewer slots where not all fit; see `make_arena`.
+
+        `sharers`: so many, the asker among them, are going to ask for the like.
 
         Raises:
-            MemoryRefusedError: the configured bound, the node or a cgroup has no room for it.
+            MemoryRefusedError: the configured bound, the node or a cgroup has no room for one slot.
         """
         if self._closing:
             await asyncio.wait(self._closing, timeout=CLOSING_DEADLINE_S)
-        size_bytes = slot_size_bytes * slot_count
-        limit_bytes = self._memory.arena_max_bytes - self._size_bytes
+        room = await self._room()
+        granted = grant(wish, room, sharers=sharers)  # no wait from here until it counts
         self._made_count += 1
-        self._add(size_bytes)
+        number = self._made_count
+        self._add(granted.size_bytes)
+        self._untouched_bytes[number] = granted.size_bytes
+
+        def touched(size_bytes: int) -> None:
+            self._untouched_bytes[number] = granted.size_bytes - size_bytes
+
         try:
             return await make_arena(
-                self._made_count,
-                slot_size_bytes=slot_size_bytes,
-                slot_count=slot_count,
+                number,
+                granted,
                 layout_digest=layout_digest,
                 reserve_bytes=self._memory.reserve_bytes,
-                limit_bytes=limit_bytes,
+                on_touched=touched,
             )
         except BaseException:
-            self._add(-size_bytes)
+            self._add(-granted.size_bytes)
             raise
+        finally:
+            del self._untouched_bytes[number]
+
+    async def has_room(self, wish: Wish) -> bool:
+        """Tell whether all that is wished for would be granted now."""
+        return wish.size_bytes <= (await self._room()).size_bytes
+
+    async def _room(self) -> Room:
+        bounds = await read_memory_bounds()
+        return room_left(
+            self._memory.arena_max_bytes - self._size_bytes,
+            bounds,
+            reserve_bytes=self._memory.reserve_bytes,
+            promised_bytes=sum(self._untouched_bytes.values()),
+        )
 
     def close(self, arena: Arena, forget: Forget) -> "asyncio.Task[None]":
         """Give an arena back that nobody may use any more; done when its memory is free."""

@@ -52,6 +52,10 @@ def _add_plan(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--step", type=_duration, metavar="TIME", help="of one step, such as 800ms")
     plan.add_argument("--slots", type=int, default=2, help="snapshots in memory (default: 2)")
     plan.add_argument(
+        "--memory", type=_size, metavar="SIZE",
+        help="of each node, for snapshots: memory.arena_max_bytes; what does not fit streams (default: enough)",
+    )  # fmt: skip
+    plan.add_argument(
         "--copy-speed", type=_size, metavar="SIZE", help="GPU to memory, each second (default: 25GB)"
     )
     plan.add_argument("--budget", type=_share, default=0.035, metavar="SHARE", help=_BUDGET_HELP)

@@ -60,6 +60,7 @@ def _job(arguments: argparse.Namespace) -> PlannedJob:
         is_replicated=arguments.replicated,
         devices=parse_devices(arguments.devices),
         slot_count=arguments.slots,
+        memory_bytes=arguments.memory,
         step_s=arguments.step,
         copy_bytes_per_s=arguments.copy_speed or COPY_BYTES_PER_S,
         limits=Limits(
@@ -105,7 +106,7 @@ def _rows(job: PlannedJob, found: Prediction) -> list[tuple[str, str]]:
             f"{_decimal(found.state_size_bytes)}, {job.bytes_per_parameter:g} bytes a parameter; {each}",
         ),
         ("written each time", f"{_decimal(found.node_size_bytes)} by each of {nodes}"),
-        ("memory", f"{_decimal(found.node_memory_bytes)} on each node, {job.slot_count} slots"),
+        ("memory", f"{_decimal(found.node_memory_bytes)} on each node, {_slots(job, found)}"),
         ("copy", f"{duration_text(found.copy_s)}, beside forward and backward"),
         (
             "persist",
@@ -120,6 +121,14 @@ def _rows(job: PlannedJob, found: Prediction) -> list[tuple[str, str]]:
         ("lost at most", lost),
         ("written a day", written),
     ]
+
+
+def _slots(job: PlannedJob, found: Prediction) -> str:
+    if not found.slot_count:
+        needed = _decimal(found.node_size_bytes)
+        return f"too little for one slot of {needed}: the state streams, and optimizers wait for the drives"
+    slots = "1 slot" if found.slot_count == 1 else f"{found.slot_count} slots"
+    return slots if found.slot_count == job.slot_count else f"{slots} of the {job.slot_count} asked for"
 
 
 def _decimal(size_bytes: float) -> str:

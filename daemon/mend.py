@@ -57,6 +57,8 @@ class Mender:
         arena = rank.arenas[number]
         if arena.shared_with_dead or arena.machine.slots[slot].state is not SlotState.KEPT:
             return None
+        if arena.machine.is_alone and rank.lessee is not None:
+            return None  # the trainer may begin the next snapshot there at any moment
         try:
             shard = rank.run.store.shard(snapshot.checkpoint, rank.rank)
         except NotFoundError:

@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.keep import Keep
-from ..core.errors import ConfigError, FencedError, InternalError, RunBusyError, UsageError
+from ..core.errors import (
+    ConfigError,
+    FencedError,
+    InternalError,
+    MemoryRefusedError,
+    RunBusyError,
+    UsageError,
+)
 from ..core.ids import CheckpointId, run_id_of
 from ..proto import frames
+from .admission_plan import PAGE_BYTES, Wish
+from .arena import Arena
 from .arena_book import ArenaBook
 from .blocking import in_thread
 from .config import DaemonConfig
@@ -283,16 +292,21 @@ class Node:
 
     async def make_arena(self, lease: Lease, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
         """Allocate an arena for new snapshots, in the background of the trainer's steps."""
-        if frame.slot_size_bytes <= 0 or frame.slot_size_bytes % 4096 or not 1 <= frame.slot_count <= 64:
+        aligned = frame.slot_size_bytes > 0 and frame.slot_size_bytes % PAGE_BYTES == 0
+        if not aligned or not 1 <= frame.slot_count <= 64 or frame.ring_size_bytes < 0:
             raise UsageError(
                 f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible"
             )
-        arena = await self.arenas.make(
-            slot_size_bytes=frame.slot_size_bytes,
-            slot_count=frame.slot_count,
-            layout_digest=frame.layout_digest,
-        )
         rank = lease.rank
+        arena = await self._allocate(
+            rank,
+            Wish(
+                slot_size_bytes=frame.slot_size_bytes,
+                slot_count=frame.slot_count,
+                ring_size_bytes=frame.ring_size_bytes,
+            ),
+            frame.layout_digest,
+        )
         try:
             lease.check()
         except FencedError:
@@ -307,8 +321,53 @@ class Node:
             slot_size_bytes=arena.slot_size_bytes,
             slot_count=len(arena.machine.slots),
             allocation_s=arena.allocation_s,
+            is_ring=arena.is_ring,
+            reason=arena.reason,
         )
         return ready, arena.fd
+
+    async def _allocate(self, rank: RankRecord, wish: Wish, layout_digest: str) -> Arena:
+        """Return an arena that leaves room for those of the run's other ranks that have none yet."""
+        sharers = 1 + rank.run.waiting(
+            lambda other: other.current is not None or other.is_making, besides=rank
+        )
+        rank.is_making = True
+        try:
+            await self.make_room(rank, wish)
+            if rank.persisting and not await self.arenas.has_room(wish):
+                raise MemoryRefusedError(  # else it would have less than it could, for good
+                    f"{wish.text()} waits until what is in the arena before it is written",
+                    hint="the next checkpoint asks again",
+                )
+            return await self.arenas.make(wish, layout_digest=layout_digest, sharers=sharers)
+        finally:
+            rank.is_making = False
+
+    async def make_room(self, rank: RankRecord, wish: Wish) -> None:
+        """Where there is too little, give up arenas that a rank's trainer uses no more, if what they hold is durable.
+
+        To be called when it asks for another arena, or for what is on the devices: then it uses none it had before.
+        """
+        if not rank.arenas or await self.arenas.has_room(wish):
+            return
+        rank.current = None
+        for number, arena in list(rank.arenas.items()):
+            if arena.machine.is_settled and self._is_durable(rank, number):
+                self._close_arena(rank, number)
+
+    @staticmethod
+    def _is_durable(rank: RankRecord, arena: int) -> bool:
+        """Tell whether all snapshots in an arena are committed."""
+        held = [snapshot.checkpoint for (number, _), snapshot in rank.snapshots.items() if number == arena]
+        committed = {info.checkpoint for info in rank.run.store.checkpoints() if rank.rank in info.ranks}
+        return committed.issuperset(held)
+
+    @staticmethod
+    def begin_snapshot(rank: RankRecord, frame: frames.BeginSnapshot) -> None:
+        """The trainer starts to copy; what the slot still held can be restored from memory no more."""
+        rank.check_attempt(frame.attempt)
+        rank.arena(frame.arena).machine.begin(frame.slot, CheckpointId(frame.attempt, frame.step))
+        rank.snapshots.pop((frame.arena, frame.slot), None)
 
     def abandon(self, rank: RankRecord, arena: int, slot: int) -> None:
         """The trainer gave up a copy."""
@@ -339,10 +398,11 @@ class Node:
         rank.costs = costs
 
     def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:
-        """Forget the snapshots of freed slots and tell the trainer."""
+        """Forget the snapshots of freed slots, and tell the trainer of all that it may use and does not know of."""
         for slot in slots:
             rank.snapshots.pop((arena, slot), None)
-            if rank.lessee is not None:
+        if rank.lessee is not None and arena in rank.arenas:
+            for slot in rank.arenas[arena].machine.offer():
                 rank.lessee.send(frames.SlotFree(arena=arena, slot=slot))
 
     def drop_outdated_arenas(self, rank: RankRecord) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint.collect import collect_garbage
 from ..checkpoint.commit import FailedTry, persist_shard
-from ..checkpoint.copy_gate import CopyAbandonedError
+from ..checkpoint.copy_gate import CopyAbandonedError, CopyGate
 from ..checkpoint.draft_format import decode_draft
 from ..checkpoint.manifest_types import Draft, Manifest
 from ..checkpoint.publication import PersistResult
@@ -59,6 +59,9 @@ class Persister:
         if (frame.arena, frame.slot) in rank.overlaps:
             self._seal_overlap(rank, arena, frame, rank.overlaps[frame.arena, frame.slot])
             return
+        if arena.is_ring:  # writing it has failed, as was said: nothing holds its bytes any more
+            self._node.abandon(rank, frame.arena, frame.slot)
+            return
         arena.machine.seal(frame.slot, checkpoint)
         expected = _Expected(checkpoint=checkpoint, rank=rank.rank, world_size=rank.world_size)
         self._node.spawn(self._take_over(rank, arena, frame, expected), f"persisting {checkpoint}")
@@ -69,11 +72,23 @@ class Persister:
         rank.check_attempt(frame.attempt)
         arena = rank.arena(frame.arena)
         arena.machine.stream(frame.slot, checkpoint)
-        overlap = Overlap(checkpoint=checkpoint, draft_sha256=frame.draft_sha256)
+        gate = CopyGate(self._telling_written(rank, frame) if arena.is_ring else None)
+        overlap = Overlap(checkpoint=checkpoint, draft_sha256=frame.draft_sha256, gate=gate)
         rank.overlaps[frame.arena, frame.slot] = overlap
         self._node.spawn(
             self._write_copying(rank, arena, frame, overlap), f"writing {checkpoint} as it comes"
         )
+
+    @staticmethod
+    def _telling_written(rank: RankRecord, frame: frames.Announce) -> Callable[[int], object]:
+        """Return what a writing thread calls when a segment has given up its place in a ring."""
+        loop = asyncio.get_running_loop()
+
+        def tell(segment: int) -> None:
+            if rank.lessee is not None:
+                rank.lessee.send(frames.SegmentWritten(arena=frame.arena, slot=frame.slot, segment=segment))
+
+        return lambda segment: loop.call_soon_threadsafe(tell, segment)
 
     @staticmethod
     def copied(rank: RankRecord, frame: frames.Copied) -> None:
@@ -114,12 +129,17 @@ class Persister:
     def _end_early(
         self, rank: RankRecord, arena: Arena, slot: int, overlap: Overlap, error: EverstepError
     ) -> None:
-        """What was written of a snapshot in the copying is dropped; the seal begins anew, or there will be none."""
+        """What was written of a snapshot in the copying is dropped; the seal begins anew, or there will be none.
+
+        None of a ring's, whose trainer waits to copy on: it hears of the end at once.
+        """
         logger.warning("written_in_vain checkpoint=%s reason=%s", overlap.checkpoint, error)
         if arena.machine.slots[slot].state is SlotState.ABANDONED:
             self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
         elif overlap.sealed_at_s is None:
             arena.machine.stream_failed(slot)
+            if arena.is_ring:
+                self._report_failure(rank, overlap.checkpoint, error)
         else:
             self._node.free_slots(rank, arena.number, arena.machine.drop(slot))
             self._report_failure(rank, overlap.checkpoint, error)
@@ -227,21 +247,23 @@ class Persister:
             arena.machine.lose(slot)
             self._report_failure(rank, draft.checkpoint, error)
         except EverstepError as error:
-            if overlap is not None and overlap.sealed_at_s is None:
+            if overlap is not None and (overlap.sealed_at_s is None or arena.is_ring):
                 self._end_early(rank, arena, slot, overlap, error)
                 return
             manifest = await in_thread(slot_manifest, rank.run.store, draft, place)
             self._keep(rank, arena, slot, draft, manifest)
             self._report_failure(rank, draft.checkpoint, error)
         else:
-            self._keep(rank, arena, slot, draft, result.manifest)
+            if not arena.is_ring:
+                self._keep(rank, arena, slot, draft, result.manifest)
             sealed_at_s = overlap.sealed_at_s if overlap else None
             self._report_success(rank, result, time.monotonic() - (sealed_at_s or began_s))
         finally:
             place.map.release()
             self._node.metrics.persisting.dec()
         if arena.machine.slots[slot].state is SlotState.PERSISTING:
-            self._node.free_slots(rank, arena.number, arena.machine.settle(slot))
+            settled = arena.machine.drop if arena.is_ring else arena.machine.settle
+            self._node.free_slots(rank, arena.number, settled(slot))
 
     async def _written(self, run: RunRecord, write: Callable[[], PersistResult]) -> PersistResult:
         """Return what `write` does; where there is no room for it, what is outdated goes first.
@@ -399,5 +421,5 @@ def _read_draft(arena: Arena, frame: frames.Seal | frames.Announce, expected: _E
     if found != expected:
         raise CorruptDataError(f"the draft is of {found.text()}, expected {expected.text()}")
     # Complete, here: whoever uses a draft after this, also to describe a write that failed, needs no check.
-    check_draft(draft, arena.slot_size_bytes)
+    check_draft(draft, arena.slot_size_bytes, is_ring=arena.is_ring)
     return draft

@@ -1,7 +1,7 @@
 """What the daemon knows of runs and their ranks. Owned by the event loop; every value here lives in memory only."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -133,6 +133,8 @@ class RankRecord:
     arenas: dict[int, Arena] = field(default_factory=dict[int, Arena])
     current: int | None = None
     """The arena that new snapshots go to."""
+    is_making: bool = False
+    """An arena is being allocated for it."""
     snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
     """By (arena, slot)."""
     overlaps: dict[tuple[int, int], Overlap] = field(default_factory=dict[tuple[int, int], Overlap])
@@ -230,6 +232,11 @@ class RunRecord:
         if rank < 0:
             raise UsageError(f"a rank is not negative, got {rank}")
         return self.ranks.setdefault(rank, RankRecord(run=self, rank=rank))
+
+    def waiting(self, has: Callable[[RankRecord], bool], *, besides: RankRecord) -> int:
+        """Return how many other attached ranks are going to ask for memory, too: those that have none."""
+        others = (rank for rank in self.ranks.values() if rank is not besides and rank.lease is not None)
+        return sum(not has(rank) for rank in others)
 
 
 class Registry:

@@ -12,6 +12,7 @@ from ..checkpoint.shard_reader import ShardReader
 from ..core.errors import CorruptDataError, DataError
 from ..core.ids import CheckpointId
 from ..proto import frames
+from .admission_plan import Wish
 from .arena import Arena
 from .blocking import in_thread
 from .registry import Lease, RankRecord, Snapshot
@@ -112,6 +113,7 @@ class Restorer:
         if rank.arena(arena.number).shared_with_dead:
             raise CorruptDataError(f"the memory of {snapshot.checkpoint} is shared with a fenced trainer")
         rank.current = arena.number
+        arena.machine.offer()
         logger.info(
             "restore_from_memory run=%s rank=%d checkpoint=%s",
             rank.run.run_id,
@@ -128,7 +130,7 @@ class Restorer:
             layout_digest=arena.layout_digest,
             manifest=encoded,
             segment_offsets_bytes=list(snapshot.offsets_bytes),
-            free_slots=arena.machine.free_slots,
+            free_slots=arena.machine.usable_slots,
         )
         return fetched, arena.fd
 
@@ -140,9 +142,10 @@ class Restorer:
         encoded = await in_thread(encode_manifest, manifest)
         reader = await in_thread(ShardReader, run.store, manifest)
         try:
-            arena = await node.arenas.make(
-                slot_size_bytes=CHUNK_SIZE_BYTES, slot_count=ring_slots(reader), layout_digest=""
-            )
+            wish = Wish(slot_size_bytes=CHUNK_SIZE_BYTES, slot_count=ring_slots(reader))
+            await node.make_room(lease.rank, wish)
+            sharers = lease.rank.run.waiting(lambda other: bool(other.streams), besides=lease.rank)
+            arena = await node.arenas.make(wish, layout_digest="", sharers=1 + sharers)
         except BaseException:
             await in_thread(reader.close)
             raise

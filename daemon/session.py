@@ -116,7 +116,7 @@ class Session:
             case _:
                 self._dispatch_leased(frame, self._valid_lease())
 
-    def _dispatch_leased(self, frame: Request, lease: Lease) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
+    def _dispatch_leased(self, frame: Request, lease: Lease) -> None:  # noqa: C901, PLR0912 - a table
         node, rank = self._node, lease.rank
         match frame:
             case frames.BeginAttempt():
@@ -132,8 +132,7 @@ class Session:
             case frames.Detach():
                 self._answer(frame, lambda: node.detach(lease))
             case frames.BeginSnapshot():
-                rank.check_attempt(frame.attempt)
-                rank.arena(frame.arena).machine.begin(frame.slot, CheckpointId(frame.attempt, frame.step))
+                node.begin_snapshot(rank, frame)
             case frames.Announce():
                 node.persister.announce(rank, frame)
             case frames.Copied():

@@ -5,6 +5,8 @@ streaming -> abandoned -> free, since what reads from the slot must come to its 
 
 A kept snapshot may be overwritten only when a newer one is sealed on all ranks: until then it is the newest state
 that every rank can give back from memory; or when another rank has none of the same step, so that it is of no use.
+An arena that had room for one slot only could take no second snapshot by that rule: there the trainer may overwrite
+what is kept at any time.
 """
 
 from dataclasses import dataclass
@@ -36,6 +38,8 @@ class Slot:
 
     state: SlotState = SlotState.FREE
     checkpoint: CheckpointId | None = None
+    is_offered: bool = True
+    """The trainer knows that it may use it; not while it does."""
 
 
 class SlotMachine:
@@ -49,8 +53,11 @@ class SlotMachine:
         self._given_up: set[CheckpointId] = set()
 
     def begin(self, slot: int, checkpoint: CheckpointId) -> None:
-        """The trainer starts to copy `checkpoint` into a free slot."""
-        self._take(slot, SlotState.FREE, SlotState.COPYING).checkpoint = checkpoint
+        """The trainer starts to copy `checkpoint` into a slot that it may use."""
+        if slot in self.usable_slots:
+            self.slots[slot].state = SlotState.FREE
+        taken = self._take(slot, SlotState.FREE, SlotState.COPYING)
+        taken.checkpoint, taken.is_offered = checkpoint, False
 
     def stream(self, slot: int, checkpoint: CheckpointId) -> None:
         """The daemon starts to write a snapshot that is still being copied."""
@@ -80,7 +87,7 @@ class SlotMachine:
         self._take(slot, SlotState.COPYING, SlotState.SEALED)
 
     def drop(self, slot: int) -> list[int]:
-        """Its draft was refused, or writing it failed in a way that nobody expected: it is of no use to anybody."""
+        """It is of no use to anybody: its draft was refused, it failed in an unexpected way, or it was a ring."""
         held = self._at(slot)
         if held.state in (SlotState.FREE, SlotState.COPYING, SlotState.KEPT, SlotState.LOST):
             return []
@@ -112,7 +119,9 @@ class SlotMachine:
         self._take(slot, SlotState.FREE, SlotState.KEPT).checkpoint = checkpoint
 
     def abandon(self, slot: int) -> list[int]:
-        """The trainer gives its copy up; one that is being written is free only later."""
+        """The trainer gives its copy up; one that is being written is free only later, and a lost slot never."""
+        if self._at(slot).state is SlotState.LOST:
+            return []
         if self._at(slot).state is SlotState.STREAMING:
             self._take(slot, SlotState.STREAMING, SlotState.ABANDONED)
             return []
@@ -147,6 +156,30 @@ class SlotMachine:
     def free_slots(self) -> list[int]:
         """Indices of free slots."""
         return [index for index, slot in enumerate(self.slots) if slot.state is SlotState.FREE]
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether nobody writes to a slot or reads from one."""
+        return all(slot.state in (SlotState.FREE, SlotState.KEPT) for slot in self.slots)
+
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether there is one slot only."""
+        return len(self.slots) == 1
+
+    @property
+    def usable_slots(self) -> list[int]:
+        """Indices of slots that a snapshot may be copied into: the free ones; the only one when it is kept, too."""
+        if self.is_alone and self.slots[0].state is SlotState.KEPT:
+            return [0]
+        return self.free_slots
+
+    def offer(self) -> list[int]:
+        """Return the usable slots that the trainer does not know of; now it does."""
+        new = [slot for slot in self.usable_slots if not self.slots[slot].is_offered]
+        for slot in new:
+            self.slots[slot].is_offered = True
+        return new
 
     def is_free(self) -> bool:
         """Tell whether every slot is free."""

@@ -16,6 +16,7 @@ from ..checkpoint.draft_format import encode_draft
 from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.leaf import LeafSpec
 from ..checkpoint.manifest_types import Draft
+from ..checkpoint.ring_layout_plan import least_ring_bytes, plan_ring
 from ..checkpoint.testing import SMALL_LEAVES
 from ..core.ids import CheckpointId
 from ..core.version import VERSION
@@ -208,6 +209,23 @@ class FakeTrainer:
             found.setdefault(event.segment, {})[event.file_offset_bytes] = content
             self.send(frames.ChunkTaken(arena=shard.arena, slot=event.slot))
 
+    def make_ring(self, layout: Layout) -> "FakeArena":
+        """Get a ring, where not even one slot fits, and map it."""
+        reply = self.ask(
+            frames.MakeArena(
+                request_id=self.number(),
+                layout_digest=layout.digest,
+                slot_size_bytes=layout.slot_size_bytes,
+                slot_count=2,
+                ring_size_bytes=least_ring_bytes(layout, 0),
+            )
+        )
+        assert isinstance(reply, frames.ArenaReady), reply
+        assert reply.is_ring
+        devices = len(self.devices)
+        ring = plan_ring(layout, slot_size_bytes=reply.slot_size_bytes, staged_bytes=0, device_count=devices)
+        return FakeArena(self, reply, ring)
+
     def make_arena(self, layout: Layout, slot_count: int = 2) -> "FakeArena":
         """Get an arena and map it."""
         reply = self.ask(
@@ -252,10 +270,12 @@ class FakeArena:
             )
         )
 
-    def fill(self, seed: int, slot: int = 0) -> None:
-        """Copy random leaves to their places."""
+    def fill(self, seed: int, slot: int = 0, segment: int | None = None) -> None:
+        """Copy random leaves to their places, in one segment or in all."""
         content = self.content(seed)
         for piece in self.layout.pieces:
+            if segment not in (None, piece.segment):
+                continue
             plan = self.layout.segments[piece.segment]
             begin = next(entry.begin for entry in plan.entries if entry.key == piece.key)
             place = self._base(slot) + plan.slot_offset_bytes + plan.header_size_bytes + begin

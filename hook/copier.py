@@ -55,6 +55,8 @@ class CopyJob:
     """Tensors whose memory is read."""
     begin: Callable[[], None]
     """Runs before the copy."""
+    before: Callable[[int], None] = lambda _: None
+    """Returns when a segment may be moved into."""
     copied: Callable[[int], None]
     """Hears of each segment whose last move has been made."""
     wait_cuda: Callable[[], None]
@@ -93,6 +95,7 @@ class CopyJob:
 
     def _move(self) -> None:
         for moves in self.moves:
+            self.before(moves.segment)
             copy(moves)
             self.copied(moves.segment)
 

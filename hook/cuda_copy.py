@@ -6,7 +6,7 @@ not the host, wait for the side stream. No GPU has run this yet: tests/hook/test
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, SupportsInt, cast
 
@@ -85,17 +85,14 @@ class CudaCopies:
         device = tensor.device
         stream = torch.cuda.current_stream(device) if eager else self._side_stream(device)
         (self._eager if eager else self._used).add(device)
-        flat = torch.as_strided(tensor.detach(), (tensor.numel(),), (1,)).view(torch.uint8)
-        with torch.cuda.stream(stream):
-            to = torch.frombuffer(target, dtype=torch.uint8)
-            to.copy_(flat[offset_bytes : offset_bytes + len(target)], non_blocking=True)
+        _enqueue(target, tensor, offset_bytes, stream)
         if not eager:
             tensor.record_stream(stream)
 
     def record(self) -> Callable[[], None]:
         """Mark the end of a snapshot's copies; the returned call blocks (a thread) until they have ended."""
-        ends = [self._event(device, torch.cuda.current_stream(device)) for device in self._eager]
-        self._done = [(device, self._event(device, self._streams[device])) for device in self._used]
+        ends = [_event(device, torch.cuda.current_stream(device)) for device in self._eager]
+        self._done = [(device, _event(device, self._streams[device])) for device in self._used]
         ends += [event for _, event in self._done]
         self._eager, self._used = set(), set()
 
@@ -116,14 +113,43 @@ class CudaCopies:
             self._streams[device] = torch.cuda.Stream(device)
         stream = self._streams[device]
         if device not in self._used:
-            stream.wait_event(self._event(device, torch.cuda.current_stream(device)))
+            stream.wait_event(_event(device, torch.cuda.current_stream(device)))
         return stream
 
-    @staticmethod
-    def _event(device: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        with torch.cuda.device(device):
-            event = torch.cuda.Event(
-                blocking=True
-            )  # who waits sleeps: the copy thread must not spin beside training
-            event.record(stream)
-        return event
+
+class CudaWindows:
+    """Copies of one snapshot through a ring, made by the copy thread, which waits for each window's.
+
+    The host stands in the guard until the last one has ended, so that no event is needed there.
+    """
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        """Begin at a boundary, on the training thread: what it enqueues afterwards is not waited for."""
+        self._streams = {device: torch.cuda.Stream(device) for device in set(devices)}
+        for device, stream in self._streams.items():
+            stream.wait_event(_event(device, torch.cuda.current_stream(device)))
+
+    def copy(self, target: memoryview, tensor: torch.Tensor, offset_bytes: int) -> None:
+        """Enqueue the copy of the bytes of a dense CUDA tensor from `offset_bytes` on that fill `target`."""
+        if target:
+            _enqueue(target, tensor, offset_bytes, self._streams[tensor.device])
+
+    def wait(self) -> None:
+        """Return when all copies enqueued so far have ended."""
+        for device, stream in self._streams.items():
+            _event(device, stream).synchronize()
+
+
+def _enqueue(target: memoryview, tensor: torch.Tensor, offset_bytes: int, stream: torch.cuda.Stream) -> None:
+    flat = torch.as_strided(tensor.detach(), (tensor.numel(),), (1,)).view(torch.uint8)
+    with torch.cuda.stream(stream):
+        to = torch.frombuffer(target, dtype=torch.uint8)
+        to.copy_(flat[offset_bytes : offset_bytes + len(target)], non_blocking=True)
+
+
+def _event(device: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Return the end of what a stream has to do so far; who waits for it sleeps, and does not spin beside training."""
+    with torch.cuda.device(device):
+        event = torch.cuda.Event(blocking=True)
+        event.record(stream)
+    return event

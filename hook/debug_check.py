@@ -18,13 +18,15 @@ class SlotCheck:
         """Read all pieces; CUDA tensors are brought over for it."""
         self._expected = [(leaves[place.leaf].spec.name, place, _checksums(leaves, place)) for place in lazy]
 
-    def compare(self, view: Callable[[int, int], memoryview]) -> None:
-        """Return if the slot holds the same bytes; `view` shows so many of them from an offset.
+    def compare(self, view: Callable[[int, int], memoryview], segment: int | None = None) -> None:
+        """Return if the slot holds the same bytes, in one segment or in all; `view` shows so many from an offset.
 
         Raises:
             UsageError: a leaf differs; the message names it.
         """
         for name, place, expected in self._expected:
+            if segment not in (None, place.segment):
+                continue
             found = view(place.slot_offset_bytes, place.size_bytes)
             if block_checksums(found, place.size_bytes) != expected:
                 raise UsageError(

@@ -35,14 +35,21 @@ class _Outcome:
 
     settled: threading.Event
     error: EverstepError | None = None
+    snapshotter: Snapshotter | None = None
 
     def __call__(self, event: Reply) -> None:
         """Take an event."""
         match event:
             case frames.Persisted():
                 self.settled.set()
+            case frames.SegmentWritten():
+                if self.snapshotter is not None:
+                    self.snapshotter.segment_written(event)
             case frames.PersistFailed() | frames.Failure():
-                self.fail(error_from_code(event.code, event.message, event.hint))
+                error = error_from_code(event.code, event.message, event.hint)
+                self.fail(error)
+                if isinstance(event, frames.PersistFailed) and self.snapshotter is not None:
+                    self.snapshotter.given_up(CheckpointId(event.attempt, event.step), error)
             case _:
                 return
 
@@ -55,7 +62,7 @@ class _Outcome:
 def commit_components(
     components: Sequence[Captured], address: RunAddress, *, state: RunState, kind: str, notes: dict[str, str]
 ) -> CheckpointId:
-    """Return the committed checkpoint of a run that had none. The daemon takes one slot as large as the state.
+    """Return the committed checkpoint of a run that had none. The daemon takes a slot as large as the state, or a ring.
 
     Raises:
         UsageError: the run has checkpoints already.
@@ -80,6 +87,7 @@ def commit_components(
             on_sealed=lambda _: None,
             on_failed=lambda _, reason: outcome.fail(MemoryRefusedError(f"it was not copied: {reason}")),
         )
+        outcome.snapshotter = snapshotter
         facts = SnapshotFacts(
             checkpoint=checkpoint,
             parent=None,

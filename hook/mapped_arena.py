@@ -35,9 +35,18 @@ class MappedArena:
     """
 
     def __init__(
-        self, number: int, fd: int, slot_size_bytes: int, slot_count: int, layout_digest: str
+        self,
+        number: int,
+        fd: int,
+        slot_size_bytes: int,
+        slot_count: int,
+        layout_digest: str,
+        *,
+        stands_for_bytes: int | None = None,
     ) -> None:
-        """Map the arena and close `fd`."""
+        """Map the arena and close `fd`. A ring stands for a slot of `stands_for_bytes`, for which there was no room."""
+        self.is_ring = stands_for_bytes is not None
+        self._fitting_bytes = slot_size_bytes if stands_for_bytes is None else stands_for_bytes
         self.number, self.layout_digest = number, layout_digest
         self.slot_size_bytes, self.slot_count = slot_size_bytes, slot_count
         self.free: set[int] = set(range(slot_count))
@@ -56,8 +65,11 @@ class MappedArena:
             raise NodeError(f"madvise(MADV_DONTFORK) failed: {os.strerror(_ffi.errno)}")
 
     def fits(self, layout: Layout) -> bool:
-        """Tell whether snapshots of this layout go into the slots (the digest says where, the size how much)."""
-        return self.layout_digest == layout.digest and self.slot_size_bytes >= layout.slot_size_bytes
+        """Tell whether snapshots of this layout go into the slots (the digest says where, the size how much).
+
+        Into a ring they do if it was made for them.
+        """
+        return self.layout_digest == layout.digest and self._fitting_bytes >= layout.slot_size_bytes
 
     def slot_address(self, slot: int) -> int:
         """Return the address of a slot's first byte."""

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 
 from ..checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
@@ -48,6 +49,8 @@ class Pace:
         """Of the newest snapshot that became durable, from the begin of its copy on; of the newest checkpoint."""
         self._stalled_s: float | None = None
         """What the newest checkpoint has cost by itself so far, until its copy has ended."""
+        self._slots = 2
+        self._storage: StorageKnown | None = None
 
     def _make(self, step: int) -> Frequency:
         if self._every is not None:
@@ -66,19 +69,26 @@ class Pace:
         except EverstepError as error:
             logger.warning("frequency_unknown reason=%s: what checkpoints cost is measured anew", error)
 
-    def begin(self, step: int, *, slots: int, devices: Sequence[frames.DeviceInfo]) -> None:
+    def has_slots(self, slots: int) -> None:
+        """So many snapshots fit in memory at once."""
+        self._slots = slots
+        if self._storage is not None and self._storage.slot_count != slots:
+            self._storage = replace(self._storage, slot_count=slots)
+            self._frequency.observe(self._storage)
+
+    def begin(self, step: int, *, devices: Sequence[frames.DeviceInfo]) -> None:
         """Begin to decide about the boundaries after `step`."""
         self._frequency = self._make(step)
         if self._died is not None:
             self._frequency.observe(Failed(kind=self._died))
         if devices:
             # Ranks that write to the same devices name the same one.
-            known = StorageKnown(
-                slot_count=slots,
+            self._storage = StorageKnown(
+                slot_count=self._slots,
                 node=min(device.device_id for device in devices),
                 capacity_bytes=sum(device.capacity_bytes for device in devices),
             )
-            self._frequency.observe(known)
+            self._frequency.observe(self._storage)
 
     # -- at boundaries
 

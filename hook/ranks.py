@@ -129,6 +129,7 @@ class OneRank:
         self._pace = pace
         self._requested, self._end = False, ""
         self._listener: Listener | None = None
+        self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
 
     def agree_attempt(self, known: int, error: EverstepError | None) -> int:
         """Return the next attempt, or raise the error."""
@@ -183,8 +184,9 @@ class OneRank:
             self._listener.complete(checkpoint)
 
     def failed(self, checkpoint: CheckpointId, reason: str) -> None:
-        """Failed here is failed."""
-        if self._listener is not None:
+        """Failed here is failed: once, though the daemon's end is noticed by who trains and by who copies."""
+        if self._listener is not None and checkpoint not in self._failed:
+            self._failed.append(checkpoint)
             self._listener.incomplete(checkpoint, reason, in_memory=True)
 
     def close(self) -> None:

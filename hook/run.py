@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from ..checkpoint.frequency_types import FailureKind
-from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageError
+from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageError, error_from_code
 from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import Reply
@@ -75,7 +75,8 @@ class Run:
         self.name, self.attempt = name, attempt
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self._link, self._ranks = link, ranks
-        self._pace, self._slots = pace, slots
+        self._pace = pace
+        pace.has_slots(slots)
         self._state = RunState(lambda: pace.memory)
         self._history = History()
         self._rng = RngState()
@@ -105,6 +106,7 @@ class Run:
             costs=self._costs,
             on_sealed=self._on_sealed,
             on_failed=self._on_failed,
+            on_slots=pace.has_slots,
         )
         self._guard = OptimizerGuard(objects, self._before_optimizer)
         self._end = RunEnd(name, ranks, pace, preemption)
@@ -307,7 +309,7 @@ class Run:
                 self.name,
             )
         self._saved_step = self._state.step
-        self._pace.begin(self._state.step, slots=self._slots, devices=self._link.devices)
+        self._pace.begin(self._state.step, devices=self._link.devices)
         self._ranks.start(self._state.step, self)
 
     def _check_usable(self) -> None:
@@ -422,14 +424,18 @@ class Run:
         match event:
             case frames.SlotFree():
                 self._snapshotter.slot_free(event.arena, event.slot)
+            case frames.SegmentWritten():
+                self._snapshotter.segment_written(event)
             case frames.Chunk() | frames.StreamEnd():
                 self._stream_events.put(event)
             case frames.Persisted():
                 self._pace.persisted(event)
                 self._ranks.committed(CheckpointId(event.attempt, event.step))
             case frames.PersistFailed():
-                told = f"{event.message} ({event.hint})" if event.hint else event.message
-                self._ranks.failed(CheckpointId(event.attempt, event.step), told)
+                error = error_from_code(event.code, event.message, event.hint)
+                checkpoint = CheckpointId(event.attempt, event.step)
+                if not self._snapshotter.given_up(checkpoint, error):
+                    self._ranks.failed(checkpoint, str(error))
             case frames.DevicesChanged() | frames.Notice():
                 self._storage_notes.take(event)
             case frames.Fenced():

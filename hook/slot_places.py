@@ -1,15 +1,16 @@
 """Where the leaves of a capture go in a slot, and when each may be copied."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import cast
 
 import torch
 
+from ..checkpoint.draft_format import DraftEncoder
 from ..checkpoint.layout_plan import Layout
 from .capture import StateCapture
 from .copier import Unchanged
-from .copy_plan import GATHER_BYTES_MAX, CopyPlan, Placed, picker
+from .copy_plan import GATHER_BYTES_MAX, CopyPlan, Moves, Placed, picker
 from .state_protocol import Laziness, TensorLeaf
 
 
@@ -18,8 +19,10 @@ class Places:
 
     def __init__(self, layout: Layout, capture: StateCapture) -> None:
         """Plan all copies: some microseconds for each leaf, so that a boundary needs none."""
-        self._layout, self._laziness, self._on_cuda = layout, capture.laziness, capture.on_cuda
+        self.layout, self._laziness, self._on_cuda = layout, capture.laziness, capture.on_cuda
+        self.encoder = DraftEncoder()
         placed, on_cuda = _places(layout), capture.on_cuda
+        self.placed = placed
         is_eager = [laziness is Laziness.EAGER for laziness in capture.laziness]
         self.cuda = [(place, is_eager[place.leaf]) for place in placed if on_cuda[place.leaf]]
         on_host = [place for place in placed if not on_cuda[place.leaf]]
@@ -51,10 +54,14 @@ class Places:
         large = map(_tensor_of, self._large(capture.leaves))
         return [capture.leaves, list(map(torch.Tensor.untyped_storage, large))]
 
+    def lazy_moves(self, addresses: Sequence[int], base: int) -> tuple[Moves, ...]:
+        """Return the moves of what may wait, in the order of the segments."""
+        return self.lazy.at(addresses, base)
+
     def serve(self, layout: Layout, capture: StateCapture) -> bool:
         """Tell whether they are right for a capture."""
         return (
-            self._layout is layout and self._laziness == capture.laziness and self._on_cuda == capture.on_cuda
+            self.layout is layout and self._laziness == capture.laziness and self._on_cuda == capture.on_cuda
         )
 
 

@@ -8,25 +8,27 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
-from ..checkpoint.draft_format import DraftEncoder
 from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.value_format import dump_values
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
+from ..core.sizes import size_text
 from ..proto import frames
 from .capture import StateCapture, capture_state
 from .client import Answer
 from .copier import Copier, CopyJob
-from .cuda_copy import CudaCopies
+from .cuda_copy import CudaCopies, CudaWindows
 from .debug_check import SlotCheck
 from .gather import copy
 from .link import Link
 from .mapped_arena import MappedArena
 from .report import CostBook
+from .ring_places import RingPlaces, ring_size_bytes
 from .slot_places import Places
 from .slot_sealing import SlotSealing
 from .state_protocol import Captured
+from .window_gate import WindowGate
 
 logger = logging.getLogger(__name__)
 
@@ -61,20 +63,22 @@ class Snapshotter:
         costs: CostBook,
         on_sealed: Callable[[CheckpointId], None],
         on_failed: Callable[[CheckpointId, str], None],
+        on_slots: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._link, self._components, self._costs = link, components, costs
         self._rank, self._world_size, self._slot_count = rank, world_size, slot_count
         self._replicated = replicated and world_size > 1
         self._debug = debug
-        self._on_sealed, self._on_failed = on_sealed, on_failed
+        self._on_sealed, self._on_failed, self._on_slots = on_sealed, on_failed, on_slots
         self._lock = threading.Lock()
         self._arena: MappedArena | None = None
-        self._asked: tuple[str, Future[Answer]] | None = None
+        self._asked: tuple[Layout, Future[Answer]] | None = None
         self._last: StateCapture | None = None
         self._layout: Layout | None = None
         self._layout_of_what: object = None
         self._places: Places | None = None
-        self._encoder = DraftEncoder()
+        self._streaming: tuple[CheckpointId, SlotSealing] | None = None
+        """The snapshot that was begun last."""
         self._copier = Copier()
         self._cuda = CudaCopies()
         self._stale: list[MappedArena] = []
@@ -102,6 +106,20 @@ class Snapshotter:
             if self._arena is not None and self._arena.number == arena:
                 self._arena.give(slot)
 
+    def segment_written(self, event: frames.SegmentWritten) -> None:
+        """A window of a ring may be filled again; called on the reader thread."""
+        streaming = self._streaming
+        if streaming is not None and streaming[1].is_in(event.arena, event.slot):
+            streaming[1].written(event.segment)
+
+    def given_up(self, checkpoint: CheckpointId, error: EverstepError) -> bool:
+        """The daemon could not write a snapshot. Tell whether that ends its copy, which then reports it.
+
+        Called on the reader thread.
+        """
+        streaming = self._streaming
+        return streaming is not None and streaming[0] == checkpoint and streaming[1].given_up(error)
+
     def daemon_lost(self) -> None:
         """The daemon that owned the arena is gone: nothing of it can be sealed any more."""
         with self._lock:
@@ -111,35 +129,49 @@ class Snapshotter:
 
     def prepare(self) -> None:
         """Ask for the arena that the present structure needs, ahead of the first checkpoint."""
-        layout = self._layout_of(self._capture(), 0)
-        self._find_arena(layout)
+        capture = self._capture()
+        self._find_arena(self._layout_of(capture, 0), capture)
 
     def _capture(self) -> StateCapture:
         """Return the state by reference; the last capture's description spares most of the work."""
         self._last = capture_state(self._components, previous=self._last)
         return self._last
 
-    def _find_arena(self, layout: Layout) -> MappedArena | None:
+    def _find_arena(self, layout: Layout, capture: StateCapture) -> MappedArena | None:
         """Return the arena of `layout`, or None after asking for one."""
-        with self._lock:
-            if self._arena is not None and self._arena.fits(layout):
-                return self._arena
+        if (found := self._fitting_arena(layout, capture)) is not None:
+            return found
         self._collect_answer()
+        if (found := self._fitting_arena(layout, capture)) is not None:
+            return found
         with self._lock:
-            if self._arena is not None and self._arena.fits(layout):
-                return self._arena
             if self._asked is None:
-                self._asked = (layout.digest, self._ask_arena(layout))
+                # What does not fit is of no use any more, and the daemon may need its memory for the new one.
+                self._retire(self._arena)
+                self._arena = None
+                self._asked = (layout, self._ask_arena(layout, capture))
         return None
 
-    def _ask_arena(self, layout: Layout) -> "Future[Answer]":
+    def _fitting_arena(self, layout: Layout, capture: StateCapture) -> MappedArena | None:
+        with self._lock:
+            arena = self._arena
+        if arena is None or not arena.fits(layout):
+            return None
+        planned = self._places is not None and self._places.serve(layout, capture)
+        if arena.is_ring and not planned and arena.slot_size_bytes < ring_size_bytes(layout, capture):
+            return None  # more has to be copied at boundaries than before
+        return arena
+
+    def _ask_arena(self, layout: Layout, capture: StateCapture) -> "Future[Answer]":
         logger.info("arena_asked slots=%d slot_size_bytes=%d", self._slot_count, layout.slot_size_bytes)
+        ring = ring_size_bytes(layout, capture)
         return self._link.client.ask(
             lambda number: frames.MakeArena(
                 request_id=number,
                 layout_digest=layout.digest,
                 slot_size_bytes=layout.slot_size_bytes,
                 slot_count=self._slot_count,
+                ring_size_bytes=ring if ring < layout.slot_size_bytes else 0,
             )
         )
 
@@ -148,13 +180,36 @@ class Snapshotter:
         with self._lock:
             if self._asked is None or not self._asked[1].done():
                 return
-            digest, future = self._asked
+            layout, future = self._asked
             self._asked = None
         ready, fd = future.result()
         assert isinstance(ready, frames.ArenaReady)
         assert fd is not None
-        self._replace_arena(MappedArena(ready.arena, fd, ready.slot_size_bytes, ready.slot_count, digest))
+        stands_for_bytes = layout.slot_size_bytes if ready.is_ring else None
+        self._replace_arena(
+            MappedArena(
+                ready.arena,
+                fd,
+                ready.slot_size_bytes,
+                ready.slot_count,
+                layout.digest,
+                stands_for_bytes=stands_for_bytes,
+            )
+        )
         logger.info("arena_ready number=%d allocation_s=%.3f", ready.arena, ready.allocation_s)
+        if ready.reason:
+            self._say_less(ready, layout)
+
+    def _say_less(self, ready: frames.ArenaReady, layout: Layout) -> None:
+        """Say that memory is short: once for each arena, so seldom more than once."""
+        note = f"{ready.slot_count} of {self._slot_count} snapshots fit in memory"
+        if ready.is_ring:
+            ring, state = size_text(ready.slot_size_bytes), size_text(layout.state_size_bytes)
+            note = f"snapshots of {state} stream through a ring of {ring}: optimizers wait until nearly all is written"
+        elif ready.slot_count == 1:
+            note += ", and it is given up when the next one is begun"
+        logger.warning("memory_short %s; %s", note, ready.reason)
+        self._costs.notes.append(f"{note}; {ready.reason}")
 
     def _forget_asked(self) -> None:
         """Nobody will map the arena that was asked for: its descriptor is closed when it comes, or has come."""
@@ -166,6 +221,7 @@ class Snapshotter:
         with self._lock:
             self._retire(self._arena)
             self._arena = arena
+        self._on_slots(arena.slot_count)
         self._cuda.register(arena)
 
     def _retire(self, arena: MappedArena | None) -> None:
@@ -201,7 +257,7 @@ class Snapshotter:
         values = dump_values(capture.values)
         layout = self._layout_of(capture, len(values))
         try:
-            arena = self._find_arena(layout)
+            arena = self._find_arena(layout, capture)
         except EverstepError as error:
             return error.message
         if arena is None:
@@ -222,7 +278,8 @@ class Snapshotter:
         except EverstepError:
             return NO_DAEMON
         try:
-            self._copy(capture, layout, arena, slot, facts=facts, values=values)
+            places = self._places_for(layout, capture, arena)
+            self._copy(capture, places, arena, slot, facts=facts, values=values)
         except EverstepError as error:
             self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
             return error.message
@@ -268,66 +325,85 @@ class Snapshotter:
             segment_count=segment_count_for(specs, devices),
             values_size_bytes=values_size_bytes,
         )
-        self._layout, self._layout_of_what, self._encoder = layout, what, DraftEncoder()
+        self._layout, self._layout_of_what = layout, what
         return layout
 
-    def _places_for(self, layout: Layout, capture: StateCapture) -> Places:
-        if self._places is None or not self._places.serve(layout, capture):
-            self._places = Places(layout, capture)
-        return self._places
+    def _places_for(self, layout: Layout, capture: StateCapture, arena: MappedArena) -> Places:
+        """Return where everything goes in a slot of the arena.
+
+        Raises:
+            MemoryRefusedError: the ring is too small for a state that changed.
+        """
+        places = self._places
+        is_ring = isinstance(places, RingPlaces)
+        if places is None or is_ring != arena.is_ring or not places.serve(layout, capture):
+            places = Places(layout, capture)
+            if arena.is_ring:
+                devices = len(self._link.devices)
+                places = RingPlaces(
+                    layout, capture, slot_size_bytes=arena.slot_size_bytes, device_count=devices
+                )
+            self._places = places
+        return places
 
     def _copy(
         self,
         capture: StateCapture,
-        layout: Layout,
+        places: Places,
         arena: MappedArena,
         slot: int,
         *,
         facts: SnapshotFacts,
         values: bytes,
     ) -> None:
-        base, leaves, places = arena.slot_address(slot), capture.leaves, self._places_for(layout, capture)
+        base, leaves, layout = arena.slot_address(slot), capture.leaves, places.layout
         for place, eager in places.cuda:
             target = arena.view(base - arena.address + place.slot_offset_bytes, place.size_bytes)
             tensor = leaves[place.leaf].tensor
             self._cuda.copy(target, tensor, place.offset_in_leaf_bytes, eager=eager)
         for moves in places.eager.at(capture.addresses, base):
             copy(moves)
+        client = self._link.client  # of another daemon, later, the arena is unknown
         sealing = SlotSealing(
             link=self._link,
             arena=arena,
             slot=slot,
             layout=layout,
-            encoder=self._encoder,
+            encoder=places.encoder,
             make_draft=lambda: self._draft(layout, facts, values),
+            check=SlotCheck(leaves, places.all_lazy) if self._debug else None,
+            gate=WindowGate(lambda: client.broken is not None) if arena.is_ring else None,
         )
+        self._streaming = (facts.checkpoint, sealing)
+        moves = places.lazy_moves(capture.addresses, base)
         sealing.plan(
-            places.lazy.segments, places.lazy.size_bytes, {place.segment for place, _ in places.cuda}
+            {each.segment for each in moves},
+            places.lazy.size_bytes,
+            {place.segment for place, _ in places.cuda},
         )
-        check = SlotCheck(leaves, places.all_lazy) if self._debug else None
         wait_cuda = self._cuda.record()
+        before = sealing.before
+        if isinstance(places, RingPlaces) and any(capture.on_cuda):
+            before = _before_on_cuda(sealing, places, capture, wait_cuda)
         self._costs.eager_bytes = places.eager_bytes
         self._costs.largest_eager_leaf = places.largest_eager_leaf
         job = CopyJob(
-            moves=places.lazy.at(capture.addresses, base),
+            moves=moves,
             unchanged=places.unchanged(capture),
             keep_alive=places.memory(capture),
             begin=sealing.begin,
+            before=before,
             copied=sealing.copied,
             wait_cuda=wait_cuda,
-            finish=lambda: self._seal(job, sealing, facts.checkpoint, check),
+            finish=lambda: self._seal(job, sealing, facts.checkpoint),
             fail=lambda error: self._drop(arena, slot, facts.checkpoint, error),
         )
         self._copier.submit(job)
 
     # -- on the copy thread
 
-    def _seal(
-        self, job: CopyJob, sealing: SlotSealing, checkpoint: CheckpointId, check: SlotCheck | None
-    ) -> None:
-        self._costs.copy_s += job.copy_s
-        if check is not None:
-            check.compare(sealing.view)
+    def _seal(self, job: CopyJob, sealing: SlotSealing, checkpoint: CheckpointId) -> None:
+        self._costs.copy_s += job.copy_s - sealing.waited_s
         sealing.seal()
         self._costs.sealed += 1
         self._on_sealed(checkpoint)
@@ -351,6 +427,27 @@ class Snapshotter:
         logger.warning("snapshot_dropped checkpoint=%s reason=%s", checkpoint, error)
         self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
         self._on_failed(checkpoint, str(error))
+
+
+def _before_on_cuda(
+    sealing: SlotSealing, places: RingPlaces, capture: StateCapture, wait_staged: Callable[[], None]
+) -> Callable[[int], None]:
+    """Return what a copy thread does before it moves into a window of a ring, where there are CUDA tensors."""
+    devices = (
+        leaf.tensor.device for leaf, on_cuda in zip(capture.leaves, capture.on_cuda, strict=True) if on_cuda
+    )
+    windows = CudaWindows(devices)
+
+    def before(segment: int) -> None:
+        sealing.before(segment)
+        if segment == 0:
+            wait_staged()
+        for place in places.lazy_cuda.get(segment, ()):
+            target = sealing.view(place.slot_offset_bytes, place.size_bytes)
+            windows.copy(target, capture.leaves[place.leaf].tensor, place.offset_in_leaf_bytes)
+        windows.wait()
+
+    return before
 
 
 def _close_descriptor(asked: "Future[Answer]") -> None:

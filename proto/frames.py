@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -129,12 +129,17 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class MakeArena(msgspec.Struct, frozen=True, tag="make_arena"):
-    """Ask for an arena; it is admitted and allocated in the background and answered when it is ready."""
+    """Ask for an arena; it is admitted and allocated in the background and answered when it is ready.
+
+    Where memory is short it gets fewer slots; where not even one fits, one that is smaller: a ring.
+    """
 
     request_id: int
     layout_digest: str
     slot_size_bytes: int
     slot_count: int
+    ring_size_bytes: int = 0
+    """The least that a slot must have for a snapshot to stream through it; 0: a ring would be of no use."""
 
 
 class BeginSnapshot(msgspec.Struct, frozen=True, tag="begin_snapshot"):
@@ -405,6 +410,10 @@ class ArenaReady(msgspec.Struct, frozen=True, tag="arena_ready"):
     slot_size_bytes: int
     slot_count: int
     allocation_s: float
+    is_ring: bool = False
+    """Its one slot is smaller than asked for: segments of a snapshot take turns in it, and it is always announced."""
+    reason: str = ""
+    """Why it is less than asked for, and what to do; empty: it is not."""
 
 
 class SlotFree(msgspec.Struct, frozen=True, tag="slot_free"):
@@ -412,6 +421,14 @@ class SlotFree(msgspec.Struct, frozen=True, tag="slot_free"):
 
     arena: int
     slot: int
+
+
+class SegmentWritten(msgspec.Struct, frozen=True, tag="segment_written"):
+    """A segment of a snapshot that streams through a ring is in its file: its place in the slot may be filled again."""
+
+    arena: int
+    slot: int
+    segment: int
 
 
 class Persisted(msgspec.Struct, frozen=True, tag="persisted"):
@@ -472,6 +489,7 @@ Reply = (
     | ManifestBytes
     | ArenaReady
     | SlotFree
+    | SegmentWritten
     | Persisted
     | PersistFailed
     | DevicesChanged

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
+from any_leaves import leaves
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,33 +20,6 @@ from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_types import HEADER_ALIGNMENT_BYTES
 from everstep.checkpoint.segment_format import header_size_bytes, item_size_bytes
 from everstep.core.errors import UsageError
-
-DTYPES = ("float32", "bfloat16", "uint8", "complex128", "complex64", "float64", "bool", "float8_e4m3fnuz")
-
-
-@st.composite
-def leaves(draw: st.DrawFn) -> list[LeafSpec]:
-    """Leaves from empty to some megabytes, a few of them stored in another order of dimensions."""
-    count = draw(st.integers(0, 12))
-    return [draw(leaf(f"model.{number}")) for number in range(count)]
-
-
-@st.composite
-def leaf(draw: st.DrawFn, name: str) -> LeafSpec:
-    dtype = draw(st.sampled_from(DTYPES))
-    shape = draw(
-        st.one_of(
-            st.just(()),
-            st.tuples(st.integers(0, 5)),
-            st.tuples(st.integers(1, 3_000_000)),
-            st.tuples(st.integers(0, 3000), st.integers(0, 900)),
-        )
-    )
-    spec = whole_leaf(name, dtype, shape, replicas=draw(st.integers(1, 3)))
-    if len(shape) == 2 and all(shape) and draw(st.booleans()):
-        return dataclasses.replace(spec, strides=(1, shape[0]))
-    return spec
-
 
 counts = st.integers(1, 40)
 

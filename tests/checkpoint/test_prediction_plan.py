@@ -93,6 +93,29 @@ def test_failures_and_goals() -> None:
     assert predict(job(limits=Limits(mtbf_s=11_135, most_s=20.0))).interval_s <= 20.0
 
 
+def test_slots_are_as_many_as_memory_holds() -> None:
+    assert predict(job()).slot_count == 2
+    assert predict(job(memory_bytes=200 * GB)) == predict(job())
+    one = predict(job(memory_bytes=195 * GB))
+    assert (one.slot_count, one.node_memory_bytes) == (1, 98 * GB)
+    assert one.stall_s == predict(job()).stall_s
+    held = {bound.kind: bound.need_s for bound in one.bounds}[BoundKind.SLOTS]
+    assert held == pytest.approx(0.49 + 98 / 12)
+
+
+def test_what_does_not_fit_streams_and_optimizers_wait_for_the_drives() -> None:
+    ring = predict(job(memory_bytes=49 * GB, step_s=1.0))
+    assert (ring.slot_count, ring.node_memory_bytes) == (0, 49 * GB)
+    assert ring.stall_s == pytest.approx(0.005 + 98 / 12 / 2 - 0.9), (
+        "half is in the ring when the rest is written"
+    )
+    assert ring.interval_s > predict(job(step_s=1.0)).interval_s
+    assert ring.cost_share <= 0.035
+    assert predict(job(memory_bytes=49 * GB)).stall_s == pytest.approx(0.005 + 98 / 12 / 2)
+    fast = predict(job(memory_bytes=49 * GB, step_s=1.0, devices=parse_devices("64x7GBps")))
+    assert fast.stall_s == pytest.approx(0.005), "the copy is slower than the drives, and fits beside a step"
+
+
 @pytest.mark.parametrize(
     ("text", "groups"),
     [
@@ -123,6 +146,7 @@ def test_other_text_is_refused(text: str) -> None:
         ({"devices": []}, "no devices"),
         ({"slot_count": 1}, "slots is 1"),
         ({"step_s": -1.0}, "step_s is -1.0"),
+        ({"memory_bytes": 0}, "memory_bytes is 0"),
         ({"gpus": 12}, "12 GPUs do not fill nodes of 8"),
         ({"devices": parse_devices("1x1GBps,1x1GBps/1TB")}, "only some devices"),
         ({"limits": Limits(most_steps=10)}, "interval in steps"),

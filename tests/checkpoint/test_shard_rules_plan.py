@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, contiguous_strides, whole_leaf
 from everstep.checkpoint.manifest_types import Draft
+from everstep.checkpoint.segment_format import align_up
 from everstep.checkpoint.shard_rules_plan import check_draft, is_dense
 from everstep.core.errors import CorruptDataError
 from everstep.core.ids import CheckpointId
@@ -173,3 +174,29 @@ def test_leaf_spec_of_an_empty_tensor_is_dense_whatever_its_strides() -> None:
         name="e", dtype="bool", shape=(0, 2), strides=(9, 9), global_shape=(0, 2), global_offset=(0, 0)
     )
     assert is_dense(leaf.shape, leaf.strides)
+
+
+def placed(*offsets: int) -> Draft:
+    """The sample draft with its two segments elsewhere in the slot."""
+    plans = [
+        replace(plan, slot_offset_bytes=offset) for plan, offset in zip(DRAFT.segments, offsets, strict=True)
+    ]
+    return replace(DRAFT, segments=tuple(plans))
+
+
+def test_in_a_ring_segments_may_have_one_place_but_not_half_of_one() -> None:
+    """And the second may lie before the first; all inside the slot."""
+    room = max(align_up(plan.file_size_bytes) for plan in DRAFT.segments)
+    for offsets in ((0, 0), (room, 0), (0, room)):
+        check_draft(placed(*offsets), 2 * room, is_ring=True)
+    for offsets, size in (
+        ((0, 4096), 2 * room),
+        ((4096, 0), 2 * room),
+        ((0, 0), room - 4096),
+        ((1, 1), 2 * room),
+    ):
+        with pytest.raises(CorruptDataError, match="segment"):
+            check_draft(placed(*offsets), size, is_ring=True)
+    for offsets in ((0, 0), (room, 0)):
+        with pytest.raises(CorruptDataError, match="segment 1 begins"):
+            check_draft(placed(*offsets), 2 * room)

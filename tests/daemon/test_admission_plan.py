@@ -1,15 +1,22 @@
-"""Admission: the tightest of node and cgroups decides, before anything is allocated."""
+"""Admission: the tightest of budget, node and cgroups decides, before anything is allocated."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from everstep.core.errors import MemoryRefusedError
 from everstep.daemon.admission_plan import (
+    Grant,
     MemoryBound,
+    Room,
+    Wish,
     admit,
     cgroup_bound,
     cgroup_directories,
+    grant,
     parse_cgroup_mounts,
     parse_meminfo,
+    room_left,
 )
 
 MIB = 1024**2
@@ -54,3 +61,54 @@ def test_every_ancestor_of_both_cgroup_versions_is_asked() -> None:
         ("/sys/fs/cgroup/unified/user.slice", True),
         ("/sys/fs/cgroup/unified", True),
     ]
+
+
+NODE = MemoryBound(source="/proc/meminfo", available_bytes=1000 * MIB)
+
+
+def room(size_bytes: int) -> Room:
+    return Room(size_bytes=size_bytes, why="it is full", hint="free some")
+
+
+def test_the_room_is_what_the_tightest_bound_leaves() -> None:
+    by_budget = room_left(64 * MIB, [NODE], reserve_bytes=100 * MIB, promised_bytes=0)
+    assert (by_budget.size_bytes, by_budget.why) == (64 * MIB, "the daemon's budget has 64 MiB left")
+    assert "memory.arena_max_bytes" in by_budget.hint
+    by_node = room_left(900 * MIB, [NODE], reserve_bytes=100 * MIB, promised_bytes=50 * MIB)
+    assert by_node.size_bytes == 850 * MIB
+    assert by_node.why == "/proc/meminfo has 950 MiB left of which 100 MiB are kept free"
+    assert "memory.reserve_bytes" in by_node.hint
+
+
+def test_where_no_slot_fits_the_bound_is_named() -> None:
+    wish = Wish(slot_size_bytes=8 * MIB, slot_count=2)
+    expected = "an arena of 2 slots of 8 MiB needs at least 8 MiB, but it is full"
+    with pytest.raises(MemoryRefusedError, match=expected):
+        grant(wish, room(8 * MIB - 1))
+    with pytest.raises(MemoryRefusedError, match=f"{expected}, and 3 ranks share it"):
+        grant(wish, room(23 * MIB), sharers=3)
+    with pytest.raises(MemoryRefusedError):
+        grant(wish, room(-MIB))
+
+
+@given(st.integers(1, 50), st.integers(1, 64), st.integers(-10, 5000), st.integers(1, 16))
+def test_nobody_gets_more_than_fits_or_less_than_could_be(
+    size: int, count: int, left: int, sharers: int
+) -> None:
+    wish = Wish(slot_size_bytes=size * 4096, slot_count=count)
+    try:
+        found = grant(wish, room(left * 4096), sharers=sharers)
+    except MemoryRefusedError:
+        assert left < size * sharers
+        return
+    assert found.slot_size_bytes == wish.slot_size_bytes
+    assert 1 <= found.slot_count <= count
+    assert found.size_bytes * sharers <= left * 4096
+    assert (found.reason == "") == (found.slot_count == count)
+    if found.slot_count < count:
+        assert (found.slot_count + 1) * size * sharers > left
+
+
+def test_all_get_all_where_that_fits() -> None:
+    wish = Wish(slot_size_bytes=4096, slot_count=2)
+    assert grant(wish, room(4 * 4096), sharers=2) == Grant(slot_size_bytes=4096, slot_count=2)

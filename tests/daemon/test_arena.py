@@ -11,23 +11,23 @@ import pytest
 
 from everstep.core.errors import MemoryRefusedError
 from everstep.core.ids import CheckpointId
+from everstep.daemon.admission_plan import ALLOCATION_STEP_BYTES, Grant
 from everstep.daemon.arena import Arena, make_arena
 
 MIB = 1024**2
 
 
 def made(
-    *, slot_size_bytes: int = 4 * MIB, slot_count: int = 2, limit_bytes: int = 1 << 60, reserve_bytes: int = 0
+    *,
+    slot_size_bytes: int = 4 * MIB,
+    slot_count: int = 2,
+    reserve_bytes: int = 0,
+    told: list[int] | None = None,
 ) -> Arena:
+    granted = Grant(slot_size_bytes=slot_size_bytes, slot_count=slot_count, reason="short")
+    touched = [] if told is None else told
     return asyncio.run(
-        make_arena(
-            7,
-            slot_size_bytes=slot_size_bytes,
-            slot_count=slot_count,
-            layout_digest="d",
-            reserve_bytes=reserve_bytes,
-            limit_bytes=limit_bytes,
-        )
+        make_arena(7, granted, layout_digest="d", reserve_bytes=reserve_bytes, on_touched=touched.append)
     )
 
 
@@ -39,7 +39,7 @@ def test_it_is_allocated_whole_and_its_slots_follow_each_other() -> None:
         assert os.fstat(arena.fd).st_blocks * 512 >= 8 * MIB
         assert [arena.slot_offset_bytes(slot) for slot in (0, 1)] == [0, 4 * MIB]
         assert arena.machine.free_slots == [0, 1]
-        assert (arena.number, arena.layout_digest) == (7, "d")
+        assert (arena.number, arena.layout_digest, arena.reason) == (7, "d", "short")
     finally:
         arena.close()
 
@@ -75,12 +75,10 @@ def test_closing_gives_the_memory_back() -> None:
         os.fstat(fd)
 
 
-def test_above_the_daemons_budget_it_is_refused() -> None:
-    with pytest.raises(
-        MemoryRefusedError, match=r"2 slots of 4 MiB is above .* \(8 MiB\).*memory.arena_max_bytes"
-    ):
-        made(limit_bytes=8 * MIB - 1)
-    made(limit_bytes=8 * MIB).close()
+def test_it_tells_how_much_is_touched() -> None:
+    told: list[int] = []
+    made(slot_size_bytes=ALLOCATION_STEP_BYTES // 2, slot_count=3, told=told).close()
+    assert told == [ALLOCATION_STEP_BYTES, 3 * ALLOCATION_STEP_BYTES // 2]
 
 
 def test_above_what_the_node_has_it_is_refused_before_anything_is_touched() -> None:
@@ -95,11 +93,10 @@ def test_cancelled_it_leaves_nothing() -> None:
         task = asyncio.create_task(
             make_arena(
                 1,
-                slot_size_bytes=256 * MIB,
-                slot_count=2,
+                Grant(slot_size_bytes=256 * MIB, slot_count=2),
                 layout_digest="d",
                 reserve_bytes=0,
-                limit_bytes=1 << 60,
+                on_touched=lambda _: None,
             )
         )
         while not arena_bytes():  # noqa: ASYNC110 - no event tells that the first pages are being touched

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 import pytest
 
 from everstep.core.errors import MemoryRefusedError
+from everstep.daemon.admission_plan import Wish
 from everstep.daemon.arena import Arena
 from everstep.daemon.arena_book import ArenaBook
 from everstep.daemon.config import MemorySection
@@ -29,7 +30,7 @@ class Book:
         return asyncio.create_task(work, name=doing)
 
     async def make(self, size_bytes: int = 4 * MIB) -> Arena:
-        return await self.arenas.make(slot_size_bytes=size_bytes, slot_count=1, layout_digest="d")
+        return await self.arenas.make(Wish(slot_size_bytes=size_bytes, slot_count=1), layout_digest="d")
 
     async def forget(self, fd: int) -> None:
         assert fd >= 0
@@ -78,5 +79,34 @@ def test_one_that_engines_still_hold_counts_and_a_new_one_waits_for_its_room() -
         book.may_forget.set()
         second = await waiting
         await book.arenas.close(second, book.forget)
+
+    asyncio.run(run())
+
+
+def test_as_many_slots_are_made_as_fit_and_the_reason_is_kept() -> None:
+    async def run() -> None:
+        book = Book()
+        wish = Wish(slot_size_bytes=3 * MIB, slot_count=4)
+        assert not await book.arenas.has_room(wish)
+        arena = await book.arenas.make(wish, layout_digest="d")
+        assert len(arena.machine.slots) == 2
+        assert "budget has 8 MiB left" in arena.reason
+        assert book.arenas.size_bytes == 6 * MIB
+        book.may_forget.set()
+        await book.arenas.close(arena, book.forget)
+
+    asyncio.run(run())
+
+
+def test_who_comes_first_leaves_the_others_their_part() -> None:
+    async def run() -> None:
+        book = Book()
+        wish = Wish(slot_size_bytes=2 * MIB, slot_count=3)
+        first = await book.arenas.make(wish, layout_digest="d", sharers=2)
+        second = await book.arenas.make(wish, layout_digest="d")
+        assert [len(arena.machine.slots) for arena in (first, second)] == [2, 2]
+        assert "2 ranks share it" in first.reason
+        book.may_forget.set()
+        await asyncio.gather(*(book.arenas.close(arena, book.forget) for arena in (first, second)))
 
     asyncio.run(run())

@@ -58,6 +58,19 @@ def test_plan_says_what_cannot_be_kept(answer: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        ("150GB", "98 GB on each node, 1 slot of the 2 asked for"),
+        ("49GB", "49 GB on each node, too little for one slot of 98 GB: the state streams"),
+    ],
+)
+def test_plan_for_a_small_memory(answer: Any, memory: str, said: str) -> None:
+    code, text, _ = answer(*PLAN, "--memory", memory, "--step", "1s")
+    assert code == 0
+    assert said in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         (("--optimizer", "adamx"), "no optimizer 'adamx' is known (one of sgd"),

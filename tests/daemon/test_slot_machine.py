@@ -144,6 +144,54 @@ def test_sealing_another_checkpoint_than_was_begun_changes_nothing() -> None:
     assert machine.slots[0].state is SlotState.COPYING
 
 
+def kept(slot_count: int) -> SlotMachine:
+    machine = SlotMachine(slot_count)
+    machine.begin(0, step(10))
+    machine.seal(0, step(10))
+    machine.persist(0)
+    machine.settle(0)
+    return machine
+
+
+def test_what_the_only_slot_keeps_may_be_overwritten() -> None:
+    machine = kept(1)
+    assert machine.usable_slots == [0]
+    assert machine.slots[0].checkpoint == step(10), "until then it is kept"
+    assert not machine.is_free()
+    machine.begin(0, step(20))
+    assert machine.slots[0].checkpoint == step(20)
+    assert machine.usable_slots == []
+
+
+def test_with_two_slots_it_may_not() -> None:
+    machine = kept(2)
+    assert machine.usable_slots == [1]
+    with pytest.raises(UsageError, match="kept, expected free"):
+        machine.begin(0, step(20))
+
+
+def test_each_slot_is_offered_once() -> None:
+    machine = kept(1)
+    assert machine.offer() == [0]
+    assert machine.give_up(step(10)) == [0], (
+        "it is free now, and the trainer knows already that it may use it"
+    )
+    assert machine.offer() == []
+    machine.begin(0, step(20))
+    assert machine.offer() == []
+    assert machine.abandon(0) == [0]
+    assert machine.offer() == [0]
+
+
+@pytest.mark.parametrize("slot_count", [1, 2])
+def test_who_reads_from_a_slot_is_waited_for(slot_count: int) -> None:
+    machine = kept(slot_count)
+    assert machine.is_settled
+    machine.persist_again(0)
+    assert not machine.is_settled
+    assert 0 not in machine.usable_slots
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Random events against what must always hold."""
 

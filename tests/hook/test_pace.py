@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from everstep.checkpoint.frequency_format import load_figures
 from everstep.checkpoint.frequency_machine import PROFILE_STEPS
 from everstep.checkpoint.frequency_meter_machine import FAILURES_NEEDED, WARMUP_STEPS
 from everstep.checkpoint.frequency_types import BoundKind, FailureKind, Limits, StepEnded
@@ -67,7 +68,7 @@ def persisted(checkpoint: CheckpointId, devices_s: float) -> frames.Persisted:
 
 def begun(limits: Limits | None = None, every: int | None = None) -> Pace:
     pace = Pace(every=every, limits=limits or Limits())
-    pace.begin(0, slots=2, devices=[DEVICE])
+    pace.begin(0, devices=[DEVICE])
     return pace
 
 
@@ -107,7 +108,7 @@ def test_devices_that_need_longer_than_the_budget_asks_for_bind() -> None:
 
 def test_the_wear_of_the_drives_binds() -> None:
     pace = Pace(every=None, limits=Limits(drive_writes_per_day=0.01))
-    pace.begin(0, slots=2, devices=[DEVICE])
+    pace.begin(0, devices=[DEVICE])
     loop = Loop(pace)
     loop.run(3000, stall_s=0.0001)
     assert pace.decision.kind is BoundKind.ENDURANCE
@@ -129,7 +130,7 @@ def test_what_was_learnt_spares_the_next_attempt_its_profile() -> None:
     before.run(1000)
     after = Pace(every=None, limits=Limits())
     after.restored(json.loads(json.dumps(before.pace.memory)), FailureKind.TRAINER)
-    after.begin(before.step, slots=2, devices=[DEVICE])
+    after.begin(before.step, devices=[DEVICE])
     loop = Loop(after, before.step)
     loop.run(before.interval + 2)
     assert loop.taken
@@ -142,7 +143,7 @@ def test_failures_are_counted_over_attempts_until_their_mean_time_is_known() -> 
         remembered = pace.memory
         pace = Pace(every=None, limits=Limits(budget=0.5))
         pace.restored(remembered, FailureKind.NODE)
-        pace.begin(attempt * 100, slots=2, devices=[DEVICE])
+        pace.begin(attempt * 100, devices=[DEVICE])
         Loop(pace, attempt * 100).run(100, stall_s=0.0005)
     assert pace.decision.kind is BoundKind.FAILURES
     assert "a failure each" in pace.decision.reason
@@ -152,7 +153,7 @@ def test_memory_that_cannot_be_read_means_measuring_anew(caplog: pytest.LogCaptu
     pace = Pace(every=None, limits=Limits())
     pace.restored({"format": 99}, None)
     assert "frequency_unknown" in caplog.text
-    pace.begin(0, slots=2, devices=[DEVICE])
+    pace.begin(0, devices=[DEVICE])
     assert pace.decision.kind is BoundKind.PROFILE
 
 
@@ -183,3 +184,12 @@ def test_before_the_warm_up_nothing_is_measured() -> None:
     loop = Loop(begun())
     loop.run(WARMUP_STEPS)
     assert json.loads(json.dumps(loop.pace.figures))["step"] is None
+
+
+def test_it_reckons_with_the_slots_there_are() -> None:
+    pace = Pace(every=None, limits=Limits())
+    pace.has_slots(4)
+    pace.begin(0, devices=[DEVICE])
+    assert load_figures(pace.figures).slot_count == 4
+    pace.has_slots(1)
+    assert load_figures(pace.figures).slot_count == 1

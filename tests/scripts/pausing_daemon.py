@@ -1,4 +1,4 @@
-"""A private daemon, which stops where PAUSE_AT says (see pause.py)."""
+"""A daemon, private or with `daemon --config FILE` a node's, which stops where PAUSE_AT says (see pause.py)."""
 
 import sys
 from pathlib import Path
@@ -9,6 +9,7 @@ if __name__ == "__main__":
 
     del sys.path[0]
     pause.install()
+    from everstep.daemon.cli import main
     from everstep.daemon.main import private_main
 
-    sys.exit(private_main())
+    sys.exit(main() if sys.argv[1:2] == ["daemon"] else private_main())

@@ -18,7 +18,7 @@ import everstep
 from everstep.checkpoint.testing import opened
 from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
-from everstep.daemon.testing import daemon_process
+from everstep.daemon.testing import daemon_process, node_daemon
 from everstep.dataloader import DataLoader
 from everstep.hook.run import Run
 
@@ -109,6 +109,22 @@ def service() -> Generator[subprocess.Popen[bytes]]:
     own_socket().with_name("daemon.log").unlink(missing_ok=True)
     with daemon_process(own_socket()) as process:
         yield process
+
+
+def node_config(storage: list[Path], memory: str) -> Path:
+    """The configuration of a node daemon over the directories: nvme0, nvme1, …"""
+    config = storage[0].with_name("node.toml")
+    devices = "".join(f'nvme{number} = "{path}"\n' for number, path in enumerate(storage))
+    config.write_text(f'[daemon]\nsocket = "{own_socket()}"\n[memory]\n{memory}\n[devices]\n{devices}')
+    return config
+
+
+@contextlib.contextmanager
+def node_service(storage: list[Path], memory: str) -> Generator[list[str]]:
+    """A node daemon over the directories; gives the names of its devices."""
+    own_socket().with_name("daemon.log").unlink(missing_ok=True)
+    with node_daemon(node_config(storage, memory), own_socket()):
+        yield [f"nvme{number}" for number in range(len(storage))]
 
 
 def saved_run(storage: list[Path], count: int = 2, width: int = 8) -> dict[str, torch.Tensor]:

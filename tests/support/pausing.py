@@ -58,12 +58,16 @@ def wait_until(reached: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def pausing_daemon(pause: Pause, phase: Phase) -> Generator["subprocess.Popen[bytes]"]:
-    """The daemon of this test's socket, which stops in the phase."""
+def pausing_daemon(
+    pause: Pause, phase: Phase, config: Path | None = None
+) -> Generator["subprocess.Popen[bytes]"]:
+    """The daemon of this test's socket, which stops in the phase; a node daemon where there is a configuration."""
     path = Path(os.environ["EVERSTEP_SOCKET"])
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    arguments = ["--private", "--socket", path] if config is None else ["daemon", "--config", config]
     with path.with_name("daemon.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", SCRIPTS / "pausing_daemon.py", "--private", "--socket", path],
+            [sys.executable, "-P", SCRIPTS / "pausing_daemon.py", *arguments],
             env=os.environ | pause.environment(phase),
             stdout=log,
             stderr=log,

@@ -5,16 +5,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 import torch
-from in_process import assert_restores, own_socket, refused, saved_run, service, training
+from in_process import assert_restores, node_service, refused, saved_run, service, training
 
 from everstep.checkpoint.testing import opened
 from everstep.core.errors import MemoryRefusedError
-from everstep.daemon.testing import node_daemon
 
 MIB = 1024**2
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -28,22 +26,11 @@ def storage(tmp_path: Path) -> list[Path]:
     return paths
 
 
-@contextlib.contextmanager
-def node(storage: list[Path], memory: str) -> Generator[list[str]]:
-    """A node daemon over the directories; gives the names of its devices."""
-    config = storage[0].with_name("node.toml")
-    own_socket().with_name("daemon.log").unlink(missing_ok=True)
-    devices = "".join(f'nvme{number} = "{path}"\n' for number, path in enumerate(storage))
-    config.write_text(f'[daemon]\nsocket = "{own_socket()}"\n[memory]\n{memory}\n[devices]\n{devices}')
-    with node_daemon(config, own_socket()):
-        yield [f"nvme{number}" for number in range(len(storage))]
-
-
 class TestMemory:
     @pytest.mark.parametrize(
         ("memory", "words"),
         [
-            ("arena_max_bytes = 4096", "above what the daemon's budget has left (0 MiB)"),
+            ("arena_max_bytes = 4096", "the daemon's budget has 0 MiB left"),
             (f"reserve_bytes = {2**50}", "/proc/meminfo has"),
         ],
         ids=["budget", "node"],
@@ -52,7 +39,7 @@ class TestMemory:
         self, storage: list[Path], memory: str, words: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         saved = saved_run(storage)
-        with node(storage, memory) as names:
+        with node_service(storage, memory) as names:
             with training(names, fresh=True) as trained:
                 for _ in range(3):
                     trained.run.checkpoint()
@@ -74,7 +61,7 @@ class TestMemory:
     def test_without_room_to_restore_it_says_so_and_restores_later(self, storage: list[Path]) -> None:
         saved = saved_run(storage)
         with (
-            node(storage, "arena_max_bytes = 4096") as names,
+            node_service(storage, "arena_max_bytes = 4096") as names,
             contextlib.suppress(KeyboardInterrupt),
             training(names) as trained,
         ):

@@ -1,0 +1,137 @@
+"""A daemon whose budget does not hold what is asked for: fewer slots, which serve, and no memory kept for nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.checkpoint.layout_plan import Layout, plan_layout
+from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.testing import SMALL_LEAVES
+from everstep.core.ids import CheckpointId
+from everstep.daemon.testing import FakeArena, FakeTrainer, node_daemon
+from everstep.proto import frames
+
+NAMES = [Path("nvme0"), Path("nvme1")]
+SLOT_BYTES = plan_layout(SMALL_LEAVES, [], segment_count=2).slot_size_bytes
+
+
+@pytest.fixture
+def slots(request: pytest.FixtureRequest, node_config: Path, socket_path: Path) -> Iterator[int]:
+    """A node daemon with room for so many slots, and a little more."""
+    config = node_config.read_text()
+    budget_bytes = request.param * SLOT_BYTES + 4096
+    node_config.write_text(f"{config}[memory]\narena_max_bytes = {budget_bytes}\nreserve_bytes = 0\n")
+    with node_daemon(node_config, socket_path):
+        yield request.param
+
+
+def attached(trainer: FakeTrainer, *, attempt: int = 1, rank: int = 0, world_size: int = 1) -> None:
+    opened = trainer.open_run(NAMES, rank=rank, world_size=world_size)
+    assert isinstance(opened, frames.RunOpened), opened
+    assert isinstance(trainer.begin_attempt(attempt), frames.Done)
+
+
+def ask(trainer: FakeTrainer, layout: Layout, slot_count: int = 2) -> frames.Reply:
+    return trainer.ask(
+        frames.MakeArena(
+            request_id=trainer.number(),
+            layout_digest=layout.digest,
+            slot_size_bytes=layout.slot_size_bytes,
+            slot_count=slot_count,
+        )
+    )
+
+
+@pytest.mark.parametrize("slots", [3], indirect=True)
+def test_as_many_slots_are_made_as_fit_and_the_trainer_learns_why(slots: int, socket_path: Path) -> None:
+    with FakeTrainer(socket_path) as trainer:
+        attached(trainer)
+        arena = trainer.make_arena(trainer.layout(), slot_count=5)
+        assert arena.ready.slot_count == slots
+        assert "the daemon's budget has" in arena.ready.reason
+        assert "memory.arena_max_bytes" in arena.ready.reason
+        arena.close()
+
+
+@pytest.mark.parametrize("slots", [3], indirect=True)
+def test_ranks_of_a_run_share_what_there_is(slots: int, socket_path: Path) -> None:
+    with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+        for rank, trainer in enumerate((first, second)):
+            attached(trainer, rank=rank, world_size=2)
+        arenas = [trainer.make_arena(trainer.layout()) for trainer in (first, second)]
+        assert [arena.ready.slot_count for arena in arenas] == [1, slots - 1]
+        for arena in arenas:
+            arena.close()
+
+
+@pytest.mark.parametrize("slots", [1], indirect=True)
+@pytest.mark.usefixtures("slots")
+class TestOneSlot:
+    def test_it_serves_one_snapshot_after_the_other(self, socket_path: Path) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            attached(trainer)
+            arena = trainer.make_arena(trainer.layout())
+            for number in (1, 2, 3):
+                arena.save(CheckpointId(1, number), seed=number)
+                assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+                trainer.send(frames.SealedEverywhere(attempt=1, step=number))
+                assert trainer.event(frames.SlotFree) == frames.SlotFree(arena=arena.ready.arena, slot=0)
+            assert trainer.offers()[0].in_memory
+            assert not any(isinstance(event, frames.SlotFree) for event in trainer.events), "told once each"
+            arena.begin(CheckpointId(1, 4))
+            newest = trainer.offers()[0]
+            assert (newest.step, newest.in_memory) == (3, False), "it is being overwritten"
+            arena.close()
+
+    def test_a_restart_finds_it_in_memory_and_may_overwrite_it(self, socket_path: Path) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            attached(trainer)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(1, 1), seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            arena.close()
+        with FakeTrainer(socket_path) as trainer:
+            attached(trainer, attempt=2)
+            fetched = trainer.fetch(CheckpointId(1, 1))
+            assert isinstance(fetched, frames.Fetched), fetched
+            assert fetched.free_slots == [0]
+            ready = frames.ArenaReady(
+                re=0,
+                arena=fetched.arena,
+                slot_size_bytes=fetched.slot_size_bytes,
+                slot_count=fetched.slot_count,
+                allocation_s=0.0,
+            )
+            arena = FakeArena(trainer, ready, trainer.layout())
+            arena.save(CheckpointId(2, 2), seed=2)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            arena.close()
+
+    def test_another_structure_gets_the_memory_of_the_one_before(self, socket_path: Path) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            attached(trainer)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(1, 1), seed=1)
+            changed = trainer.layout((whole_leaf("w", "int8", (9,)),))
+            trainer.event(frames.Persisted)
+            trainer.event(frames.SlotFree)
+            arena.close()
+            other = trainer.make_arena(changed)
+            assert other.ready.slot_count == 1
+            other.save(CheckpointId(1, 2), seed=2)
+            trainer.event(frames.Persisted)
+            offers = {offer.step: offer.in_memory for offer in trainer.offers()}
+            assert offers == {1: False, 2: True}
+            other.close()
+
+    def test_while_that_is_being_written_it_waits(self, socket_path: Path) -> None:
+        with FakeTrainer(socket_path) as trainer:
+            attached(trainer)
+            arena = trainer.make_arena(trainer.layout())
+            arena.begin(CheckpointId(1, 1))
+            refused = ask(trainer, trainer.layout((whole_leaf("w", "int8", (9,)),)))
+            assert isinstance(refused, frames.Failure)
+            assert refused.code == "MemoryRefusedError"
+            assert "waits until what is in the arena before it is written" in refused.message
+            arena.close()
