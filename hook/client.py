@@ -26,6 +26,8 @@ SEND_DEADLINE_S = 10.0
 Answer = tuple[Reply, int | None]
 """A reply and the descriptor that came with it; the caller closes the descriptor."""
 
+CARRY_DESCRIPTOR = frames.ArenaReady | frames.Fetched | frames.Streaming
+
 _open_clients: "weakref.WeakSet[DaemonClient]" = weakref.WeakSet()
 
 
@@ -147,14 +149,17 @@ class DaemonClient:
             self._frames.close()
 
     def _deliver(self, frame: Reply) -> None:
+        # First what can fail: a request that is no longer pending would never be answered.
+        fd = self._frames.take_fd() if isinstance(frame, CARRY_DESCRIPTOR) else None
         future = self._pending.pop(getattr(frame, "re", 0), None)
         if future is None:
+            if fd is not None:
+                os.close(fd)
             self._on_event(frame)
         elif isinstance(frame, frames.Failure):
             future.set_exception(error_from_code(frame.code, frame.message, frame.hint))
         else:
-            carries_fd = isinstance(frame, frames.ArenaReady | frames.Fetched | frames.Streaming)
-            future.set_result((frame, self._frames.take_fd() if carries_fd else None))
+            future.set_result((frame, fd))
 
     def _break(self, error: EverstepError) -> None:
         with self._lock:

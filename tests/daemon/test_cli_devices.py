@@ -226,13 +226,18 @@ class TestARunningDaemon:
         self, stored: list[Path], socket_path: Path
     ) -> None:
         with daemon_process(socket_path):
-            with trainer_of(socket_path, stored):
+            with trainer_of(socket_path, stored) as trainer:
                 assert everstep("device", "retire", stored[1], "--yes").returncode == 0
                 done = everstep("device", "readmit", stored[1])
                 assert (done.returncode, "is attached" in done.stderr) == (1, True)
                 refused = everstep("device", "readmit", stored[1].parent / "d7")
                 assert (refused.returncode, "no open store" in refused.stderr) == (3, True)
-            # It vanished: its memory waits for a restart.
+                trainer.begin_attempt(1)
+                arena = trainer.make_arena(trainer.layout())
+                arena.save(CheckpointId(1, 30), seed=3)
+                assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+                arena.close()
+            # It vanished: its snapshot waits in memory for a restart.
             with connected(socket_path) as daemon, pytest.raises(RunBusyError, match="wait in memory"):
                 daemon.readmit_device(str(stored[1]))
 

@@ -107,6 +107,14 @@ verdicts = st.builds(
 )
 slots = st.builds(views.SlotView, state=st.sampled_from(SlotState), checkpoint=st.none() | checkpoints)
 ranks = st.builds(views.RankView, rank=small, step=large, slots=some(slots), arena_bytes=large, pid=large)
+paces = st.builds(
+    views.PaceView,
+    interval_steps=large,
+    reason=words,
+    goal_missed=words,
+    cost_share=numbers,
+    skipped_count=large,
+)
 statuses = st.builds(
     views.StatusView,
     daemon=st.builds(
@@ -131,6 +139,7 @@ statuses = st.builds(
             world_size=small,
             ranks=some(ranks),
             complete_floor=st.none() | checkpoints,
+            pace=st.none() | paces,
             keep=st.builds(
                 Keep,
                 last=st.integers(1, 2**63 - 1),

@@ -209,7 +209,7 @@ class TestWithoutOne:
 
 
 class Peer:
-    """Answers the first client with the given bytes, and then listens until it leaves."""
+    """Answers each frame of the first client by the next of the given bytes, and then hangs up."""
 
     def __init__(self, path: Path, *answers: bytes) -> None:
         path.parent.mkdir()
@@ -232,10 +232,10 @@ class Peer:
         sock, _ = self._listener.accept()
         with sock:
             reader = FrameReader(size_bytes_max=4096)
-            while (body := reader.next_body()) is None:
-                reader.receive(sock)
-            self.hello = decode_request(body)
-            for answer in self._answers:
+            for answer in self._answers or (b"",):
+                while (body := reader.next_body()) is None:
+                    reader.receive(sock)
+                self.hello = self.hello or decode_request(body)
                 sock.sendall(answer)
 
 
@@ -272,7 +272,7 @@ class TestPeers:
             connect(path)
 
     def test_garbage_after_the_welcome_breaks_the_connection(self, path: Path) -> None:
-        with Peer(path, pack(WELCOME), b"\x03\0\0\0abc"):
+        with Peer(path, pack(WELCOME) + b"\x03\0\0\0abc"):
             client = connect(path)
         while client.broken is None:
             threading.Event().wait(0.01)
@@ -281,8 +281,9 @@ class TestPeers:
 
     def test_a_descriptor_that_was_announced_and_did_not_come_breaks_the_connection(self, path: Path) -> None:
         ready = frames.ArenaReady(re=1, arena=1, slot_size_bytes=4096, slot_count=1, allocation_s=0.0)
-        with Peer(path, pack(WELCOME), pack(ready)):
-            client = connect(path)
-            with pytest.raises(DaemonUnavailableError):
-                client.request(lambda number: make_arena(number, 1), 10)
-        client.close()
+        with (
+            Peer(path, pack(WELCOME), pack(ready)),
+            connected(path) as client,
+            pytest.raises(DaemonUnavailableError, match="announced but did not come"),
+        ):
+            client.request(lambda number: make_arena(number, 1), 10)

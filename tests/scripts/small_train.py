@@ -127,14 +127,14 @@ def main() -> None:
                 run.log(loss=loss.item())
                 if args.step_s:
                     time.sleep(args.step_s)
-                run.step()
-                say(
+                say(  # before the boundary: what it takes may be restored however soon this process is killed
                     rank=rank,
                     epoch=epoch,
-                    step=run.steps,
+                    step=run.steps + 1,
                     ids=torch.as_tensor(ids).tolist(),
                     loss=loss.item(),
                 )
+                run.step()
                 if run.steps == args.request_at and rank == run.world_size - 1:
                     run.checkpoint()
                 if (args.settle or args.until > 0) and run.steps != args.raise_at:
