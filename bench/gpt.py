@@ -74,17 +74,26 @@ class Job:
         states = self.optimizer.state.values()
         return [*self.model.parameters(), *(each for state in states for each in state.values())]
 
+    def planned(self) -> list[torch.Tensor]:
+        """Return a tensor of the size of each large one that the state has, or will have after the first step."""
+        return [each for parameter in self.model.parameters() for each in (parameter, parameter, parameter)]
+
     @property
     def size_bytes(self) -> int:
         """Bytes of the state."""
-        return sum(each.numel() * each.element_size() for each in self.tensors())
+        return sum(each.nbytes for each in self.tensors())
 
 
 def job_of(size_bytes: int, *, batch: int = 1, device: str = "cpu") -> Job:
-    """Return a job whose state takes about so much once a first step has made the moments: it has been taken."""
+    """Return a job whose state takes about so much, after a first step that made the optimizer's."""
+    job = new_job(size_bytes, batch=batch, device=device)
+    job.step()
+    return job
+
+
+def new_job(size_bytes: int, *, batch: int = 1, device: str = "cpu") -> Job:
+    """Return a job whose state will take about so much: the optimizer has none yet."""
     width = round(math.sqrt(size_bytes / BYTES_PER_PARAMETER / (12 * LAYERS)) / HEAD_WIDTH) * HEAD_WIDTH
     torch.manual_seed(0)
     model = Gpt(max(width, HEAD_WIDTH)).to(device)
-    job = Job(model, torch.optim.AdamW(model.parameters(), lr=1e-4), batch, torch.device(device))
-    job.step()
-    return job
+    return Job(model, torch.optim.AdamW(model.parameters(), lr=1e-4), batch, torch.device(device))

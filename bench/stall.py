@@ -16,6 +16,8 @@ from node import hook_daemon
 from paired import PAIRS_MIN, Row, interleaved, publish, ratios, row, write
 from persist_rows import scratch
 from rich.console import Console
+from stall_cuda import cuda_rows
+from stall_restore import restore_rows
 from stall_rivals import rivals
 
 import everstep
@@ -158,6 +160,18 @@ def each_step_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Ro
 
 def measure(mib: int, place: Path, pairs: int) -> list[Row]:
     """Return the rows of one size."""
+    rows = training_rows(mib, place, pairs)
+    with scratch(place) as folder, hook_daemon(folder):
+        storage = folder / "store"
+        storage.mkdir()
+        rows += restore_rows(f"{mib} MiB", mib, storage, pairs)
+    if torch.cuda.is_available():
+        rows += cuda_rows(mib, place, pairs)
+    return rows
+
+
+def training_rows(mib: int, place: Path, pairs: int) -> list[Row]:
+    """Return the rows of one size about training on the CPU."""
     job = job_of(mib * MIB, batch=BATCHES[mib])
     name = f"{job.size_bytes / MIB:.0f} MiB"
     memcpy = Memcpy(job)

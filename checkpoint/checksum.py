@@ -28,9 +28,14 @@ def first_bad_block(view: memoryview, length_bytes: int, expected: Sequence[int]
     return None if count == len(expected) else count
 
 
+def block_checksum(block: memoryview) -> int:
+    """Return the checksum of one block's bytes."""
+    return xxhash.xxh3_64_intdigest(block)
+
+
 def _checksums(view: memoryview, length_bytes: int) -> Iterator[int]:
     octets = view if view.format == "B" and view.ndim == 1 else view.cast("B")
     if not 0 <= length_bytes <= len(octets):
         raise ValueError(f"length must be 0 to {len(octets)} bytes, got {length_bytes}")
     for begin in range(0, length_bytes, BLOCK_SIZE_BYTES):
-        yield xxhash.xxh3_64_intdigest(octets[begin : min(begin + BLOCK_SIZE_BYTES, length_bytes)])
+        yield block_checksum(octets[begin : min(begin + BLOCK_SIZE_BYTES, length_bytes)])

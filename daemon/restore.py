@@ -69,7 +69,9 @@ class Restorer:
         return frames.Offers(re=request_id, items=items)
 
     async def fetch(self, lease: Lease, frame: frames.Fetch) -> tuple[frames.Fetched | frames.Streaming, int]:
-        """Return one shard: verified in the arena where it is, else the begin of its stream from the devices.
+        """Return one shard: in the arena where it is, else the begin of its stream from the devices.
+
+        The trainer verifies what it takes out of memory; what it finds damaged it asks for again, from the devices.
 
         Raises:
             CorruptDataError: file and block are named; the catalogue remembers it.
@@ -78,12 +80,11 @@ class Restorer:
         checkpoint = CheckpointId(frame.attempt, frame.step)
         await self._node.persister.settled(lease.rank)  # what is written again has other headers meanwhile
         found = self._in_memory(lease.rank, checkpoint) if frame.rank == lease.rank.rank else None
-        if found is not None:
-            try:
-                return await self._from_memory(lease, *found, frame.request_id)
-            except CorruptDataError as error:
-                self._node.metrics.restore_failed_total.inc()
-                logger.error("memory_damaged checkpoint=%s reason=%s", checkpoint, error)
+        if frame.from_devices:
+            self._node.metrics.restore_failed_total.inc()
+            logger.error("memory_damaged run=%s checkpoint=%s", lease.rank.run.run_id, checkpoint)
+        elif found is not None and (reply := await self._from_memory(lease, *found, frame.request_id)):
+            return reply
         try:
             return await self._from_disk(lease, checkpoint, frame)
         except DataError:
@@ -105,13 +106,13 @@ class Restorer:
 
     async def _from_memory(
         self, lease: Lease, arena: Arena, snapshot: Snapshot, request_id: int
-    ) -> tuple[frames.Fetched, int]:
+    ) -> tuple[frames.Fetched, int] | None:
+        """Return where the snapshot lies; None when a fenced trainer has come to share its memory meanwhile."""
         rank = lease.rank
-        await in_thread(verify_memory, arena, snapshot)
         encoded = await in_thread(encode_manifest, snapshot.manifest)
         lease.check()
         if rank.arena(arena.number).shared_with_dead:
-            raise CorruptDataError(f"the memory of {snapshot.checkpoint} is shared with a fenced trainer")
+            return None
         rank.current = arena.number
         arena.machine.offer()
         logger.info(

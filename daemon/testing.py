@@ -173,11 +173,15 @@ class FakeTrainer:
         assert isinstance(reply, frames.Offers), reply
         return reply.items
 
-    def fetch(self, checkpoint: CheckpointId, shard: int = 0) -> Reply:
+    def fetch(self, checkpoint: CheckpointId, shard: int = 0, *, from_devices: bool = False) -> Reply:
         """Fetch a shard."""
         return self.ask(
             frames.Fetch(
-                request_id=self.number(), attempt=checkpoint.attempt, step=checkpoint.step, rank=shard
+                request_id=self.number(),
+                attempt=checkpoint.attempt,
+                step=checkpoint.step,
+                rank=shard,
+                from_devices=from_devices,
             )
         )
 

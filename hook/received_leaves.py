@@ -1,5 +1,6 @@
 """Leaves that arrive piece by piece: straight into the tensors that claimed them, else into memory of their own."""
 
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,14 @@ from ..checkpoint.leaf_runs_plan import leaf_runs
 from ..checkpoint.manifest_types import Manifest
 from ..core.errors import IncompleteError
 from .tensor_bytes import byte_range, memmove
+
+_COPY_THREADS_MAX = 4
+"""Copying 5 GB/s each: enough for the drives of a node, and few beside the other ranks' of it."""
+
+
+def copy_thread_count() -> int:
+    """Return how many threads take the chunks of a shard."""
+    return min(_COPY_THREADS_MAX, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +76,19 @@ class ReceivedLeaves:
             self._storages.add(storage)
             self._claimed[leaf] = tensor
 
-    def expect(self, components: Sequence[str] | None = None) -> list[tuple[int, int, int]]:
+    def has(self, leaf: str) -> bool:
+        """Tell whether a leaf can be read."""
+        return leaf in self._complete
+
+    def expect(
+        self, components: Sequence[str] | None = None, *, claimed_only: bool = False
+    ) -> list[tuple[int, int, int]]:
         """Begin a pass for the leaves and aliases of these components, or for all that are left; return where they lie.
 
-        Each as (segment, begin, end) in its file.
+        Each as (segment, begin, end) in its file. Of leaves that nobody claims `claimed_only` expects none.
         """
-        wanted = self._holders if components is None else _of(components, self._holders)
+        known = self._claimed if claimed_only else self._holders
+        wanted = known if components is None else _of(components, known)
         self._expected = {self._holders[name] for name in wanted} - self._complete
         self._missing_bytes = sum(self._sizes[leaf] for leaf in self._expected)
         return [

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import torch
+
 from ..checkpoint.manifest_format import decode_manifest
 from ..checkpoint.manifest_types import Manifest
 from ..core.errors import (
@@ -19,7 +21,6 @@ from ..core.errors import (
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .history import NAME as HISTORY_NAME
-from .leaf_bytes import ArenaLeaves
 from .link import Link
 from .mapped_arena import MappedArena
 from .module_state import ModuleState
@@ -28,6 +29,7 @@ from .received_leaves import ReceivedLeaves
 from .restore_plan import Choice, check_replicated, newest_common, restorable
 from .rng_state import NAME as RNG_NAME
 from .run_state import RUN_COMPONENT
+from .shard_memory import DamagedMemoryError, ShardMemory
 from .shard_stream import ShardStream, StreamEvents
 from .state_protocol import Component
 from .stored_state import StoredState
@@ -72,19 +74,19 @@ class Restored:
 
 @dataclass(slots=True, kw_only=True)
 class Fetched:
-    """A shard that the daemon brings: verified in shared memory, or on its way there."""
+    """A shard that the daemon brings: it lies in shared memory, or is on its way there."""
 
     choice: Choice
     manifest: Manifest
     stored: StoredState
     arena: MappedArena
-    stream: ShardStream | None
-    """None: it was in memory, and its arena goes on being used for snapshots."""
+    bulk: ShardMemory | ShardStream
+    """What lies in memory does so in an arena that goes on being used for snapshots."""
 
     @property
-    def source(self) -> str:
-        """ "memory" or "disk"."""
-        return "memory" if self.stream is None else "disk"
+    def is_in_memory(self) -> bool:
+        """Tell whether it need not be read from the devices."""
+        return isinstance(self.bulk, ShardMemory)
 
     def lacks(self, component: str) -> bool:
         """Tell whether the checkpoint was imported without this component, which then stays as it is.
@@ -171,8 +173,13 @@ class RestoreSearch:
             return None
         assert found is not None
         error = self._receive(found)
+        if isinstance(error, DamagedMemoryError):
+            self.give_back(found)
+            found, error = self._fetch_from_devices(choice, error)
+            error = error if found is None else self._receive(found)
         if not self._all_well("restore", choice, found, error):
             return None
+        assert found is not None
         self.is_mixed = False
         return found
 
@@ -197,17 +204,29 @@ class RestoreSearch:
         self.skipped.append(reason)
         return False
 
-    def _fetch_checked(self, choice: Choice) -> tuple[Fetched | None, EverstepError | None]:
+    def _fetch_checked(
+        self, choice: Choice, *, from_devices: bool = False
+    ) -> tuple[Fetched | None, EverstepError | None]:
         found: Fetched | None = None
         try:
-            found = self._fetch(choice)
+            found = self._fetch(choice, from_devices=from_devices)
             check_replicated(found.manifest, self.ranks.world_size)
             self._check(found)
+        except DamagedMemoryError as error:
+            if found is not None:
+                self.give_back(found)
+            return self._fetch_from_devices(choice, error)
         except EverstepError as error:
             if found is not None:
                 self.give_back(found)
             return None, error
         return found, None
+
+    def _fetch_from_devices(
+        self, choice: Choice, reason: DamagedMemoryError
+    ) -> tuple[Fetched | None, EverstepError | None]:
+        logger.error("memory_damaged checkpoint=%s reason=%s", choice.checkpoint, reason)
+        return self._fetch_checked(choice, from_devices=True)
 
     def _check(self, found: Fetched) -> None:
         """Compare structures first, then what is compared by its bytes, which are small and read for that."""
@@ -217,32 +236,33 @@ class RestoreSearch:
         reading = [component for component in components if component.checks_bytes]
         for component in looking:
             component.check(found.stored)
-        if found.stream is not None:
-            found.stream.receive([component.name for component in reading])
+        found.bulk.receive([component.name for component in reading])
         for component in reading:
             component.check(found.stored)
 
     def _receive(self, found: Fetched) -> EverstepError | None:
-        """Let what streams arrive, in the components' own tensors where it can, and return what went wrong."""
-        if found.stream is None:
-            return None
-        leaves = found.stream.leaves
+        """Let the bulk arrive, in the components' own tensors where it can, and return what went wrong."""
+        leaves = found.bulk.leaves
         for component in found.present(self.components):
             if isinstance(component, ModuleState):
                 for leaf, tensor in component.destinations(found.stored):
                     leaves.claim(leaf, tensor)
         self.is_mixed = self.is_mixed or leaves.has_claims
         try:
-            found.stream.receive()
+            found.bulk.receive()
         except EverstepError as error:
             return error
         return None
 
-    def _fetch(self, choice: Choice) -> Fetched:
+    def _fetch(self, choice: Choice, *, from_devices: bool) -> Fetched:
         wanted = choice.checkpoint
         reply, fd = self.link.client.request(
             lambda number: frames.Fetch(
-                request_id=number, attempt=wanted.attempt, step=wanted.step, rank=choice.shard
+                request_id=number,
+                attempt=wanted.attempt,
+                step=wanted.step,
+                rank=choice.shard,
+                from_devices=from_devices,
             ),
             FETCH_DEADLINE_S,
         )
@@ -259,20 +279,26 @@ class RestoreSearch:
             leaves = ReceivedLeaves(manifest, headers)
             stream = ShardStream(link=self.link, arena=arena, leaves=leaves, events=self.events)
             stored = StoredState(manifest, leaves)
-            return Fetched(choice=choice, manifest=manifest, stored=stored, arena=arena, stream=stream)
+            return Fetched(choice=choice, manifest=manifest, stored=stored, arena=arena, bulk=stream)
         arena.free = set(reply.free_slots)
         offsets = {
             segment.segment: offset
             for segment, offset in zip(manifest.segments, reply.segment_offsets_bytes, strict=True)
         }
-        stored = StoredState(manifest, ArenaLeaves(manifest, arena.view(0, reply.arena_size_bytes), offsets))
-        return Fetched(choice=choice, manifest=manifest, stored=stored, arena=arena, stream=None)
+        content = arena.view(0, reply.arena_size_bytes)
+        try:
+            memory = ShardMemory(manifest, content, offsets, ahead=not torch.cuda.is_initialized())
+        except EverstepError:
+            arena.close()
+            raise
+        stored = StoredState(manifest, memory)
+        return Fetched(choice=choice, manifest=manifest, stored=stored, arena=arena, bulk=memory)
 
     def give_back(self, found: Fetched) -> None:
         """Unmap an arena that is not needed; a ring that was made for the restore is released."""
         found.stored.close()
         found.arena.close()
-        if found.stream is not None:
+        if not found.is_in_memory:
             self.link.tell(frames.Release(arena=found.arena.number))
 
     def other_manifests(self, found: Fetched) -> list[Manifest]:

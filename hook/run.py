@@ -168,7 +168,7 @@ class Run:
             attempt=found.choice.checkpoint.attempt,
             step=found.choice.checkpoint.step,
             epoch=self._state.epoch,
-            source=found.source,
+            source="memory" if found.is_in_memory else "disk",
             restore_s=time.perf_counter() - began_s,
             world_size=found.choice.world_size,
             skipped=tuple(search.skipped),
@@ -464,7 +464,7 @@ class Run:
         if self._loader is not None:
             put_back_on_first_batch(self._loader, self._rng)
         self._parent = found.choice.checkpoint
-        if found.stream is None:
+        if found.is_in_memory:
             found.stored.close()
             self._snapshotter.adopt(found.arena)
         else:
@@ -472,7 +472,7 @@ class Run:
 
     def _learn_from(self, found: Fetched) -> None:
         """Go on with what the controller has learnt, if as many ranks wrote it; a run that did not end has died."""
-        died = FailureKind.TRAINER if found.source == "memory" else FailureKind.NODE
+        died = FailureKind.TRAINER if found.is_in_memory else FailureKind.NODE
         remembered = self._state.restored_learnt if found.choice.world_size == self.world_size else None
         self._pace.restored(remembered, None if self._state.restored_last else died)
 

@@ -1,6 +1,5 @@
 """Taking the chunks of a shard out of the daemon's ring as they come, several at once."""
 
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,13 +10,10 @@ from ..core.errors import DaemonUnavailableError, DeadlineError, error_from_code
 from ..proto import frames
 from .link import Link
 from .mapped_arena import MappedArena
-from .received_leaves import ReceivedLeaves
+from .received_leaves import ReceivedLeaves, copy_thread_count
 
 StreamEvents = SimpleQueue[frames.Chunk | frames.StreamEnd]
 """What the link's reader thread puts in."""
-
-COPY_THREADS_MAX = 4
-"""Copying 5 GB/s each: enough for the drives of a node, and few beside the other ranks' of it."""
 
 SILENCE_S = 600.0
 """A device may retry for minutes; a daemon that has announced nothing for so long will not."""
@@ -49,8 +45,7 @@ class ShardStream:
         """Ask for these parts of the files, or for all, and copy what comes."""
         self.link.tell(frames.Stream(arena=self.arena.number, ranges=ranges))
         copies: list[Future[None]] = []
-        threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
-        with ThreadPoolExecutor(threads, thread_name_prefix="everstep-receive") as pool:
+        with ThreadPoolExecutor(copy_thread_count(), thread_name_prefix="everstep-receive") as pool:
             while isinstance(event := self._next(copies), frames.Chunk):
                 copies.append(pool.submit(self._copy, event))
         if event.code:

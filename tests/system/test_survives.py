@@ -15,6 +15,16 @@ def ids_of(lines: list[dict[str, Any]], epoch: int) -> list[int]:
     return [sample for line in lines if line["epoch"] == epoch for sample in line["ids"]]
 
 
+def flip_a_byte_of_each_page(pid: int) -> None:
+    """Change what a daemon keeps in memory: a byte of each page, so that no segment is spared."""
+    entries = [each for each in Path(f"/proc/{pid}/fd").iterdir() if "everstep-arena" in str(each.readlink())]
+    for entry in {each.stat().st_ino: each for each in entries}.values():  # a memfd may be open twice
+        with entry.open("r+b") as file:
+            for at in range(8, os.fstat(file.fileno()).st_size, 4096):
+                byte = os.pread(file.fileno(), 1, at)[0]
+                os.pwrite(file.fileno(), bytes([byte ^ 1]), at)
+
+
 class TestKillTrainer:
     def test_it_goes_on_from_memory_and_ends_the_same(self, job: Job, undisturbed: str) -> None:
         trainer = job.start("--until", "13")
@@ -27,6 +37,20 @@ class TestKillTrainer:
         (done,) = again.done()
         assert done["done"] == undisturbed
         assert done["failures"] == []
+
+    def test_what_changed_in_memory_is_found_and_read_from_the_devices(
+        self, job: Job, undisturbed: str
+    ) -> None:
+        trainer = job.start("--until", "13")
+        trainer.until_key("waiting")
+        trainer.kill()
+        flip_a_byte_of_each_page(daemon_pid())
+        again = job.start()
+        first = again.until_key("restored")
+        assert (first["restored"], first["source"], first["skipped"]) == ("1.10", "disk", [])
+        assert "memory_damaged checkpoint=1.10 reason=block 0 of segment" in again.log
+        (done,) = again.done()
+        assert done["done"] == undisturbed
 
     @pytest.mark.parametrize("step", [5, 12, 14, 24])
     def test_at_the_boundaries_of_checkpoint_and_epoch(self, job: Job, undisturbed: str, step: int) -> None:

@@ -1,0 +1,139 @@
+"""Taking a shard out of memory that a daemon has kept: each block is verified, then copied while it is in the cache.
+
+The trainer that died could write to its slot until then, so that no byte is used unverified.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from ..checkpoint.checksum import block_checksum
+from ..checkpoint.manifest_types import BLOCK_SIZE_BYTES, Manifest, SegmentRecord
+from ..checkpoint.segment_format import header_size_of
+from ..core.errors import CorruptDataError, IncompleteError
+from .leaf_bytes import ArenaLeaves
+from .received_leaves import ReceivedLeaves, copy_thread_count
+from .tensor_bytes import BufferPin
+
+Block = tuple[SegmentRecord, int]
+"""A segment, and the number of a block of its file."""
+
+
+class DamagedMemoryError(CorruptDataError):
+    """What lies in memory is not what was sealed; the devices may have it intact."""
+
+
+class ShardMemory:
+    """The `LeafBytes` of a shard that lies whole in a buffer. What is read must have been received before."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        buffer: memoryview,
+        segment_offsets: Mapping[int, int],
+        *,
+        ahead: bool = True,
+    ) -> None:
+        """Verify and read the segments' headers.
+
+        Args:
+            manifest: of this rank.
+            buffer: a C-contiguous readable buffer, which cannot be closed before this is.
+            segment_offsets: number of each segment -> offset in the buffer of its file's first byte.
+            ahead: what nobody claims is copied as well, to memory of its own. Else it is read where it lies, a leaf
+                after the other, so that what goes on to a GPU is not in the host's memory twice.
+
+        Raises:
+            DamagedMemoryError: a block with a header is not what was sealed.
+            CorruptDataError: a header or a piece does not fit the manifest or the
+                buffer.
+            IncompleteError: a segment has no place in the buffer.
+        """
+        self._manifest, self._buffer, self._offsets = manifest, memoryview(buffer).cast("B"), segment_offsets
+        self._ahead = ahead
+        headers = {record.segment: self._header(record) for record in manifest.segments}
+        self._in_place = ArenaLeaves(manifest, buffer, segment_offsets)
+        self._copied = ReceivedLeaves(manifest, headers)
+        self._pin = BufferPin(buffer)
+
+    @property
+    def leaves(self) -> ReceivedLeaves:
+        """Those that are copied, and may be claimed."""
+        return self._copied
+
+    def receive(self, components: Sequence[str] | None = None) -> None:
+        """Return when the leaves of these components are verified; None: when all are, and copied where they belong.
+
+        Raises:
+            DamagedMemoryError: a block is not what was sealed; some bytes are in their places.
+        """
+        if components is not None:
+            _in_threads(self._check, self._blocks(self._copied.expect(components)))
+            return
+        self._copied.expect(claimed_only=not self._ahead)
+        whole = [(record.segment, 0, record.file_size_bytes) for record in self._manifest.segments]
+        _in_threads(self._take, self._blocks(whole))
+        self._copied.check_received()
+
+    def read(self, leaf: str, begin: int, end: int, to_address: int) -> None:
+        """See LeafBytes."""
+        source = self._copied if self._copied.has(leaf) else self._in_place
+        source.read(leaf, begin, end, to_address)
+
+    def hand_over(self, leaf: str) -> torch.Tensor | None:
+        """See LeafBytes."""
+        return self._copied.hand_over(leaf) if self._copied.has(leaf) else None
+
+    def close(self) -> None:
+        """See LeafBytes."""
+        self._copied.close()
+        self._in_place.close()
+        self._pin.release()
+
+    def _header(self, record: SegmentRecord) -> bytes:
+        """Return a segment's header, verified."""
+        if record.segment not in self._offsets:
+            raise IncompleteError(f"segment {record.segment} of the checkpoint was not read")
+        self._check((record, 0))
+        begin = self._offsets[record.segment]
+        size_bytes = header_size_of(bytes(self._buffer[begin : begin + 8]), record.file_size_bytes)
+        for block in range(1, -(-size_bytes // BLOCK_SIZE_BYTES)):
+            self._check((record, block))
+        return bytes(self._buffer[begin : begin + size_bytes])
+
+    def _blocks(self, ranges: Iterable[tuple[int, int, int]]) -> list[Block]:
+        """Return the blocks that hold these ranges of segments' files, each once, in the order of the files."""
+        records = {record.segment: record for record in self._manifest.segments}
+        wanted = {
+            (segment, block)
+            for segment, begin, end in ranges
+            for block in range(begin // BLOCK_SIZE_BYTES, -(-end // BLOCK_SIZE_BYTES))
+        }
+        return [(records[segment], block) for segment, block in sorted(wanted)]
+
+    def _check(self, which: Block) -> tuple[int, int]:
+        """Return a block's begin and size in its file; raise CorruptDataError when it is not what was sealed."""
+        record, block = which
+        begin = block * BLOCK_SIZE_BYTES
+        size_bytes = min(BLOCK_SIZE_BYTES, record.file_size_bytes - begin)
+        at = self._offsets[record.segment] + begin
+        content = self._buffer[at : at + size_bytes]
+        if at < 0 or len(content) != size_bytes:
+            raise CorruptDataError(f"segment {record.segment} ends outside of the buffer")
+        if block_checksum(content) != record.block_checksums[block]:
+            raise DamagedMemoryError(f"block {block} of segment {record.segment} changed in memory")
+        return begin, size_bytes
+
+    def _take(self, which: Block) -> None:
+        begin, size_bytes = self._check(which)
+        segment = which[0].segment
+        source = self._pin.address + self._offsets[segment] + begin
+        self._copied.receive(segment, begin, source, size_bytes)
+
+
+def _in_threads(act: Callable[[Block], object], blocks: Sequence[Block]) -> None:
+    """Do it to all blocks, several at once; what fails first is raised, and what has not begun is left."""
+    with ThreadPoolExecutor(copy_thread_count(), thread_name_prefix="everstep-receive") as pool:
+        for _ in pool.map(act, blocks):
+            pass
