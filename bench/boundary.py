@@ -7,12 +7,13 @@ state, made in the same run.
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from node import hook_daemon
+from paired import Row, row
+from persist_rows import scratch
 from torch import nn
 
 import everstep
@@ -23,6 +24,9 @@ from everstep.hook.copier import CopyJob
 
 LEAVES_PER_PARAMETER = 4
 """The parameter, and AdamW's exp_avg, exp_avg_sq and step."""
+TENSORS = 10_000
+CHECKPOINTS = 15
+BOUNDARY_MAX_MS = 5.0
 
 
 class Small(nn.Module):
@@ -49,18 +53,24 @@ def walk(tensors: list[torch.Tensor]) -> list[object]:
     return [(tensor.data_ptr(), tensor._version, tensor.shape) for tensor in tensors]
 
 
-def main() -> None:
-    """Print one line per part."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tensors", type=int, default=10_000)
-    parser.add_argument("--checkpoints", type=int, default=15)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    model = Small(options.tensors // LEAVES_PER_PARAMETER)
+def made(tensors: int) -> tuple[Small, torch.optim.Optimizer]:
+    """Return a model and its optimizer, after a first step, whose state has about so many tensors."""
+    model = Small(tensors // LEAVES_PER_PARAMETER)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
+    return model, optimizer
+
+
+def main() -> None:
+    """Print one line per part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tensors", type=int, default=TENSORS)
+    parser.add_argument("--checkpoints", type=int, default=CHECKPOINTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model, optimizer = made(options.tensors)
     components = make_components({"model": model, "optimizer": optimizer}, world_size=1)
     first = capture_state(components)
     print(f"leaves                    {len(first.leaves)}")
@@ -70,39 +80,54 @@ def main() -> None:
     print(f"capture, afresh           {median_ms(lambda: capture_state(components)):6.2f} ms")
     print(f"capture, structure proven {median_ms(lambda: capture_state(components, previous=first)):6.2f} ms")
     print(f"values                    {median_ms(lambda: dump_values(first.values)):6.2f} ms")
-    whole(model, optimizer, options.checkpoints)
+    boundaries, copies = whole(model, optimizer, options.checkpoints)
+    print(f"run.step() with checkpoint {statistics.median(boundaries):5.2f} ms")
+    print(f"copy thread                {statistics.median(copies):5.2f} ms")
 
 
-def whole(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
-    """Print the whole boundary's and the copy thread's time, through a daemon."""
+def boundary_row() -> Row:
+    """Return the row of `make bench-stall` about a state of 10,000 tensors."""
+    boundaries, _ = whole(*made(TENSORS), CHECKPOINTS)
+    return row(
+        f"{TENSORS} tensors: training thread at a boundary",
+        boundaries,
+        goal=BOUNDARY_MAX_MS,
+        at_most=True,
+        unit="ms",
+    )
+
+
+def whole(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> tuple[list[float], list[float]]:
+    """Return the milliseconds of boundaries with a checkpoint and of the copy thread, through a daemon."""
     boundaries: list[float] = []
     copies: list[float] = []
 
     def timed_run(self: CopyJob) -> None:
         began_s = time.thread_time()
         original(self)
-        copies.append(time.thread_time() - began_s)
+        copies.append(1000 * (time.thread_time() - began_s))
 
     original = CopyJob.run
     CopyJob.run = timed_run
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        everstep.attach(
-            "boundary", model=model, optimizer=optimizer, storage=Path(folder), every=10**6
-        ) as run,
-    ):
-        while len(boundaries) < count:
-            optimizer.step()
-            run.checkpoint()
-            sealed = run.report().checkpoints_sealed
-            began_s = time.thread_time()
-            run.step()
-            took_s = time.thread_time() - began_s
-            assert run.wait(60)
-            if run.report().checkpoints_sealed > sealed:
-                boundaries.append(took_s)
-    print(f"run.step() with checkpoint {1000 * statistics.median(boundaries[1:]):5.2f} ms")
-    print(f"copy thread                {1000 * statistics.median(copies[1:]):5.2f} ms")
+    try:
+        with (
+            scratch() as folder,
+            hook_daemon(folder),
+            everstep.attach("boundary", model=model, optimizer=optimizer, storage=folder, every=10**6) as run,
+        ):
+            while len(boundaries) <= count:
+                optimizer.step()
+                run.checkpoint()
+                sealed = run.report().checkpoints_sealed
+                began_s = time.thread_time()
+                run.step()
+                took_s = time.thread_time() - began_s
+                assert run.wait(60)
+                if run.report().checkpoints_sealed > sealed:
+                    boundaries.append(1000 * took_s)
+    finally:
+        CopyJob.run = original
+    return boundaries[1:], copies[1:]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A small GPT to train on a CPU or a GPU: real steps for the benchmarks, of a state of about any size."""
 
 import math
+import time
 from dataclasses import dataclass
 
 import torch
@@ -63,11 +64,17 @@ class Job:
 
     def step(self) -> None:
         """Forward, backward, update."""
+        self.passes_s()
+        self.optimizer.step()
+
+    def passes_s(self) -> float:
+        """Return the seconds of forward and backward."""
+        began_s = time.perf_counter()
         tokens = torch.randint(VOCABULARY, (self.batch, CONTEXT), device=self.device)
         loss: torch.Tensor = self.model(tokens)
         self.optimizer.zero_grad()
         loss.backward()
-        self.optimizer.step()
+        return time.perf_counter() - began_s
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors of the state: parameters and the optimizer's."""

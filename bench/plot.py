@@ -5,42 +5,40 @@ python bench/plot.py bench/results/storage-….json … docs/images/storage.png
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import matplotlib.pyplot as plt
+from paired import Row
 
 MET, MISSED, PLAIN = "#2b8a3e", "#c92a2a", "#1864ab"
 
 
-class Row(TypedDict):
-    """A row of the benchmark's file (bench/paired.py)."""
-
-    measure: str
-    value: float
-    low: float
-    high: float
-    goal: float | None
-    met: bool
-    unit: str
+TICKS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1, 1.3, 2, 4, 8, 16, 32]
+LEAST = 0.005
+"""What is smaller is drawn here: ratios of costs may be next to nothing, or less."""
 
 
-def draw(rows: list[Row], title: str, target: Path) -> None:
+def draw(rows: Sequence[Row], title: str, target: Path) -> None:
     """Write the picture: one line per ratio, the goal as a bar, on a logarithmic axis."""
-    ratios = [row for row in rows if row["unit"] == "ratio"][::-1]
+    ratios = [row for row in rows if row.unit == "ratio"][::-1]
     figure, axes = plt.subplots(figsize=(10, 0.34 * len(ratios) + 1.4), layout="constrained")
     for place, row in enumerate(ratios):
-        colour = PLAIN if row["goal"] is None else (MET if row["met"] else MISSED)
-        axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=3, alpha=0.4)
-        axes.plot(row["value"], place, "o", color=colour)
-        axes.annotate(
-            f"{row['value']:.2f}", (row["value"], place), (6, 5), textcoords="offset points", fontsize=8
+        colour = PLAIN if row.goal is None else (MET if row.met else MISSED)
+        axes.plot(
+            [max(row.low, LEAST), max(row.high, LEAST)], [place, place], color=colour, linewidth=3, alpha=0.4
         )
-        if row["goal"] is not None:
-            axes.plot(row["goal"], place, "|", color="black", markersize=12)
-    axes.set_yticks(range(len(ratios)), [row["measure"] for row in ratios], fontsize=8)
+        axes.plot(max(row.value, LEAST), place, "o", color=colour)
+        axes.annotate(
+            f"{row.value:.2f}", (max(row.value, LEAST), place), (6, 5), textcoords="offset points", fontsize=8
+        )
+        if row.goal is not None:
+            axes.plot(row.goal, place, "|", color="black", markersize=12)
+    axes.set_yticks(range(len(ratios)), [row.measure for row in ratios], fontsize=8)
     axes.set_xscale("log")
-    axes.set_xticks([0.5, 0.8, 1, 1.3, 2, 4, 8], ["0.5", "0.8", "1", "1.3", "2", "4", "8"])
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("ratio: point median, line quartiles, bar goal; green met, red missed")
@@ -61,7 +59,7 @@ def main() -> None:
     origins = dict.fromkeys(
         f"{each['machine']}, {each['date'][:10]}, commit {each['commit']}" for each in found
     )
-    draw([row for each in found for row in each["rows"]], "; ".join(origins), args.target)
+    draw([Row(**row) for each in found for row in each["rows"]], "; ".join(origins), args.target)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import torch
+from boundary import boundary_row
 from gpt import Job, job_of
 from node import hook_daemon
 from paired import PAIRS_MIN, Row, interleaved, publish, ratios, row, write
 from persist_rows import scratch
+from plot import draw
 from rich.console import Console
 from stall_cuda import cuda_rows
 from stall_restore import restore_rows
@@ -31,6 +33,10 @@ BATCHES = {64: 4, 512: 2, 2048: 1}
 STALL_MAX, STALL_MAX_S = 0.10, 0.002
 WHOLE_MAX = 1.1
 BUDGET = 0.035
+CORES_MAX = 1.0
+FITS_MAX = 1.0
+SLOTS = 3
+"""One is copied, one written, one a moment from free: no checkpoint at each step is skipped."""
 NEVER = 10**9
 WHOLE_S = 90.0
 """The whole cost of a checkpoint is the difference of two long times: of many pairs, as many as this allows."""
@@ -96,7 +102,14 @@ def stall_rows(name: str, trained: Trained, memcpy: Memcpy, folder: Path, pairs:
     """Compare one checkpoint's stall with one copy of the state, and with what others stop for."""
     found = interleaved(trained.stall_s, memcpy, pairs)
     copy_s = statistics.median(theirs for _, theirs in found)
+    passes_s = [trained.job.passes_s() for _ in range(pairs)]
     rows = [
+        row(
+            f"{name}: memcpy / forward and backward",
+            [copy_s / pass_s for pass_s in passes_s],
+            goal=FITS_MAX,
+            at_most=True,
+        ),
         row(
             f"{name}: stall / memcpy",
             ratios(found),
@@ -116,14 +129,35 @@ def stall_rows(name: str, trained: Trained, memcpy: Memcpy, folder: Path, pairs:
 def whole_cost_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Row:
     """Compare what a checkpoint adds to some steps, all told, with one copy of the state."""
     count, cycle_s = _cycle(trained)
+    copies_s: list[float] = []
+
+    def without() -> float:
+        copies_s.append(memcpy())
+        return trained.steps_s(count, checkpoint=False)
+
     found = interleaved(
-        lambda: trained.steps_s(count, checkpoint=True),
-        lambda: trained.steps_s(count, checkpoint=False),
-        max(pairs, round(WHOLE_S / (2 * cycle_s))),
+        lambda: trained.steps_s(count, checkpoint=True), without, max(pairs, round(WHOLE_S / (2 * cycle_s)))
     )
-    copy_s = statistics.median(memcpy() for _ in range(pairs))
-    costs = [(ours - theirs) / copy_s for ours, theirs in found]
+    costs = [(ours - theirs) / copy_s for (ours, theirs), copy_s in zip(found, copies_s, strict=True)]
     return row(f"{name}: whole cost / memcpy, {count} steps", costs, goal=WHOLE_MAX, at_most=True)
+
+
+def processor_row(name: str, trained: Trained, pairs: int) -> Row:
+    """Compare the processor time that a checkpoint takes of the trainer with the time that it takes: at most a core.
+
+    Training stands still meanwhile, so that nothing else uses it.
+    """
+
+    def share() -> float:
+        run = trained.run
+        before, began_s = run.report().copy_s, time.process_time()
+        run.checkpoint()
+        run.step()
+        assert run.wait()
+        return (time.process_time() - began_s) / (run.report().copy_s - before)
+
+    shares = [share() for _ in range(pairs)]
+    return row(f"{name}: processor time / time of the copy", shares, goal=CORES_MAX, at_most=True)
 
 
 def _cycle(trained: Trained) -> tuple[int, float]:
@@ -139,21 +173,29 @@ def _cycle(trained: Trained) -> tuple[int, float]:
 
 
 def each_step_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Row:
-    """Compare training that takes a checkpoint at each step with training that takes none."""
+    """Compare training that takes a checkpoint at each step with training that takes none.
+
+    The clock begins after a first checkpoint, so that beside each step within it a copy is made.
+    """
     count = CYCLE_MIN
+    run = trained.run
 
     def each() -> float:
-        began_s = time.perf_counter()
-        for _ in range(count):
-            trained.run.checkpoint()
+        before = run.report().checkpoints_sealed
+        began_s = 0.0
+        for _ in range(count + 1):
+            run.checkpoint()
             trained.step()
+            began_s = began_s or time.perf_counter()
         took_s = time.perf_counter() - began_s
-        assert trained.run.wait()
+        assert run.wait()
+        assert run.report().checkpoints_sealed == before + count + 1, run.report()
         return took_s
 
     found = interleaved(each, lambda: trained.steps_s(count, checkpoint=False), pairs)
     step_s = statistics.median(theirs for _, theirs in found) / count
-    allowed = memcpy() / (torch.get_num_threads() * step_s) + BUDGET
+    copy_s = statistics.median(memcpy() for _ in range(pairs))
+    allowed = copy_s / (torch.get_num_threads() * step_s) + BUDGET
     slower = [ratio - 1 for ratio in ratios(found)]
     return row(f"{name}: slower with a checkpoint at each step", slower, goal=allowed, at_most=True)
 
@@ -180,7 +222,7 @@ def training_rows(mib: int, place: Path, pairs: int) -> list[Row]:
         storage = folder / "store"
         storage.mkdir()
         with everstep.attach(
-            "stall", model=job.model, optimizer=job.optimizer, storage=storage, every=NEVER
+            "stall", model=job.model, optimizer=job.optimizer, storage=storage, every=NEVER, slots=SLOTS
         ) as run:
             trained = Trained(job, run)
             trained.step()
@@ -189,6 +231,7 @@ def training_rows(mib: int, place: Path, pairs: int) -> list[Row]:
             return [
                 *stall_rows(name, trained, memcpy, folder, pairs),
                 whole_cost_row(name, trained, memcpy, pairs),
+                processor_row(name, trained, pairs),
                 each_step_row(name, trained, memcpy, pairs),
             ]
 
@@ -201,10 +244,11 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=PAIRS_MIN)
     parser.add_argument("--output", type=Path, default=Path("build/bench/stall.json"))
     args = parser.parse_args()
-    rows: list[Row] = []
+    rows = [boundary_row()]
     for mib in args.mib:
         rows += measure(mib, args.place, args.pairs)
         write(rows, args.output)
+    draw(rows, "everstep bench-stall", args.output.with_suffix(".png"))
     return 0 if publish("everstep bench-stall", rows, args.output) else 1
 
 
