@@ -37,6 +37,7 @@ def attach(  # noqa: PLR0913 - all that a run is
     slots: int = 2,
     replicated: bool = False,
     debug: bool = False,
+    device_first: bool = True,
     keep: Keep | None = None,
     preemption: Preemption | None = None,
     **objects: object,
@@ -56,6 +57,8 @@ def attach(  # noqa: PLR0913 - all that a run is
         replicated: every rank holds the same tensors, though no DistributedDataParallel says so.
         debug: checksums prove that no snapshot holds what was written after its boundary, by whatever way, outside of
             `run.mutating()`. The boundary waits while the state is read once.
+        device_first: a copy from a CUDA device that is measured not to fit between boundary and optimizer step may go
+            through free memory of the device, so that the optimizer need not wait for it. False: never.
         keep: which complete checkpoints stay, `Keep(last=3, every_steps=1000, every="6h")`; None: as the daemon is
             configured, the last 3 where it is not. Give every rank the same.
         preemption: what announces the run's end, `Preemption(notice_file="/run/spot", grace_s=120.0)`; None: SIGTERM
@@ -94,6 +97,7 @@ def attach(  # noqa: PLR0913 - all that a run is
         slots=slots,
         replicated=replicated,
         debug=debug,
+        device_first=device_first,
         pace=pace,
         preemption=preemption or Preemption(),
     )

@@ -79,7 +79,7 @@ class CopyJob:
                 self._move()
             finally:
                 self.done.set()
-            self.wait_cuda()
+                self.wait_cuda()  # a failure, too: nothing may write to a slot that is given up
             self.compare()
             self.copy_s = time.perf_counter() - began_s
             if self._changed is not None:

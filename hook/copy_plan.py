@@ -67,6 +67,17 @@ def picker(indices: Sequence[int]) -> Callable[[Sequence[_T]], tuple[_T, ...]]:
     return cast("Callable[[Sequence[_T]], tuple[_T, ...]]", itemgetter(*indices))
 
 
+def merged(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return (offset, size) of the same bytes in the same order: of what follows another directly one is made."""
+    found: list[tuple[int, int]] = []
+    for offset, size in extents:
+        if found and sum(found[-1]) == offset:
+            found[-1] = (found[-1][0], found[-1][1] + size)
+        else:
+            found.append((offset, size))
+    return found
+
+
 class _GatherPlan:
     """At most IOVECS_MAX small pieces, whole leaves, in the order of their places."""
 
@@ -74,13 +85,7 @@ class _GatherPlan:
         self._pick = picker([piece.leaf for piece in pieces])
         self._picked: tuple[int, ...] = ()
         self._sources = array(_WORD, [word for piece in pieces for word in (0, piece.size_bytes)])
-        runs: list[list[int]] = []
-        for piece in pieces:
-            if runs and sum(runs[-1]) == piece.slot_offset_bytes:
-                runs[-1][1] += piece.size_bytes
-            else:
-                runs.append([piece.slot_offset_bytes, piece.size_bytes])
-        self._runs = runs
+        self._runs = merged((piece.slot_offset_bytes, piece.size_bytes) for piece in pieces)
         self._targets: dict[int, array[int]] = {}
         self._size_bytes = sum(piece.size_bytes for piece in pieces)
 

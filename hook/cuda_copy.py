@@ -1,8 +1,9 @@
 """Copies from CUDA tensors into the arena: on a side stream, ordered by events, never synchronising the device.
 
-The eager part is enqueued on the compute stream itself, so it is read before anything that follows can change it;
-the lazy part on a side stream that waits for an event of the compute stream. The guard makes the compute stream,
-not the host, wait for the side stream. No GPU has run this yet: tests/hook/test_cuda_copy.py does where there is one.
+The eager part is enqueued on the compute stream itself, so it is read before anything that follows can change it; the
+lazy part on a side stream that waits for an event of the compute stream (cuda_device.py). The guard makes the compute
+stream, not the host, wait for the side stream. No GPU has run this yet: where there is one,
+tests/hook/test_cuda_copy.py does.
 """
 
 import logging
@@ -13,7 +14,9 @@ from typing import Protocol, SupportsInt, cast
 import cffi
 import torch
 
+from .cuda_device import CudaDevice, CudaPiece, Passage, View, event, to_host
 from .mapped_arena import MappedArena
+from .report import CostBook
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +54,14 @@ def _clear_last_error() -> None:
 class CudaCopies:
     """State per CUDA device used; costs nothing until the first CUDA tensor comes."""
 
-    def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._used: set[torch.device] = set()
-        self._eager: set[torch.device] = set()
-        self._done: list[tuple[torch.device, torch.cuda.Event]] = []
+    def __init__(self, costs: CostBook, *, device_first: bool = True) -> None:
+        """`costs` hears what the copies took; without `device_first` they take no memory of devices."""
+        self._costs, self._device_first = costs, device_first
+        self._devices: dict[torch.device, CudaDevice] = {}
+        self._passages: dict[torch.device, Passage] = {}
+        """Of the newest snapshot, until the guard."""
+        self._unread: dict[torch.device, Passage] = {}
+        """Of a snapshot whose guard was passed, until all of it has happened."""
         self._registered: set[int] = set()
 
     def register(self, arena: MappedArena) -> None:
@@ -78,43 +84,61 @@ class CudaCopies:
             self._registered.discard(arena.number)
             _cuda_runtime().cudaHostUnregister(arena.address)
 
-    def copy(self, target: memoryview, tensor: torch.Tensor, offset_bytes: int, *, eager: bool) -> None:
-        """Enqueue the copy of the bytes of a dense CUDA tensor from `offset_bytes` on that fill `target`."""
-        if not target:  # an empty tensor: torch makes no tensor of an empty buffer
-            return
-        device = tensor.device
-        stream = torch.cuda.current_stream(device) if eager else self._side_stream(device)
-        (self._eager if eager else self._used).add(device)
-        _enqueue(target, tensor, offset_bytes, stream)
-        if not eager:
-            tensor.record_stream(stream)
+    def copy(
+        self, view: View, *, eager: Iterable[CudaPiece], lazy: Iterable[CudaPiece]
+    ) -> Callable[[], None]:
+        """Enqueue a snapshot's copies; the returned call blocks (a thread) until they have ended.
 
-    def record(self) -> Callable[[], None]:
-        """Mark the end of a snapshot's copies; the returned call blocks (a thread) until they have ended."""
-        ends = [_event(device, torch.cuda.current_stream(device)) for device in self._eager]
-        self._done = [(device, _event(device, self._streams[device])) for device in self._used]
-        ends += [event for _, event in self._done]
-        self._eager, self._used = set(), set()
+        It lets the memory of the devices go that they took, too, and is called whatever happens.
+        """
+        self._learn()
+        ends: list[torch.cuda.Event] = []
+        for device, pieces in _by_device(eager).items():
+            compute = torch.cuda.current_stream(device)
+            to_host(view, pieces, compute)
+            ends.append(event(compute))
+        clones: list[torch.Tensor] = []
+        self._passages = {}
+        for device, pieces in _by_device(lazy).items():
+            self._passages[device] = self._device(device).copy(view, pieces, hold=clones)
+            ends.append(self._passages[device].ended)
+        self._tell(on_device=bool(clones))
 
         def wait() -> None:
-            for event in ends:
-                event.synchronize()
+            try:
+                for each in ends:
+                    each.synchronize()
+            finally:
+                clones.clear()
 
         return wait
 
     def guard(self) -> None:
-        """Make the compute streams wait for the lazy copies; the host goes on."""
-        for device, event in self._done:
-            torch.cuda.current_stream(device).wait_event(event)
-        self._done = []
+        """Make the compute streams wait until lazy tensors may be written; the host goes on."""
+        for device, passage in self._passages.items():
+            passage.guard(torch.cuda.current_stream(device))
+        if not self._unread:
+            self._unread = self._passages
+        self._passages = {}
 
-    def _side_stream(self, device: torch.device) -> torch.cuda.Stream:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        stream = self._streams[device]
-        if device not in self._used:
-            stream.wait_event(_event(device, torch.cuda.current_stream(device)))
-        return stream
+    def _device(self, device: torch.device) -> CudaDevice:
+        if device not in self._devices:
+            self._devices[device] = CudaDevice(device, device_first=self._device_first)
+        return self._devices[device]
+
+    def _learn(self) -> None:
+        """Take what an earlier snapshot's copies took. A device that is far behind has not come to their end yet."""
+        if self._unread and all(passage.is_over for passage in self._unread.values()):
+            self._costs.cuda_wait_s += max(passage.waited_s for passage in self._unread.values())
+            for device, passage in self._unread.items():
+                self._devices[device].learn(passage)
+            self._unread = {}
+
+    def _tell(self, *, on_device: bool) -> None:
+        reasons = {device: each.reason for device, each in self._devices.items() if each.reason}
+        texts = [f"{device}: {reason}" for device, reason in reasons.items()]
+        self._costs.cuda_copies = "; ".join(texts if len(self._devices) > 1 else reasons.values())
+        self._costs.device_first += on_device
 
 
 class CudaWindows:
@@ -127,29 +151,28 @@ class CudaWindows:
         """Begin at a boundary, on the training thread: what it enqueues afterwards is not waited for."""
         self._streams = {device: torch.cuda.Stream(device) for device in set(devices)}
         for device, stream in self._streams.items():
-            stream.wait_event(_event(device, torch.cuda.current_stream(device)))
+            stream.wait_event(event(torch.cuda.current_stream(device)))
 
-    def copy(self, target: memoryview, tensor: torch.Tensor, offset_bytes: int) -> None:
-        """Enqueue the copy of the bytes of a dense CUDA tensor from `offset_bytes` on that fill `target`."""
-        if target:
-            _enqueue(target, tensor, offset_bytes, self._streams[tensor.device])
+    def copy(self, view: View, pieces: Iterable[CudaPiece]) -> None:
+        """Enqueue the copies of some pieces."""
+        for device, found in _by_device(pieces).items():
+            to_host(view, found, self._streams[device])
 
     def wait(self) -> None:
         """Return when all copies enqueued so far have ended."""
-        for device, stream in self._streams.items():
-            _event(device, stream).synchronize()
+        for stream in self._streams.values():
+            event(stream).synchronize()
 
 
-def _enqueue(target: memoryview, tensor: torch.Tensor, offset_bytes: int, stream: torch.cuda.Stream) -> None:
-    flat = torch.as_strided(tensor.detach(), (tensor.numel(),), (1,)).view(torch.uint8)
-    with torch.cuda.stream(stream):
-        to = torch.frombuffer(target, dtype=torch.uint8)
-        to.copy_(flat[offset_bytes : offset_bytes + len(target)], non_blocking=True)
+def is_capturing() -> bool:
+    """Tell whether a CUDA graph is being captured: what is enqueued then does not run, and must not wait for a copy."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def _event(device: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Return the end of what a stream has to do so far; who waits for it sleeps, and does not spin beside training."""
-    with torch.cuda.device(device):
-        event = torch.cuda.Event(blocking=True)
-        event.record(stream)
-    return event
+def _by_device(pieces: Iterable[CudaPiece]) -> dict[torch.device, list[CudaPiece]]:
+    """Return the pieces of each device. Empty ones need no copy, and torch makes no tensor of an empty buffer."""
+    found: dict[torch.device, list[CudaPiece]] = {}
+    for piece in pieces:
+        if piece.size_bytes:
+            found.setdefault(piece.tensor.device, []).append(piece)
+    return found

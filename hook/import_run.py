@@ -83,6 +83,7 @@ def commit_components(
             slot_count=1,
             replicated=False,
             debug=False,
+            device_first=False,
             costs=CostBook(),
             on_sealed=lambda _: None,
             on_failed=lambda _, reason: outcome.fail(MemoryRefusedError(f"it was not copied: {reason}")),

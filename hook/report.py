@@ -45,6 +45,13 @@ class Report:
     """At boundaries: waiting for other ranks' decision."""
     copy_s: float
     """Beside training: the copy thread's work."""
+    copied_on_device_first: int
+    """Snapshots of which a part was copied on its CUDA device first, and from there to the host."""
+    cuda_copies: str
+    """Why copies from CUDA devices go the way they do; empty: at once to the host, for which there is time enough."""
+    cuda_wait_s: float
+    """CUDA devices waited for the copy before an optimizer's step. Steps took so much longer: it is in
+    `slower_steps_s`, and no further part of the whole."""
     quiet_steps: int
     """Steps without anything beside them."""
     busy_steps: int
@@ -86,11 +93,21 @@ class Report:
             "  guard": f"{duration_text(self.guard_s)} in optimizers",
             "  slower steps": self._slower_steps(),
             "copy thread": f"{duration_text(self.copy_s)}, beside training",
+            "CUDA": self._cuda(),
             "skipped": skipped,
             "failed": "; ".join(self.failures),
             "notes": "; ".join(self.notes),
         }
         return "\n".join(f"{name:<15} {text}" for name, text in lines.items() if text)
+
+    def _cuda(self) -> str:
+        first, waited = self.copied_on_device_first, duration_text(self.cuda_wait_s)
+        parts = [
+            self.cuda_copies,
+            f"{first} snapshots went over the device so far" if first else "",
+            f"optimizers waited {waited} on devices, as part of slower steps" if self.cuda_wait_s else "",
+        ]
+        return "; ".join(part for part in parts if part)
 
     def _slower_steps(self) -> str:
         if not self.quiet_steps or not self.busy_steps:
@@ -133,6 +150,9 @@ class CostBook:
     guard_s: float = 0.0
     wait_s: float = 0.0
     copy_s: float = 0.0
+    device_first: int = 0
+    cuda_copies: str = ""
+    cuda_wait_s: float = 0.0
     train_s: float = 0.0
     boundary_s: float = 0.0
     _quiet: deque[float] = field(default_factory=lambda: deque[float](maxlen=STEPS_KEPT))
@@ -195,6 +215,9 @@ class CostBook:
             guard_s=self.guard_s,
             wait_s=self.wait_s,
             copy_s=self.copy_s,
+            copied_on_device_first=self.device_first,
+            cuda_copies=self.cuda_copies,
+            cuda_wait_s=self.cuda_wait_s,
             quiet_steps=self._quiet_count,
             busy_steps=self._busy_count,
             step_quiet_s=quiet,

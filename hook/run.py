@@ -69,6 +69,7 @@ class Run:
         slots: int,
         replicated: bool,
         debug: bool,
+        device_first: bool,
         pace: Pace,
         preemption: Preemption,
     ) -> None:
@@ -103,6 +104,7 @@ class Run:
             slot_count=slots,
             replicated=replicated,
             debug=debug,
+            device_first=device_first,
             costs=self._costs,
             on_sealed=self._on_sealed,
             on_failed=self._on_failed,

@@ -18,7 +18,9 @@ from ..proto import frames
 from .capture import StateCapture, capture_state
 from .client import Answer
 from .copier import Copier, CopyJob
-from .cuda_copy import CudaCopies, CudaWindows
+from .copy_plan import Placed
+from .cuda_copy import CudaCopies, CudaWindows, is_capturing
+from .cuda_device import CudaPiece
 from .debug_check import SlotCheck
 from .gather import copy
 from .link import Link
@@ -27,7 +29,7 @@ from .report import CostBook
 from .ring_places import RingPlaces, ring_size_bytes
 from .slot_places import Places
 from .slot_sealing import SlotSealing
-from .state_protocol import Captured
+from .state_protocol import Captured, TensorLeaf
 from .window_gate import WindowGate
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ NO_ARENA = "the arena is being allocated"
 NO_SLOT = "no free slot: the devices are slower than the interval"
 STILL_COPYING = "the previous snapshot is still being copied"
 NO_DAEMON = "no daemon"
+CAPTURING = "a CUDA graph is being captured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,7 @@ class Snapshotter:
         slot_count: int,
         replicated: bool,
         debug: bool,
+        device_first: bool,
         costs: CostBook,
         on_sealed: Callable[[CheckpointId], None],
         on_failed: Callable[[CheckpointId, str], None],
@@ -80,7 +84,7 @@ class Snapshotter:
         self._streaming: tuple[CheckpointId, SlotSealing] | None = None
         """The snapshot that was begun last."""
         self._copier = Copier()
-        self._cuda = CudaCopies()
+        self._cuda = CudaCopies(costs, device_first=device_first)
         self._stale: list[MappedArena] = []
 
     @property
@@ -129,8 +133,9 @@ class Snapshotter:
 
     def prepare(self) -> None:
         """Ask for the arena that the present structure needs, ahead of the first checkpoint."""
-        capture = self._capture()
-        self._find_arena(self._layout_of(capture, 0), capture)
+        if not is_capturing():
+            capture = self._capture()
+            self._find_arena(self._layout_of(capture, 0), capture)
 
     def _capture(self) -> StateCapture:
         """Return the state by reference; the last capture's description spares most of the work."""
@@ -253,6 +258,8 @@ class Snapshotter:
             return STILL_COPYING
         if self._link.broken:
             return NO_DAEMON
+        if is_capturing():
+            return CAPTURING
         capture = self._capture()
         values = dump_values(capture.values)
         layout = self._layout_of(capture, len(values))
@@ -286,7 +293,12 @@ class Snapshotter:
         return None
 
     def guard(self) -> float:
-        """Wait until the lazy part may change again; return the seconds that the host stood still."""
+        """Wait until the lazy part may change again; return the seconds that the host stood still.
+
+        While a CUDA graph is captured nothing changes: whoever replays it comes by again (`run.mutating()`).
+        """
+        if is_capturing():
+            return 0.0
         self._cuda.guard()
         return self._copier.guard()
 
@@ -357,10 +369,12 @@ class Snapshotter:
         values: bytes,
     ) -> None:
         base, leaves, layout = arena.slot_address(slot), capture.leaves, places.layout
-        for place, eager in places.cuda:
-            target = arena.view(base - arena.address + place.slot_offset_bytes, place.size_bytes)
-            tensor = leaves[place.leaf].tensor
-            self._cuda.copy(target, tensor, place.offset_in_leaf_bytes, eager=eager)
+        slot_offset = base - arena.address
+        wait_cuda = self._cuda.copy(
+            arena.view,
+            eager=(_cuda_piece(place, leaves, slot_offset) for place, eager in places.cuda if eager),
+            lazy=(_cuda_piece(place, leaves, slot_offset) for place, eager in places.cuda if not eager),
+        )
         for moves in places.eager.at(capture.addresses, base):
             copy(moves)
         client = self._link.client  # of another daemon, later, the arena is unknown
@@ -381,7 +395,6 @@ class Snapshotter:
             places.lazy.size_bytes,
             {place.segment for place, _ in places.cuda},
         )
-        wait_cuda = self._cuda.record()
         before = sealing.before
         if isinstance(places, RingPlaces) and any(capture.on_cuda):
             before = _before_on_cuda(sealing, places, capture, wait_cuda)
@@ -442,12 +455,21 @@ def _before_on_cuda(
         sealing.before(segment)
         if segment == 0:
             wait_staged()
-        for place in places.lazy_cuda.get(segment, ()):
-            target = sealing.view(place.slot_offset_bytes, place.size_bytes)
-            windows.copy(target, capture.leaves[place.leaf].tensor, place.offset_in_leaf_bytes)
+        pieces = places.lazy_cuda.get(segment, ())
+        windows.copy(sealing.view, (_cuda_piece(place, capture.leaves) for place in pieces))
         windows.wait()
 
     return before
+
+
+def _cuda_piece(place: Placed, leaves: Sequence[TensorLeaf], slot_offset_bytes: int = 0) -> CudaPiece:
+    """Return a place in the slot at that offset of the arena, or relative to its slot."""
+    return CudaPiece(
+        leaves[place.leaf].tensor,
+        place.offset_in_leaf_bytes,
+        place.size_bytes,
+        slot_offset_bytes + place.slot_offset_bytes,
+    )
 
 
 def _close_descriptor(asked: "Future[Answer]") -> None:

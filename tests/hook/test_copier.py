@@ -126,6 +126,21 @@ def test_without_a_job_the_guard_is_free(copier: Copier) -> None:
     assert copier.drain(0.0)
 
 
+def test_a_copy_that_fails_waits_for_what_devices_still_write(copier: Copier) -> None:
+    """Else they would write to a slot that is somebody else's by then, and their memory would never be let go."""
+
+    def refuse() -> None:
+        raise EverstepError("too large")
+
+    outcome, waited = Outcome(), list[int]()
+    copier.submit(
+        job(outcome, [], begin=refuse, wait_cuda=lambda: waited.append(len(outcome.errors))),
+    )
+    assert copier.drain(20)
+    assert waited == [0]  # before the failure was told
+    assert [error.message for error in outcome.errors] == ["too large"]
+
+
 class TestUnchanged:
     def test_a_leaf_that_changed_in_place_drops_the_snapshot_by_its_name(
         self, copier: Copier, gate: threading.Event

@@ -1,9 +1,10 @@
-"""Copies from CUDA tensors: in which order they run, what they hold, and what pinning leaves behind."""
+"""Copies from CUDA tensors: in which order they run, what they hold, which way they go, what pinning leaves behind."""
 
+import contextlib
 import logging
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ from torch import nn
 import everstep
 from everstep.daemon.testing import daemon_process
 from everstep.hook.cuda_copy import CudaCopies
+from everstep.hook.cuda_device import CudaDevice, CudaPiece, View
+from everstep.hook.cuda_room import CudaRoom
+from everstep.hook.device_first_machine import STREAK, CopyTimes, DeviceFirstMachine, Way
 from everstep.hook.mapped_arena import MappedArena
+from everstep.hook.report import CostBook
+from everstep.hook.snapshot import CAPTURING
 from everstep.hook.state_testing import bits
 
 SIZE_BYTES = 8 * 1024**2
@@ -45,7 +51,7 @@ def arena() -> Iterator[MappedArena]:
 @pytest.fixture
 def copies(arena: MappedArena) -> Iterator[CudaCopies]:
     """With the arena pinned, as for every snapshot."""
-    made = CudaCopies()
+    made = CudaCopies(CostBook())
     made.register(arena)
     yield made
     made.unregister(arena)
@@ -56,25 +62,26 @@ def stored(arena: MappedArena, tensor: torch.Tensor) -> bytes:
     return bytes(arena.view(0, tensor.nbytes))
 
 
-def copy(copies: CudaCopies, arena: MappedArena, tensor: torch.Tensor, *, eager: bool) -> None:
-    copies.copy(arena.view(0, tensor.nbytes), tensor, 0, eager=eager)
+def copy(copies: CudaCopies, arena: MappedArena, tensor: torch.Tensor, *, eager: bool) -> Callable[[], None]:
+    pieces = [CudaPiece(tensor, 0, tensor.nbytes, 0)]
+    return copies.copy(arena.view, eager=pieces if eager else [], lazy=[] if eager else pieces)
 
 
 class TestWithoutCuda:
     def test_nothing_is_asked_of_cuda_before_the_first_tensor(
         self, arena: MappedArena, caplog: pytest.LogCaptureFixture
     ) -> None:
-        copies = CudaCopies()
+        copies = CudaCopies(CostBook())
         if not torch.cuda.is_initialized():
             copies.register(arena)
-        copies.record()()
+        copies.copy(arena.view, eager=[], lazy=[])()
         copies.guard()
         copies.unregister(arena)
         assert caplog.records == []
 
     def test_an_empty_tensor_has_nothing_to_copy(self, arena: MappedArena) -> None:
         for eager in (True, False):
-            CudaCopies().copy(arena.view(0, 0), torch.empty(0, 3), 0, eager=eager)
+            copy(CudaCopies(CostBook()), arena, torch.empty(0, 3), eager=eager)()
         assert bytes(arena.view(0, 8)) == bytes(8)
 
 
@@ -86,8 +93,7 @@ class TestOrder:
         tensor = torch.zeros(1024, device="cuda")
         torch.cuda._sleep(LONG_CYCLES)
         tensor.fill_(3)
-        copy(copies, arena, tensor, eager=True)
-        wait = copies.record()
+        wait = copy(copies, arena, tensor, eager=True)
         tensor.fill_(9)  # nobody guards it
         wait()
         assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
@@ -98,15 +104,15 @@ class TestOrder:
         tensor = torch.zeros(1024, device="cuda")
         torch.cuda._sleep(LONG_CYCLES)
         tensor.fill_(3)
-        copy(copies, arena, tensor, eager=False)
-        copies.record()()
+        copy(copies, arena, tensor, eager=False)()
         assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
 
     def test_after_the_guard_a_kernel_cannot_overtake_the_copy_and_the_host_goes_on(
         self, arena: MappedArena, copies: CudaCopies
     ) -> None:
         tensor = torch.full((1024,), 3.0, device="cuda")
-        end = held_back(copies, arena, tensor)
+        held_back(copies, arena, tensor)
+        end = copies._passages[tensor.device].ended
         copies.guard()
         tensor.fill_(9)
         assert not end.query()  # the guard has blocked no host
@@ -140,23 +146,19 @@ class TestOrder:
         for value in (3.0, 4.0):
             torch.cuda._sleep(LONG_CYCLES)
             tensor.fill_(value)
-            copy(copies, arena, tensor, eager=False)
-            wait = copies.record()
+            wait = copy(copies, arena, tensor, eager=False)
             copies.guard()
             tensor.fill_(9)
             wait()
             assert stored(arena, tensor) == bits(torch.full((1024,), value))
 
 
-def held_back(copies: CudaCopies, arena: MappedArena, tensor: torch.Tensor) -> torch.cuda.Event:
-    """Enqueue a lazy copy behind a long kernel on its own stream; return the event of its end."""
+def held_back(copies: CudaCopies, arena: MappedArena, tensor: torch.Tensor) -> Callable[[], None]:
+    """Enqueue a lazy copy behind a long kernel on its own stream."""
     torch.cuda.synchronize()
-    with torch.cuda.stream(copies._side_stream(tensor.device)):
+    with torch.cuda.stream(copies._device(tensor.device)._stream):
         torch.cuda._sleep(LONG_CYCLES)
-    copy(copies, arena, tensor, eager=False)
-    copies.record()
-    ((_, end),) = copies._done
-    return end
+    return copy(copies, arena, tensor, eager=False)
 
 
 @pytest.mark.gpu
@@ -172,8 +174,7 @@ class TestBytes:
     ) -> None:
         torch.manual_seed(1)
         tensor = (torch.randn(33, 7, device="cuda") * 3).to(dtype)
-        copy(copies, arena, tensor, eager=eager)
-        copies.record()()
+        copy(copies, arena, tensor, eager=eager)()
         assert stored(arena, tensor) == bits(tensor)
 
     @pytest.mark.parametrize("eager", [True, False])
@@ -182,8 +183,7 @@ class TestBytes:
     ) -> None:
         image = torch.arange(2 * 3 * 4 * 5.0, device="cuda").view(2, 3, 4, 5)
         image = image.to(memory_format=torch.channels_last)
-        copy(copies, arena, image, eager=eager)
-        copies.record()()
+        copy(copies, arena, image, eager=eager)()
         assert stored(arena, image) == bits(image.permute(0, 2, 3, 1))
 
     @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,)])
@@ -192,16 +192,13 @@ class TestBytes:
     ) -> None:
         for eager in (True, False):
             tensor = torch.full(shape, 2.5, device="cuda", requires_grad=True)
-            copy(copies, arena, tensor, eager=eager)
-            copies.record()()
+            copy(copies, arena, tensor, eager=eager)()
             assert stored(arena, tensor) == bits(tensor)
 
     def test_of_a_piece_of_a_view(self, arena: MappedArena, copies: CudaCopies) -> None:
         """A leaf that begins within its storage, cut in two: the second piece begins at an odd byte."""
         view = torch.arange(200, dtype=torch.uint8, device="cuda")[50:150]
-        copies.copy(arena.view(0, 33), view, 0, eager=False)
-        copies.copy(arena.view(1000, 67), view, 33, eager=True)
-        copies.record()()
+        copies.copy(arena.view, eager=[CudaPiece(view, 33, 67, 1000)], lazy=[CudaPiece(view, 0, 33, 0)])()
         assert bytes(arena.view(0, 33)) == bytes(range(50, 83))
         assert bytes(arena.view(1000, 67)) == bytes(range(83, 150))
 
@@ -209,7 +206,7 @@ class TestBytes:
 @pytest.mark.gpu
 class TestPinning:
     def test_the_whole_arena_is_pinned_until_it_is_unregistered(self, arena: MappedArena) -> None:
-        copies = CudaCopies()
+        copies = CudaCopies(CostBook())
         copies.register(arena)
         ends = [torch.frombuffer(arena.view(at, 8), dtype=torch.uint8) for at in (0, SIZE_BYTES - 8)]
         assert [end.is_pinned() for end in ends] == [True, True]
@@ -220,7 +217,7 @@ class TestPinning:
     def test_an_arena_that_cannot_be_pinned_is_said_and_torch_goes_on(
         self, arena: MappedArena, copies: CudaCopies, caplog: pytest.LogCaptureFixture
     ) -> None:
-        second = CudaCopies()
+        second = CudaCopies(CostBook())
         with caplog.at_level(logging.WARNING):
             second.register(arena)
         (record,) = caplog.records
@@ -230,10 +227,258 @@ class TestPinning:
         assert torch.frombuffer(arena.view(0, 8), dtype=torch.uint8).is_pinned()
 
     def test_without_pinning_the_bytes_are_the_same(self, arena: MappedArena) -> None:
-        copies, tensor = CudaCopies(), torch.arange(1024.0, device="cuda")
-        copy(copies, arena, tensor, eager=False)
-        copies.record()()
+        copies, tensor = CudaCopies(CostBook()), torch.arange(1024.0, device="cuda")
+        copy(copies, arena, tensor, eager=False)()
         assert stored(arena, tensor) == bits(tensor)
+
+
+# -- on the device first
+
+
+def made_late(copies: CudaCopies, device: torch.device) -> DeviceFirstMachine:
+    """Let earlier copies have been late: the next one goes by the device, if memory is free."""
+    machine = copies._device(device)._machine
+    for _ in range(STREAK):
+        machine.measured(CopyTimes(copy_s=1.0, window_s=0.1))
+    return machine
+
+
+@pytest.fixture
+def host_copy_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holds the copy from a clone to the host back, and not the one into the clone."""
+    copied = CudaDevice._from_clone
+
+    def late(
+        self: CudaDevice, view: View, clone: torch.Tensor, pieces: Sequence[CudaPiece]
+    ) -> torch.cuda.Event:
+        with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(LONG_CYCLES)
+        return copied(self, view, clone, pieces)
+
+    monkeypatch.setattr(CudaDevice, "_from_clone", late)
+
+
+@pytest.fixture
+def no_more_memory() -> Iterator[None]:
+    """torch may take nothing more from the driver, and has nothing in reserve."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+class TestDeviceFirst:
+    def test_by_default_no_memory_of_the_device_is_taken(
+        self, arena: MappedArena, copies: CudaCopies
+    ) -> None:
+        tensor = torch.full((1024**2,), 3.0, device="cuda")
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        wait = copy(copies, arena, tensor, eager=False)
+        assert copies._passages[tensor.device].way is Way.HOST
+        copies.guard()
+        wait()
+        assert torch.cuda.max_memory_allocated() == before
+        assert copies._costs.device_first == 0
+
+    @pytest.mark.usefixtures("host_copy_late")
+    def test_the_tensor_may_change_while_the_copy_to_the_host_has_not_begun(
+        self, arena: MappedArena, copies: CudaCopies
+    ) -> None:
+        tensor = torch.full((1024,), 3.0, device="cuda")
+        made_late(copies, tensor.device)
+        wait = copy(copies, arena, tensor, eager=False)
+        passage = copies._passages[tensor.device]
+        assert passage.way is Way.DEVICE
+        copies.guard()
+        tensor.fill_(9)
+        torch.cuda.current_stream().synchronize()  # by now it is overwritten
+        assert not passage.ended.query()
+        wait()
+        assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
+        assert copies._costs.device_first == 1
+        assert copies._costs.cuda_copies.startswith("copied on the device first: 1 s to the host")
+
+    def test_after_the_guard_a_kernel_cannot_overtake_the_copy_on_the_device(
+        self, arena: MappedArena, copies: CudaCopies
+    ) -> None:
+        tensor = torch.full((1024,), 3.0, device="cuda")
+        made_late(copies, tensor.device)
+        wait = held_back(copies, arena, tensor)
+        passage = copies._passages[tensor.device]
+        copies.guard()
+        tensor.fill_(9)
+        assert not passage.copied.query()
+        wait()
+        assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
+
+    def test_pieces_come_to_their_places_in_whatever_order_they_are_given(
+        self, arena: MappedArena, copies: CudaCopies
+    ) -> None:
+        tensors = [torch.arange(count, dtype=torch.uint8, device="cuda") for count in (100, 33, 7)]
+        made_late(copies, tensors[0].device)
+        first, second, third = tensors
+        copies.copy(
+            arena.view,
+            eager=[],
+            lazy=[
+                CudaPiece(third, 0, 7, 5000),
+                CudaPiece(first, 60, 40, 60),
+                CudaPiece(second, 0, 33, 100),
+                CudaPiece(first, 0, 60, 0),
+            ],
+        )()
+        assert bytes(arena.view(0, 133)) == bits(first) + bits(second)
+        assert bytes(arena.view(5000, 7)) == bits(third)
+        assert bytes(arena.view(133, 5000 - 133)) == bytes(5000 - 133)
+
+    @pytest.mark.usefixtures("host_copy_late")
+    def test_a_tensor_that_is_freed_meanwhile_is_not_overwritten_by_the_next_one(
+        self, arena: MappedArena, copies: CudaCopies
+    ) -> None:
+        tensor = torch.full((1024,), 3.0, device="cuda")
+        made_late(copies, tensor.device)
+        wait = held_back(copies, arena, tensor)
+        nbytes = tensor.nbytes
+        del tensor
+        others = [torch.full((1024,), 9.0, device="cuda") for _ in range(64)]
+        wait()
+        assert bytes(arena.view(0, nbytes)) == bits(torch.full((1024,), 3.0))
+        assert len(others) == 64
+
+    def test_its_memory_is_held_until_the_copy_has_ended_and_no_longer(
+        self, arena: MappedArena, copies: CudaCopies
+    ) -> None:
+        tensor = torch.full((1024**2,), 3.0, device="cuda")
+        made_late(copies, tensor.device)
+        before = torch.cuda.memory_allocated()
+        for _ in range(3):
+            wait = copy(copies, arena, tensor, eager=False)
+            assert torch.cuda.memory_allocated() == before + tensor.nbytes
+            copies.guard()
+            assert torch.cuda.memory_allocated() == before + tensor.nbytes
+            wait()
+            assert torch.cuda.memory_allocated() == before
+
+    def test_where_no_memory_is_free_it_goes_to_the_host_and_says_so(
+        self, arena: MappedArena, copies: CudaCopies, request: pytest.FixtureRequest
+    ) -> None:
+        tensor = torch.full((1024,), 3.0, device="cuda")
+        made_late(copies, tensor.device)
+        request.getfixturevalue("no_more_memory")
+        copy(copies, arena, tensor, eager=False)()
+        assert copies._passages[tensor.device].way is Way.HOST
+        assert stored(arena, tensor) == bits(tensor)
+        assert copies._costs.cuda_copies.endswith("but 4.0 KiB of GPU memory are not free")
+
+    def test_memory_that_is_refused_after_all_loses_nothing(
+        self,
+        arena: MappedArena,
+        copies: CudaCopies,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        request: pytest.FixtureRequest,
+    ) -> None:
+        """As when another process takes it between the look and the allocation."""
+        tensor = torch.arange(1024.0**2, device="cuda")
+        machine = made_late(copies, tensor.device)
+        request.getfixturevalue("no_more_memory")
+        monkeypatch.setattr(CudaRoom, "free_bytes", lambda *_: 2**40)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                wait = copy(copies, arena, tensor, eager=False)
+                assert copies._passages[tensor.device].way is machine.way is Way.HOST
+                copies.guard()
+                wait()
+                assert stored(arena, tensor) == bits(tensor)
+        (record,) = caplog.records  # the second one asked for none
+        assert "cuda_memory_short" in record.getMessage()
+
+    def test_that_training_ran_short_beside_a_copy_ends_it(
+        self, arena: MappedArena, copies: CudaCopies, request: pytest.FixtureRequest
+    ) -> None:
+        tensor = torch.full((1024,), 3.0, device="cuda")
+        machine = made_late(copies, tensor.device)
+        copy(copies, arena, tensor, eager=False)()
+        assert machine.way is Way.DEVICE
+        request.getfixturevalue("no_more_memory")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(64 * 1024**2, device="cuda")
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        copy(copies, arena, tensor, eager=False)()
+        assert machine.way is Way.HOST
+
+    def test_it_can_be_forbidden(self, arena: MappedArena) -> None:
+        copies, tensor = CudaCopies(CostBook(), device_first=False), torch.arange(1024.0, device="cuda")
+        made_late(copies, tensor.device)
+        copy(copies, arena, tensor, eager=False)()
+        assert copies._passages[tensor.device].way is Way.HOST
+        assert copies._costs.cuda_copies == ""
+
+    def test_copies_that_are_late_are_measured_and_the_next_ones_go_by_the_device(
+        self, arena: MappedArena, copies: CudaCopies
+    ) -> None:
+        tensor = torch.full((1024,), 3.0, device="cuda")
+        for snapshot in range(STREAK):
+            wait = held_back(copies, arena, tensor)  # the window is next to nothing
+            assert copies._passages[tensor.device].way is Way.HOST
+            copies.guard()
+            torch.cuda.synchronize()
+            wait()
+            assert (copies._costs.cuda_wait_s > 0) == (snapshot > 0)  # told by the next one
+        copy(copies, arena, tensor, eager=False)()
+        assert copies._passages[tensor.device].way is Way.DEVICE
+
+    def test_what_has_not_happened_yet_is_not_waited_for(
+        self, arena: MappedArena, copies: CudaCopies
+    ) -> None:
+        tensor = torch.full((1024,), 3.0, device="cuda")
+        wait = copy(copies, arena, tensor, eager=False)
+        torch.cuda._sleep(LONG_CYCLES)  # the compute stream is far from the guard
+        copies.guard()
+        wait()
+        (unread,) = copies._unread.values()
+        copy(copies, arena, tensor, eager=False)
+        assert list(copies._unread.values()) == [unread]
+        assert not unread.is_over
+        torch.cuda.synchronize()
+        copy(copies, arena, tensor, eager=False)()
+        assert copies._unread == {}
+
+
+@pytest.mark.gpu
+class TestRoom:
+    SIZE_BYTES = 64 * 1024**2
+    NEXT_TO_NOTHING_BYTES = 4 * 1024**2
+    """What the driver may need for itself."""
+
+    def test_what_a_copy_had_counts_as_free_wherever_it_is_now(self) -> None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        room = CudaRoom(device, torch.cuda.Stream(device))
+        torch.cuda.empty_cache()
+        found = [room.free_bytes(self.SIZE_BYTES)]
+        taken = room.take(self.SIZE_BYTES)
+        assert taken is not None
+        assert taken.nbytes == self.SIZE_BYTES
+        del taken
+        found.append(room.free_bytes(self.SIZE_BYTES))  # in the stream's part of the cache
+        assert room.free_bytes(2 * self.SIZE_BYTES) <= found[0] - self.SIZE_BYTES  # it is too small for that
+        torch.cuda.empty_cache()
+        found.append(room.free_bytes(self.SIZE_BYTES))  # with the driver
+        assert max(found) - min(found) <= self.NEXT_TO_NOTHING_BYTES
+
+    def test_what_training_will_need_again_is_not_free(self) -> None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        room = CudaRoom(device, torch.cuda.Stream(device))
+        torch.cuda.empty_cache()
+        before = room.free_bytes(1)
+        activations = torch.empty(self.SIZE_BYTES, dtype=torch.uint8, device=device)
+        del activations
+        assert room.free_bytes(1) <= before - self.SIZE_BYTES + self.NEXT_TO_NOTHING_BYTES
 
 
 # -- through a daemon
@@ -284,6 +529,7 @@ def daemon() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("daemon")
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"fused": True}, {"capturable": True}], ids=str)
 def test_what_is_restored_is_bit_identical_though_training_went_on_beside_the_copy(
     tmp_path: Path, options: dict[str, bool]
@@ -306,3 +552,91 @@ def test_what_is_restored_is_bit_identical_though_training_went_on_beside_the_co
         assert restored is not None
         assert state_of(again) == saved[str(restored.checkpoint)]
         train(run, again)  # the optimizer takes its state
+
+
+class Wide(nn.Module):
+    """A step of next to nothing, beside a gigabyte that has to be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Linear(64, 8)
+        self.frozen = nn.Parameter(torch.randn(256 * 1024**2), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.trained(x)
+
+
+class Left(Exception):  # noqa: N818
+    """What a run without a last boundary is left by."""
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("daemon")
+def test_copies_too_long_for_the_step_go_by_the_device_and_are_bit_identical(tmp_path: Path) -> None:
+    model = Wide().cuda()
+    optimizer, device = torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "d"
+    device.mkdir()
+    saved: dict[str, torch.Tensor] = {}
+    with (
+        contextlib.suppress(Left),
+        everstep.attach("wide", model=model, optimizer=optimizer, storage=device, every=1) as run,
+    ):
+        for _ in range(40):
+            optimizer.zero_grad()
+            model(torch.randn(4, 64, device="cuda")).square().mean().backward()
+            optimizer.step()  # straight after the boundary, while the gigabyte is on its way
+            assert run.wait(60)
+            run.step()
+            saved[f"{run.attempt}.{run.steps}"] = model.trained.weight.detach().clone()
+            if run.report().copied_on_device_first == 3:
+                break
+        report = run.report()
+        assert report.copied_on_device_first == 3
+        assert report.cuda_copies.startswith("copied on the device first: ")
+        assert report.cuda_wait_s > 0
+        assert report.failures == ()
+        optimizer.zero_grad()
+        model.trained.weight.grad = torch.ones_like(model.trained.weight)
+        optimizer.step()  # overwrites what the last copy took
+        assert run.wait(60)
+        raise Left
+    again = Wide().cuda()
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
+    with everstep.attach("wide", model=again, optimizer=optimizer, storage=device, every=10**6) as run:
+        restored = run.restore()
+        assert restored is not None
+        assert str(restored.checkpoint) == list(saved)[-1]
+        assert torch.equal(again.frozen, model.frozen)
+        assert torch.equal(again.trained.weight, saved[str(restored.checkpoint)])
+        assert not torch.equal(again.trained.weight, model.trained.weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
+def test_a_graph_can_be_captured_though_a_snapshot_was_taken_before_and_none_is_taken_in_it(
+    tmp_path: Path,
+) -> None:
+    objects, device = made(1, capturable=True), tmp_path / "d"
+    device.mkdir()
+    optimizer = objects["optimizer"]
+    with everstep.attach("captured", **objects, storage=device, every=1) as run:
+        while run.report().checkpoints_complete < 1:
+            train(run, objects)
+            assert run.wait(60)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # the newest snapshot's guard was not passed yet
+            optimizer.step()
+            run.step()
+        assert run.report().skipped[CAPTURING] == 1
+        with run.mutating():
+            graph.replay()
+        run.step()
+        assert run.wait(60)
+        assert run.report().failures == ()
+    after = state_of(objects)
+    again = made(2, capturable=True)
+    with everstep.attach("captured", **again, storage=device, every=10**6) as run:
+        assert run.restore() is not None
+        assert state_of(again) == after

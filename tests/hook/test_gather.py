@@ -7,6 +7,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from everstep.core.errors import NodeError
 from everstep.hook import gather as gather_module
-from everstep.hook.copy_plan import GATHER_BYTES_MAX, CopyPlan, Placed
+from everstep.hook.copy_plan import GATHER_BYTES_MAX, CopyPlan, Placed, merged
 from everstep.hook.gather import copy
 from everstep.hook.tensor_bytes import BufferPin
 
@@ -61,6 +62,17 @@ def test_a_plan_follows_leaves_that_move_and_leaves_earlier_moves_as_they_were()
     assert slot.tolist() == [1, 3]
     copy(first)
     assert slot.tolist() == [1, 2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=12))
+def test_merged_are_the_same_bytes_in_the_same_order_and_nothing_is_left_to_merge(
+    extents: list[tuple[int, int]],
+) -> None:
+    found = merged(extents)
+    assert [at for begin, size in found for at in range(begin, begin + size)] == [
+        at for begin, size in extents for at in range(begin, begin + size)
+    ]
+    assert all(sum(one) != other[0] for one, other in pairwise(found))
 
 
 def test_many_small_leaves_take_few_calls_and_one_run_of_targets() -> None:

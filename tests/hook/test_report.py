@@ -154,3 +154,19 @@ def test_people_read_what_it_cost_and_why() -> None:
         "skipped         2 x no daemon",
         "failed          1.5: full",
     ]
+
+
+def test_the_wait_of_cuda_devices_is_told_and_not_added_to_the_whole() -> None:
+    book = CostBook()
+    walked(book, [(1.0, False)] * 9 + [(1.5, True)] * 2)
+    without = report_of(book)
+    assert not any(line.startswith("CUDA") for line in str(without).splitlines())
+    book.cuda_wait_s, book.device_first = 0.75, 3
+    book.cuda_copies = "copied on the device first: because"
+    report = report_of(book)
+    assert (report.cuda_wait_s, report.copied_on_device_first) == (0.75, 3)
+    assert (report.stall_s, report.slowdown) == (without.stall_s, without.slowdown)
+    assert str(report).splitlines()[-1] == (
+        "CUDA            copied on the device first: because; 3 snapshots went over the device so far; "
+        "optimizers waited 750 ms on devices, as part of slower steps"
+    )
