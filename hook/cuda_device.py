@@ -19,12 +19,12 @@ COPY_BYTES_MAX = 32 * 1024**2
 """In one piece, to the host: a millisecond. What training reads back itself would wait behind one of gigabytes."""
 
 View = Callable[[int, int], memoryview]
-"""Shows so many bytes of the arena from an offset."""
+"""Shows so many bytes of the arena, or of a slot, from an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaPiece:
-    """Bytes [offset_in_leaf, +size) of a dense CUDA tensor go to an offset in the arena. None of them is empty."""
+    """Bytes [offset_in_leaf, +size) of a dense CUDA tensor go to an offset of what a `View` shows."""
 
     tensor: torch.Tensor
     offset_in_leaf_bytes: int
@@ -34,7 +34,7 @@ class CudaPiece:
 
 @dataclass(slots=True, kw_only=True)
 class Passage:
-    """Events of one snapshot on one device, in the order of its time but for `guarded`."""
+    """Events of one snapshot on one device: `boundary`, `copied` and `ended` in this order, `guarded` at any time."""
 
     way: Way
     boundary: torch.cuda.Event
@@ -173,7 +173,7 @@ def event(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 def _octets(piece: CudaPiece) -> torch.Tensor:
     flat = torch.as_strided(piece.tensor.detach(), (piece.tensor.numel(),), (1,)).view(torch.uint8)
-    return flat[piece.offset_in_leaf_bytes :][: piece.size_bytes]
+    return flat[piece.offset_in_leaf_bytes : piece.offset_in_leaf_bytes + piece.size_bytes]
 
 
 def _copy_out(target: memoryview, source: torch.Tensor) -> None:

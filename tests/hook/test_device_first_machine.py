@@ -1,4 +1,4 @@
-"""The choice between copying on the device first and at once to the host: need, room, and no to and fro."""
+"""The choice between copying on the device first and at once to the host: need, room, and few changes."""
 
 from itertools import pairwise
 
