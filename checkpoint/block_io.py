@@ -14,6 +14,14 @@ _UNKNOWN_ALIGNMENT = DioAlignment(memory_bytes=4096, offset_bytes=4096)
 
 _BUFFERED = DioAlignment(memory_bytes=1, offset_bytes=1)
 
+NOT_NOW = frozenset({errno.EINTR, errno.EAGAIN})
+"""The kernel put a block off, with nothing moved: that says nothing of the device, and the block is asked for again."""
+
+ASKED_AGAIN_MAX = 1000
+"""Times in a row that one block is: at least a second with the pauses. Then it is an error like any other."""
+
+ASK_AGAIN_PAUSE_S = 0.001
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
