@@ -1,10 +1,11 @@
 """One transfer under way on an asynchronous queue of the kernel, from one thread: cut, submit, reap, go on."""
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from .block_io import Span
+from .block_io import ASK_AGAIN_PAUSE_S, ASKED_AGAIN_MAX, NOT_NOW, Span
 from .engine import Progress, TransferKind
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class BlockQueue(Protocol):
 
 
 class Flight:
-    """One transfer under way. A slot is free, prepared (again, after a short completion) or in flight."""
+    """One transfer under way. A slot is free, prepared (again, after a short or refused one) or in flight."""
 
     def __init__(self, queue: BlockQueue, span: Span, block_size_bytes: int) -> None:
         self._queue = queue
@@ -79,6 +80,7 @@ class Flight:
         self._prepared: list[int] = []
         self._positions = [0] * queue.depth
         self._lengths = [0] * queue.depth
+        self._asked_again = [0] * queue.depth
         self._next_bytes = 0
         self._moved_bytes = 0
 
@@ -89,8 +91,11 @@ class Flight:
                 self._fill()
                 taken = self._submit()
                 del self._prepared[:taken]
-                for slot, result in self._reap():
+                done = self._reap()
+                for slot, result in done:
                     self._complete(slot, result)
+                if any(-result in NOT_NOW for _, result in done):
+                    time.sleep(ASK_AGAIN_PAUSE_S)
                 on_progress(self._moved_bytes)
         finally:
             while self._queue.in_flight:
@@ -130,8 +135,13 @@ class Flight:
 
     def _complete(self, slot: int, result: int) -> None:
         position_bytes, asked_bytes = self._positions[slot], self._lengths[slot]
+        if -result in NOT_NOW and self._asked_again[slot] < ASKED_AGAIN_MAX:
+            self._asked_again[slot] += 1
+            self._prepare(slot, position_bytes, asked_bytes)
+            return
         if result < 0:
             raise self._span.failure(-result, position_bytes, asked_bytes)
+        self._asked_again[slot] = 0
         done_bytes = self._span.progress(position_bytes, asked_bytes, result)
         self._moved_bytes += done_bytes
         if done_bytes == asked_bytes:

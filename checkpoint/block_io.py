@@ -6,13 +6,19 @@ import os
 from dataclasses import dataclass
 
 from .arena_map import ArenaMap, ArenaMaps
+from .direct_io import ASSUMED_ALIGNMENT
 from .engine import Transfer, TransferKind
 from .linux import DioAlignment, dio_alignment
 
-_UNKNOWN_ALIGNMENT = DioAlignment(memory_bytes=4096, offset_bytes=4096)
-"""Enough for every known device, where an O_DIRECT file does not say what it needs."""
-
 _BUFFERED = DioAlignment(memory_bytes=1, offset_bytes=1)
+
+NOT_NOW = frozenset({errno.EINTR, errno.EAGAIN})
+"""The kernel put a block off, with nothing moved: that says nothing of the device, and the block is asked for again."""
+
+ASKED_AGAIN_MAX = 1000
+"""Times in a row that one block is: at least a second with the pauses. Then it is an error like any other."""
+
+ASK_AGAIN_PAUSE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,4 +100,5 @@ def open_span(transfer: Transfer, maps: ArenaMaps) -> Span:
 def _alignment_of(file_fd: int) -> DioAlignment:
     if not fcntl.fcntl(file_fd, fcntl.F_GETFL) & os.O_DIRECT:
         return _BUFFERED
-    return dio_alignment(file_fd) or _UNKNOWN_ALIGNMENT
+    told = dio_alignment(file_fd)
+    return told if told is not None and told.is_possible else ASSUMED_ALIGNMENT

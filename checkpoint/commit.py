@@ -23,8 +23,9 @@ A committed shard of which a device was lost is written again the same way, but 
 its manifest takes the place of the one before, which it names (docs/adr/0020-the-daemon-deals-segments.md).
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.errors import NoSpaceError, StorageError
@@ -40,6 +41,8 @@ from .shard_rules_plan import check_draft
 from .shard_write import ShardWrite, WriteFailedError, named
 from .storage_ops import ArenaRange
 from .succession_plan import REPLACES_NOTE, replaced_by
+
+_NOT_IN_MEMORY = "it streamed through a ring, so that memory does not hold it to be written once more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,8 @@ def persist_shard(
     dealt to the writable devices (of `device_ids`, if given). When some fail or are full, they are dealt anew to the
     rest, and `on_failed_try` hears of it in this thread. With a `gate` the slot is still being filled: each segment is
     written when it is copied, and the manifest when the snapshot is sealed. Where segments take turns in the slot (the
-    gate's `is_ring`) nothing is dealt anew once one has given up its place.
+    gate's `is_ring`) nothing is dealt anew once one has given up its place: no error is a NoSpaceError from then on,
+    after which the same call may go well, and a second call with that gate is refused.
 
     Raises:
         CopyAbandonedError: the snapshot was given up; nothing of this call remains.
@@ -85,13 +89,30 @@ def persist_shard(
     """
     check_draft(draft, arena.slot_size_bytes, is_ring=gate is not None and gate.is_ring)
     started_s = time.perf_counter()
-    with run.writing(draft.checkpoint, draft.rank):
+    if gate is not None and gate.is_spent:
+        raise StorageError(f"{_unsaved(draft)}: {_NOT_IN_MEMORY}", hint="the next checkpoint stands for it")
+    with run.writing(draft.checkpoint, draft.rank), _only_once(draft, gate):
         writing = _Writing(run, draft, arena, engines, device_ids, gate=gate)
         write, records = writing.until_done(draft.segments, on_failed_try)
         if gate is not None:
             _wait_sealed(gate, write)
         manifest = manifest_of(run, draft, write.generation, records)
         return Publication(run, manifest, write, started_s).publish()
+
+
+def _unsaved(draft: Draft) -> str:
+    return f"rank {draft.rank} of checkpoint {draft.checkpoint} was not saved"
+
+
+@contextlib.contextmanager
+def _only_once(draft: Draft, gate: CopyGate | None) -> Generator[None]:
+    """Turn an error that asks for room and a second try into one that does not, once the slot has other bytes."""
+    try:
+        yield
+    except NoSpaceError as exc:
+        if gate is None or not gate.is_spent:
+            raise
+        raise StorageError(f"{exc.message}; {_NOT_IN_MEMORY}", hint=exc.hint) from exc
 
 
 def _wait_sealed(gate: CopyGate, write: ShardWrite) -> None:
@@ -203,8 +224,7 @@ class _Writing:
             device, error = next(reversed(self._left_out.items()))
             raise named(self._draft, device, error)
         raise StorageError(
-            f"rank {self._draft.rank} of checkpoint {self._draft.checkpoint} was not saved: no device that this run"
-            " may use can be written to",
+            f"{_unsaved(self._draft)}: no device that this run may use can be written to",
             hint="name other devices in storage=",
         )
 
@@ -212,8 +232,7 @@ class _Writing:
         """Return what to raise where the bytes are gone that would be written to other devices."""
         device, error = next(iter(failed.failures.items()))
         return StorageError(
-            f"rank {self._draft.rank} of checkpoint {self._draft.checkpoint} was not saved: device {device.path}:"
-            f" {error.message}; it streamed through a ring, so that memory does not hold it to be written elsewhere",
+            f"{_unsaved(self._draft)}: device {device.path}: {error.message}; {_NOT_IN_MEMORY}",
             hint=error.hint,
         )
 
@@ -221,8 +240,7 @@ class _Writing:
         before = "".join(
             f"; {device.path} failed before: {each.message}" for device, each in self._left_out.items()
         )
-        what = f"rank {self._draft.rank} of checkpoint {self._draft.checkpoint}"
-        return NoSpaceError(f"{what} was not saved: {error.message}{before}", hint=error.hint)
+        return NoSpaceError(f"{_unsaved(self._draft)}: {error.message}{before}", hint=error.hint)
 
 
 def _failed_try(failed: WriteFailedError) -> FailedTry:

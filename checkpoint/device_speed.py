@@ -8,6 +8,7 @@ transfer ended.
 import math
 import statistics
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -20,16 +21,20 @@ RECENT_S = 2.0
 TRANSFER_KEEP_MAX = 0.7
 """A new transfer replaces at least 0.3 of the average, however short: fast drives change within few transfers, too."""
 HISTORY_S = 600.0
-"""Busy time over which a device's own past fades: one that stays slow is measured against its peers in the end."""
+"""Busy time over which a device's own past fades while it is well. While it is slow its past stays as it was: a device
+that is slow for good gets another one when its store is opened again, by a restart or a readmission."""
 
 BUSY_S_MIN = 1e-6
 """Two transfers that end at the same moment."""
 
 SLOW_FACTOR = 3.0
 WELL_FACTOR = 2.0
-"""Slow below a third of its history or its peers' median, well again above half of it."""
+"""Slow below a third of its past or its peers' median, well again above half of it."""
 SLOW_AFTER_S = 10.0
-"""Busy time that it must be so, which spares a drive that collects its garbage for a moment."""
+"""Busy time over which it must be so, which spares a drive that collects its garbage for a moment. It is the present:
+the past is what came before, so that whoever turns slow is not measured against what it is now."""
+SAMPLE_S_MIN = 0.01
+"""Transfers that follow each other faster are taken together, so that the present is a thousand samples at most."""
 
 FORGET_AFTER_DEALS = 32
 """Deals without a segment after which a slow device's speed counts as unknown, so that it is tried again."""
@@ -58,13 +63,61 @@ class _Average:
         return self.moved_bytes / self.busy_s if self.busy_s > 0 else None
 
 
+@dataclass(slots=True)
+class _Sample:
+    """Transfers in a row. Whole numbers, so that their sum may be kept by adding and taking away."""
+
+    moved_bytes: int = 0
+    busy_ns: int = 0
+    peers_bytes: int = 0
+    """What its peers would have moved meanwhile."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.moved_bytes / self.busy_ns * 1e9
+
+    def change(self, other: "_Sample", sign: int = 1) -> None:
+        self.moved_bytes += sign * other.moved_bytes
+        self.busy_ns += sign * other.busy_ns
+        self.peers_bytes += sign * other.peers_bytes
+
+
+class _Present:
+    """The last samples that make SLOW_AFTER_S of busy time together."""
+
+    def __init__(self) -> None:
+        self._samples = deque[_Sample]()
+        self.total = _Sample()
+
+    @property
+    def is_full(self) -> bool:
+        return self.total.busy_ns >= SLOW_AFTER_S * 1e9
+
+    @property
+    def ends(self) -> tuple[_Sample, _Sample]:
+        return self._samples[0], self._samples[-1]
+
+    def add(self, sample: _Sample) -> list[_Sample]:
+        """Take a sample; return those that are the past now."""
+        self.total.change(sample)
+        if self._samples and self._samples[-1].busy_ns < SAMPLE_S_MIN * 1e9:
+            self._samples[-1].change(sample)
+        else:
+            self._samples.append(sample)
+        past: list[_Sample] = []
+        while self.total.busy_ns - self._samples[0].busy_ns >= SLOW_AFTER_S * 1e9:
+            past.append(self._samples.popleft())
+            self.total.change(past[-1], -1)
+        return past
+
+
 class SpeedMeter:
     """One device's speed. `add` is told of each transfer that it has finished."""
 
     def __init__(self) -> None:
         self._recent = _Average()
-        self._history = _Average()
-        self._below_s = 0.0
+        self._present = _Present()
+        self._past = _Average()
         self._deals_without = 0
         self._last_end_s = -math.inf
         self.slow_reason = ""
@@ -91,24 +144,40 @@ class SpeedMeter:
         busy_s = max(min(busy_s, ended_s - self._last_end_s), BUSY_S_MIN)
         self._last_end_s = ended_s
         self._recent.add(moved_bytes, busy_s, min(math.exp(-busy_s / RECENT_S), TRANSFER_KEEP_MAX))
-        self._history.add(moved_bytes, busy_s, math.exp(-busy_s / HISTORY_S))
-        speed, own = self._recent.bytes_per_s, self._history.bytes_per_s
-        assert speed is not None
-        assert own is not None
         peers = statistics.median(peers_bytes_per_s) if peers_bytes_per_s else 0.0
-        return self._judge(speed, max(own, peers), busy_s, "its peers" if peers > own else "its own past")
+        left = self._present.add(_Sample(moved_bytes, round(busy_s * 1e9), round(peers * busy_s)))
+        if self.slow_reason:
+            return self._recovery(peers)
+        for sample in left:
+            self._past.add(
+                sample.moved_bytes, sample.busy_ns / 1e9, math.exp(-sample.busy_ns / 1e9 / HISTORY_S)
+            )
+        return self._slowness() if self._present.is_full else None
 
-    def _judge(self, speed: float, reference: float, busy_s: float, whose: str) -> SpeedChange | None:
-        if speed * (WELL_FACTOR if self.slow_reason else SLOW_FACTOR) >= reference:
-            was_slow, self.slow_reason, self._below_s = bool(self.slow_reason), "", 0.0
-            return SpeedChange.RECOVERED if was_slow else None
-        self._below_s += busy_s
-        if self.slow_reason or self._below_s < SLOW_AFTER_S:
+    def _slowness(self) -> SpeedChange | None:
+        """Judge the present by the past and by its peers: as a whole, at its beginning and at its end.
+
+        A pause that is shorter than the present has one of the two outside.
+        """
+        total, own = self._present.total, self._past.bytes_per_s or 0.0
+        speed, peers = total.bytes_per_s, total.peers_bytes / total.busy_ns * 1e9
+        reference, whose = (peers, "its peers") if peers > own else (own, "its own past")
+        if max(each.bytes_per_s for each in (total, *self._present.ends)) * SLOW_FACTOR >= reference:
             return None
         self.slow_reason = (
             f"writes {speed / 1e6:.0f} MB/s, {whose} {reference / 1e6:.0f} MB/s; it gets fewer segments"
         )
         return SpeedChange.BECAME_SLOW
+
+    def _recovery(self, peers: float) -> SpeedChange | None:
+        """Judge what it does now: the present must be as slow again before it counts as slow again."""
+        speed = self._recent.bytes_per_s
+        assert speed is not None
+        if speed * WELL_FACTOR < max(self._past.bytes_per_s or 0.0, peers):
+            return None
+        self.slow_reason = ""
+        self._present = _Present()
+        return SpeedChange.RECOVERED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

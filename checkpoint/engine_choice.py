@@ -1,18 +1,16 @@
 """Which engine a directory gets, asked of a file opened in it and of the kernel, not guessed from names."""
 
-import errno
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
+from .direct_io import alignment_in
 from .engine import Engine, EngineConfig, EngineKind
 from .engine_kinds import make_engine
 from .engine_process import ProcessEngine
 from .kernel_aio import AioContext
-from .linux import DioAlignment, dio_alignment
+from .linux import DioAlignment
 from .storage_ops import storage_error
 from .uring_probe import pin_limit_bytes, uring_refusal
 
@@ -60,11 +58,11 @@ def choose_engine(probe_dir: Path, rules: EngineRules | None = None) -> EngineCh
     """
     rules = rules or EngineRules()
     try:
-        alignment = _probe_direct(probe_dir)
+        alignment = alignment_in(probe_dir)
     except OSError as exc:
         raise storage_error(exc, probe_dir, "making a file to ask about direct I/O in") from exc
     if alignment is None:
-        found = f"files in {probe_dir} cannot do direct I/O, or do not say how"
+        found = f"files in {probe_dir} cannot do direct I/O"
     else:
         found = f"direct I/O in multiples of {alignment.offset_bytes} bytes"
     return _first_possible(_ORDER if alignment else (EngineKind.PLAIN,), found, alignment, rules)
@@ -124,23 +122,3 @@ def _factory(kind: EngineKind, rules: EngineRules) -> Callable[[], Engine]:
         return make_engine(kind, rules.config)
 
     return make
-
-
-def _probe_direct(probe_dir: Path) -> DioAlignment | None:
-    file_fd = open_unnamed(probe_dir)
-    try:
-        return dio_alignment(file_fd)
-    finally:
-        os.close(file_fd)
-
-
-def open_unnamed(probe_dir: Path) -> int:
-    """Return the fd of a new file that has no name (any more): it is gone when the fd is closed, whatever closes it."""
-    try:
-        return os.open(probe_dir, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        if exc.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT} or not probe_dir.is_dir():
-            raise
-    file_fd, name = tempfile.mkstemp(prefix=".probe.", dir=probe_dir)
-    Path(name).unlink()
-    return file_fd

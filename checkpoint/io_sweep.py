@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import NoSpaceError
+from .direct_io import open_unnamed
 from .engine import Engine, EngineConfig, EngineKind, Transfer, TransferKind
-from .engine_choice import EngineChoice, choose_engine, open_unnamed, refusal_of
+from .engine_choice import EngineChoice, choose_engine, refusal_of
 from .engine_kinds import make_engine
 from .io_sweep_plan import MIB, Cell, CellResult, Sample, cells, finalists, summarised, transfer_bytes
 from .linux import fallocate

@@ -20,6 +20,7 @@ class SyscallNumbers:
     """Numbers of the bound calls on one architecture (asm/unistd_64.h; asm-generic/unistd.h)."""
 
     statx: int
+    fstatfs: int
     renameat2: int
     fallocate: int
     io_setup: int
@@ -34,6 +35,7 @@ class SyscallNumbers:
 _NUMBERS = {
     "x86_64": SyscallNumbers(
         statx=332,
+        fstatfs=138,
         renameat2=316,
         fallocate=285,
         io_setup=206,
@@ -43,6 +45,7 @@ _NUMBERS = {
     ),
     "aarch64": SyscallNumbers(
         statx=291,
+        fstatfs=44,
         renameat2=276,
         fallocate=47,
         io_setup=0,
@@ -74,6 +77,8 @@ SEALS_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _AT_EMPTY_PATH = 0x1000
 _RENAME_NOREPLACE = 1
 _STATX_DIOALIGN = 0x2000  # Linux 6.1
+_IN_MEMORY = frozenset({0x01021994, 0x858458F6})
+"""f_type of tmpfs and ramfs (include/uapi/linux/magic.h)."""
 
 # include/uapi/linux/stat.h; checked by a test. Only the fields that we read have names.
 # syscall(2) is variadic, but every argument that we pass is a long, and for longs the calling conventions of
@@ -88,11 +93,20 @@ struct everstep_statx {
     uint32_t stx_dio_offset_align;
     uint8_t  after_dio[96];
 };
+
+struct everstep_statfs {
+    int64_t f_type;
+    uint8_t after_type[112];
+};
 """
 
 
 class _Libc(Protocol):
     def syscall(self, *number_and_six: int) -> int: ...
+
+
+class _Statfs(Protocol):
+    f_type: int
 
 
 class _Statx(Protocol):
@@ -138,21 +152,33 @@ class DioAlignment:
     offset_bytes: int
     """Of the offset in the file and of the length."""
 
+    @property
+    def is_possible(self) -> bool:
+        """Tell whether the file can do it at all."""
+        return self.memory_bytes > 0 < self.offset_bytes
+
 
 def dio_alignment(file_fd: int) -> DioAlignment | None:
-    """Return what O_DIRECT demands of this opened file, or None where the file cannot do it or nobody knows.
+    """Return what O_DIRECT demands of this opened file (zeros: it cannot do it), or None where nobody says.
 
     It is asked of the opened file (STATX_DIOALIGN), since it differs between files of one file system: an
-    encrypted or journalled file has none. None is also the answer of kernels before 6.1 and of file systems
-    that do not report it. The fd itself need not have been opened with O_DIRECT.
+    encrypted or journalled file cannot do it. Kernels before 6.1 say nothing, and some file systems. The fd itself
+    need not have been opened with O_DIRECT.
     """
     answer = _ffi.new("struct everstep_statx *")
     empty_path = _ffi.new("char[]", b"")
     _checked(SYSCALL.statx, file_fd, _address(empty_path), _AT_EMPTY_PATH, _STATX_DIOALIGN, _address(answer))
     found = cast(_Statx, cast(object, answer))
-    if not (found.stx_mask & _STATX_DIOALIGN and found.stx_dio_mem_align and found.stx_dio_offset_align):
+    if not found.stx_mask & _STATX_DIOALIGN:
         return None
     return DioAlignment(memory_bytes=found.stx_dio_mem_align, offset_bytes=found.stx_dio_offset_align)
+
+
+def is_in_memory(file_fd: int) -> bool:
+    """Tell whether an opened file is one of tmpfs or ramfs: its page cache is all that there is of it."""
+    answer = _ffi.new("struct everstep_statfs *")
+    _checked(SYSCALL.fstatfs, file_fd, _address(answer))
+    return cast(_Statfs, cast(object, answer)).f_type in _IN_MEMORY
 
 
 def rename_noreplace(src_dir_fd: int, src: str, dst_dir_fd: int, dst: str) -> None:

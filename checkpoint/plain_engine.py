@@ -4,7 +4,7 @@ import os
 import time
 
 from .arena_map import ArenaMaps
-from .block_io import Span, open_span
+from .block_io import ASK_AGAIN_PAUSE_S, ASKED_AGAIN_MAX, NOT_NOW, Span, open_span
 from .engine import EngineConfig, EngineKind, Progress, Transfer, TransferDone, TransferKind, no_progress
 
 
@@ -30,7 +30,7 @@ class PlainEngine:
         position_bytes = 0
         while position_bytes < span.io_length_bytes:
             asked_bytes = min(block_size_bytes, span.io_length_bytes - position_bytes)
-            moved_bytes = _move_once(span, position_bytes, asked_bytes)
+            moved_bytes = _move_block(span, position_bytes, asked_bytes)
             position_bytes += span.progress(position_bytes, asked_bytes, moved_bytes)
             self._on_progress(position_bytes)
 
@@ -41,6 +41,18 @@ class PlainEngine:
     def close(self) -> None:
         """Unmap every arena."""
         self._maps.close()
+
+
+def _move_block(span: Span, position_bytes: int, length_bytes: int) -> int:
+    """Return how many bytes the kernel moved, asked again while it puts the block off."""
+    for _ in range(ASKED_AGAIN_MAX):
+        try:
+            return _move_once(span, position_bytes, length_bytes)
+        except OSError as exc:
+            if exc.errno not in NOT_NOW:
+                raise
+            time.sleep(ASK_AGAIN_PAUSE_S)
+    return _move_once(span, position_bytes, length_bytes)
 
 
 def _move_once(span: Span, position_bytes: int, length_bytes: int) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..core.errors import CorruptDataError, StorageError
 from . import linux
+from .direct_io import ASSUMED_ALIGNMENT, alignment_in, try_to_read
 from .engine import Engine, Transfer, TransferKind
 from .manifest_types import HEADER_ALIGNMENT_BYTES
 from .segment_format import align_up
@@ -361,7 +362,7 @@ def _open_segment(path: Path, flags: int) -> SegmentHandle:
                 path=path, fd=os.open(path, flags, 0o600), is_direct=False, alignment_bytes=0
             )
         try:
-            alignment_bytes = _usable_alignment(fd)
+            alignment_bytes = _usable_alignment(fd, path, is_written=bool(flags & os.O_WRONLY))
             if not alignment_bytes:
                 fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
         except OSError:
@@ -370,10 +371,16 @@ def _open_segment(path: Path, flags: int) -> SegmentHandle:
     return SegmentHandle(path=path, fd=fd, is_direct=alignment_bytes > 0, alignment_bytes=alignment_bytes)
 
 
-def _usable_alignment(fd: int) -> int:
-    """Return the alignment of direct I/O, or 0 when the file has none that our 4096-aligned layout satisfies."""
+def _usable_alignment(fd: int, path: Path, *, is_written: bool) -> int:
+    """Return the alignment of direct I/O, or 0 when the file has none that our 4096-aligned layout satisfies.
+
+    A file that says nothing is read from, to see; what is written is tried on another one, since this one may be
+    somebody's (a recycled file is opened before it is known to be ours alone).
+    """
     found = linux.dio_alignment(fd)
     if found is None:
+        found = alignment_in(path.parent) if is_written else ASSUMED_ALIGNMENT if try_to_read(fd) else None
+    if found is None or not found.is_possible:
         return 0
     largest = max(found.memory_bytes, found.offset_bytes)
     return 0 if HEADER_ALIGNMENT_BYTES % largest else largest

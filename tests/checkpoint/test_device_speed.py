@@ -1,11 +1,12 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.checkpoint.device_speed import (
     FORGET_AFTER_DEALS,
+    HISTORY_S,
     MEASURED_BYTES_MIN,
     SLOW_AFTER_S,
     SpeedBook,
@@ -69,6 +70,82 @@ def test_a_device_that_falls_below_a_third_of_its_past_is_slow_after_ten_seconds
     assert run(meter, 50, 30) == []
     assert run(meter, 190, 10) == [SpeedChange.RECOVERED]
     assert meter.slow_reason == ""
+
+
+def falling(meter: SpeedMeter, speed_mb: float, size: int, limit_s: float) -> float | None:
+    """Return after how long at this speed a device is called slow, or None within the limit."""
+    busy_s = 0.0
+    while busy_s < limit_s:
+        each_s = size / (speed_mb * MB)
+        busy_s += each_s
+        if meter.add(size, each_s, next(CLOCK) * IDLE_S, ()) is SpeedChange.BECAME_SLOW:
+            return busy_s
+    return None
+
+
+@settings(deadline=None)
+@given(
+    past_s=st.floats(SLOW_AFTER_S, 900),
+    factor=st.floats(3.2, 50),
+    sizes_mb=st.tuples(st.integers(50, 400), st.integers(50, 400)),
+    slow_mb=st.floats(20, 300),
+)
+def test_whoever_turns_slow_is_called_so_in_ten_seconds_and_well_again_later(
+    past_s: float, factor: float, sizes_mb: tuple[int, int], slow_mb: float
+) -> None:
+    """However short or long its past was."""
+    meter, before, after = SpeedMeter(), sizes_mb[0] * MB, sizes_mb[1] * MB
+    fast_mb = factor * slow_mb
+    assert falling(meter, fast_mb, before, past_s) is None
+    found_s = falling(meter, slow_mb, after, 3 * SLOW_AFTER_S + 60)
+    assert found_s is not None
+    one_s = after / (slow_mb * MB)
+    assert -1e-6 <= found_s - SLOW_AFTER_S <= one_s + 1e-6
+    assert "its own past" in meter.slow_reason
+    assert run(meter, fast_mb, 3 * SLOW_AFTER_S) == [SpeedChange.RECOVERED]
+
+
+@pytest.mark.parametrize("factor", [3.2, 5, 20])
+def test_one_that_is_slow_for_good_stays_slow(factor: float) -> None:
+    """Not until it looks normal to itself: a restart gives it a new past."""
+    meter = SpeedMeter()
+    run(meter, 200, 60)
+    assert run(meter, 200 / factor, 3 * HISTORY_S) == [SpeedChange.BECAME_SLOW]
+    assert meter.slow_reason
+    assert run(SpeedMeter(), 200 / factor, 3 * HISTORY_S) == []
+
+
+@given(st.lists(st.floats(70, 200), min_size=1, max_size=200))
+def test_what_stays_within_a_factor_of_three_is_never_slow(speeds_mb: list[float]) -> None:
+    meter = SpeedMeter()
+    assert [change for speed in speeds_mb for change in run(meter, speed, 1)] == []
+
+
+@given(st.floats(0.5, SLOW_AFTER_S - 0.5))
+def test_a_transfer_that_hangs_for_less_than_ten_seconds_makes_no_device_slow(hang_s: float) -> None:
+    meter = SpeedMeter()
+    run(meter, 200, 60)
+    assert meter.add(SIZE, hang_s, next(CLOCK) * IDLE_S, ()) is None
+    assert run(meter, 200, 3 * SLOW_AFTER_S) == []
+
+
+def test_many_small_transfers_are_judged_like_few_large_ones() -> None:
+    """Of 4 MiB, two at a time: every second one ends right after another."""
+    meter, end_s = SpeedMeter(), 0.0
+
+    def pairs(speed_mb: float, busy_s: float) -> list[SpeedChange]:
+        nonlocal end_s
+        changes: list[SpeedChange | None] = []
+        pair_s = 2 * MEASURED_BYTES_MIN / (speed_mb * MB)
+        for _ in range(round(busy_s / pair_s)):
+            end_s += pair_s
+            changes += [meter.add(MEASURED_BYTES_MIN, pair_s, end_s + late, ()) for late in (0.0, 1e-5)]
+        return [change for change in changes if change is not None]
+
+    assert pairs(3000, 20) == []
+    assert pairs(600, SLOW_AFTER_S - 0.1) == []
+    assert pairs(600, 0.5) == [SpeedChange.BECAME_SLOW]
+    assert pairs(3000, 5) == [SpeedChange.RECOVERED]
 
 
 def test_a_device_that_was_always_slower_than_its_peers_is_slow() -> None:

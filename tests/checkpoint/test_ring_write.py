@@ -1,5 +1,6 @@
 """A shard larger than its slot, written while it streams through: whole on the devices, or not at all."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Generator
@@ -199,6 +200,35 @@ def test_a_device_that_fails_later_ends_it_and_the_next_one_avoids_that_device(
             manifest = writing.result(20).manifest
         assert {record.device_id for record in manifest.segments} == {run.store.devices[1].device_id}
         assert load(run, manifest) == CONTENT
+
+
+def test_manifests_that_find_no_room_end_it_and_it_is_not_written_from_what_the_slot_has_now(
+    run: RunStore, faulty: FaultyStorage
+) -> None:
+    """Room is made after a NoSpaceError, and all tried again: that would commit later segments as earlier ones."""
+    faulty.arm(
+        1,
+        times=2,
+        number=errno.ENOSPC,
+        only=lambda call: call.name == "write_small_new" and call.path.parent.name == "commits",
+    )
+    made = state(2)
+    with streaming(run, made) as (trainer, writing):
+        trainer.copy()
+        trainer.gate.seal()
+        with pytest.raises(StorageError, match=r"No space left.*streamed through a ring") as caught:
+            writing.result(20)
+    assert not isinstance(caught.value, NoSpaceError)
+    assert files(run) == []
+    assert run.checkpoints() == []
+    with (
+        memory_arena(made.layout.slot_size_bytes) as arena,
+        each_engine(run.store) as engines,
+        pytest.raises(StorageError, match="streamed through a ring"),
+    ):
+        persist_shard(run, made.draft(ONE), arena, engines=engines, gate=trainer.gate)
+    assert files(run) == []
+    assert run.checkpoints() == []
 
 
 @pytest.mark.parametrize("copied", [0, 1, 4, 9])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pausing import wait_until
+from pausing import Pause, Phase, pausing_daemon, wait_until
 
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.testing import load, opened
@@ -20,12 +20,26 @@ LEAVES = tuple(whole_leaf(f"w{number}", "int8", (3 * MIB,)) for number in range(
 FIRST, SECOND = CheckpointId(1, 1), CheckpointId(1, 2)
 
 
+NO_ROOM_FOR_A_MANIFEST = Phase(
+    "everstep.checkpoint.real_storage:RealStorage.write_small_new", match="/commits/", raises="NoSpaceError"
+)
+
+
 @pytest.fixture(autouse=True)
-def daemon(node_config: Path, socket_path: Path) -> Iterator[None]:
-    """One with room for a draft and three windows."""
-    config = node_config.read_text()
-    node_config.write_text(f"{config}[memory]\narena_max_bytes = {20 * MIB}\nreserve_bytes = 0\n")
-    with node_daemon(node_config, socket_path):
+def daemon(
+    request: pytest.FixtureRequest, node_config: Path, socket_path: Path, pause: Pause
+) -> Iterator[None]:
+    """One with room for a draft and three windows; where a test says which call fails, over one device."""
+    config = f"{node_config.read_text()}[memory]\narena_max_bytes = {20 * MIB}\nreserve_bytes = 0\n"
+    phase: Phase | None = getattr(request, "param", None)
+    if phase is None:
+        node_config.write_text(config)
+        running = node_daemon(node_config, socket_path)
+    else:
+        lines = config.splitlines(keepends=True)
+        node_config.write_text("".join(line for line in lines if not line.startswith(str(NAMES[1]))))
+        running = pausing_daemon(pause, phase, config=node_config)
+    with running:
         yield
 
 
@@ -144,3 +158,26 @@ def test_a_seal_of_what_has_failed_only_frees_the_slot(trainer: FakeTrainer, rin
     ring.seal(FIRST)
     assert isinstance(trainer.event(frames.SlotFree), frames.SlotFree)
     assert trainer.offers() == []
+
+
+@pytest.mark.parametrize("daemon", [NO_ROOM_FOR_A_MANIFEST], indirect=True)
+def test_one_whose_manifest_finds_no_room_is_given_up(socket_path: Path, devices: list[Path]) -> None:
+    """The daemon makes room and tries again, but not with a slot in which other bytes are by now."""
+    with FakeTrainer(socket_path) as trainer:
+        trainer.open_run(NAMES[:1])
+        trainer.begin_attempt(1)
+        ring = trainer.make_ring(trainer.layout(LEAVES))
+        stream(ring, FIRST, seed=1)
+        ring.seal(FIRST)
+        failed = trainer.event(frames.PersistFailed)
+        assert isinstance(failed, frames.PersistFailed)
+        assert (failed.step, failed.code) == (FIRST.step, "StorageError")
+        assert "planted by a test; it streamed through a ring" in failed.message
+        assert trainer.event(frames.SlotFree) == frames.SlotFree(arena=ring.ready.arena, slot=0)
+        assert files(devices) == []
+        stream(ring, SECOND, seed=2)
+        ring.seal(SECOND)
+        done = trainer.event(frames.Persisted)
+        assert isinstance(done, frames.Persisted)
+        assert [(offer.attempt, offer.step) for offer in trainer.offers()] == [(1, SECOND.step)]
+        ring.close()

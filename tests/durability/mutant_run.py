@@ -1,4 +1,4 @@
-"""Runs one mutant in a process of its own: 0 it was found, 3 it was not.
+"""Runs one mutant in a process of its own: 0 it was found, 3 it was not, 1 it shows nothing.
 
 python mutant_run.py "commit: no fdatasync"
 """
@@ -11,15 +11,21 @@ import importlib.util
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
+import pytest
 from mutants import MUTANTS, ROOT, Mutant
 
 FOUND, SURVIVED = 0, 3
 SEEDS = (1, 2, 3)
 DEADLINE_S = 240.0
 """Seconds against hanging for ever: then it says where every thread stands, and fails."""
+
+SLIPS = (NameError, TypeError, AttributeError, LookupError, SyntaxError, ImportError)
+"""What a mutant raises that is written badly: it has not got as far as the fault that it stands for."""
 
 CONTROL = Mutant(
     name="control: nothing changed",
@@ -28,6 +34,23 @@ CONTROL = Mutant(
     workloads=("birth", "manifest on one device only"),
 )
 """Must not be found."""
+
+SLIPPED = tuple(
+    Mutant(
+        name=f"control: a slip, {number}",
+        file="checkpoint/publication.py",
+        edits=(("        self._refuse_retired()\n", "        self._no_such_method()\n"),),
+        workloads=workloads,
+        test=test,
+    )
+    for number, (workloads, test) in enumerate(
+        (
+            (("birth",), ""),
+            ((), "tests/checkpoint/test_commit.py::test_a_state_without_tensors_is_a_manifest_alone"),
+        )
+    )
+)
+"""Must be refused."""
 
 
 class MutantFinder(importlib.abc.MetaPathFinder):
@@ -57,8 +80,20 @@ class MutantFinder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, file, loader=Loader(fullname, file))
 
 
+class BrokenMutantError(AssertionError):
+    """The mutant does not do what its name says: that it fails proves nothing."""
+
+
+def refuse_slip(error: BaseException) -> None:
+    """Return unless this is a slip of the product's code; then raise BrokenMutantError."""
+    frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [path.relative_to(ROOT).parts[0] for path in frames if path.is_relative_to(ROOT)]
+    if isinstance(error, SLIPS) and [folder for folder in ours if folder != ".venv"][-1:] != ["tests"]:
+        raise BrokenMutantError(f"{type(error).__name__}: {error}") from error
+
+
 def found_by(mutant: Mutant) -> str:
-    """Return what found the mutant, which must be installed, or an empty string."""
+    """Return what found the mutant, which must be installed, or an empty string; BrokenMutantError for a slip."""
     if mutant.test:
         return _failing_test(mutant.test)
     from crash_explorer import Effort, Exploration
@@ -72,19 +107,34 @@ def found_by(mutant: Mutant) -> str:
                 continue
             try:
                 summary = Exploration(workload, effort).run(seed, violations_max=1)
-            except Exception as exc:  # noqa: BLE001 - whatever goes wrong while it is recorded shows it
+            except Exception as exc:  # noqa: BLE001 - whatever else goes wrong while it is recorded shows it
+                refuse_slip(exc)
                 return f"{workload.name}: {type(exc).__name__}: {exc}"
             if summary.violations:
                 return summary.violations[0].splitlines()[0]
     return ""
 
 
-def _failing_test(test: str) -> str:
-    import pytest
+class _Failures:
+    """A plugin of pytest that keeps what failed."""
 
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[object]) -> None:
+        """See pytest."""
+        if call.excinfo is not None:
+            self.errors.append(call.excinfo.value)
+
+
+def _failing_test(test: str) -> str:
+    failures = _Failures()
     status = pytest.main(
-        ["-q", "-x", "--no-header", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(ROOT / test)]
+        ["-q", "-x", "--no-header", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(ROOT / test)],
+        plugins=[failures],
     )
+    for error in failures.errors:
+        refuse_slip(error)
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"{test} could not be run: {status!r}")
     return f"{test} fails" if status == pytest.ExitCode.TESTS_FAILED else ""
@@ -93,7 +143,7 @@ def _failing_test(test: str) -> str:
 def main() -> int:
     """Run the mutant named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    mutants = {mutant.name: mutant for mutant in (*MUTANTS, CONTROL)}
+    mutants = {mutant.name: mutant for mutant in (*MUTANTS, CONTROL, *SLIPPED)}
     parser.add_argument("name", choices=mutants)
     mutant = mutants[parser.parse_args().name]
     faulthandler.dump_traceback_later(

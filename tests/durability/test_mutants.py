@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mutant_run import CONTROL, DEADLINE_S, FOUND, SURVIVED
+from mutant_run import CONTROL, DEADLINE_S, FOUND, SLIPPED, SURVIVED
 from mutants import MUTANTS, Mutant, StaleMutantError
 
 RUNNER = Path(__file__).with_name("mutant_run.py")
@@ -48,6 +48,14 @@ def test_every_mutant_is_found(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
     _, status, output = run(CONTROL)
     assert status == SURVIVED, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", SLIPPED, ids=lambda mutant: mutant.name)
+def test_a_slip_of_the_mutant_is_no_find(mutant: Mutant) -> None:
+    _, status, output = run(mutant)
+    assert status not in (FOUND, SURVIVED)
+    assert "BrokenMutantError: AttributeError" in output
 
 
 def test_there_are_enough_of_them_and_each_can_be_made() -> None:
