@@ -26,7 +26,8 @@ _RECOVERY: tuple[tuple[str, str, Callable[[RecoveryReport], float]], ...] = (
 )
 
 
-_COST_PARTS = ("boundary", "guard", "slower")
+_COST_PARTS = ("boundary", "guard")
+"""What is measured as it happens, and only grows; what steps took longer is an estimate."""
 
 
 class Metrics:
@@ -91,12 +92,16 @@ class Metrics:
         )
         self._cost_s = Counter(
             "everstep_checkpoint_cost_seconds",
-            "Of it, what checkpoints cost: at boundaries, in the guard, by slower steps",
+            "Of it, what training stood still for checkpoints: at boundaries, in the guard",
             ["part"],
             registry=self.registry,
         )
         for part in _COST_PARTS:
             self._cost_s.labels(part)
+        self._slower_s = self._gauge(
+            "everstep_checkpoint_slower_steps_seconds",
+            "What steps beside copies and writes took longer than others, as estimated now; all ranks since the start",
+        )
         self.skipped_total = self._counter(
             "everstep_checkpoints_skipped", "Due checkpoints that a rank did not take"
         )
@@ -149,11 +154,15 @@ class Metrics:
         ]
 
     def add_costs(self, before: frames.Costs | None, now: frames.Costs) -> None:
-        """Add what a rank's checkpoints have cost since it told it last; a sum that became less adds nothing."""
+        """Add what a rank's checkpoints have cost since it told it last.
+
+        What slower steps cost is estimated anew each time, so it may become less, too.
+        """
         self._train_s.inc(max(0.0, now.train_s - (before.train_s if before else 0.0)))
         for part in _COST_PARTS:
             known_s: float = getattr(before, f"{part}_s") if before else 0.0
             self._cost_s.labels(part).inc(max(0.0, getattr(now, f"{part}_s") - known_s))
+        self._slower_s.inc(now.slower_s - (before.slower_s if before else 0.0))
         self.skipped_total.inc(max(0, now.skipped_count - (before.skipped_count if before else 0)))
 
     def add_recovery(self, report: RecoveryReport) -> None:

@@ -4,6 +4,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scraping import scrape
 
 from everstep.checkpoint.testing import opened
@@ -77,19 +79,20 @@ def test_a_port_in_use_is_named() -> None:
             Metrics("test").serve(port)
 
 
-def test_what_checkpoints_cost_is_summed_over_ranks_and_never_falls() -> None:
-    def costs(train_s: float, slower_s: float, skipped: int) -> frames.Costs:
-        return frames.Costs(
-            train_s=train_s,
-            boundary_s=1.0,
-            guard_s=2.0,
-            slower_s=slower_s,
-            skipped_count=skipped,
-            interval_steps=1,
-            reason="",
-            goal_missed="",
-        )
+def costs(train_s: float, slower_s: float, skipped: int) -> frames.Costs:
+    return frames.Costs(
+        train_s=train_s,
+        boundary_s=1.0,
+        guard_s=2.0,
+        slower_s=slower_s,
+        skipped_count=skipped,
+        interval_steps=1,
+        reason="",
+        goal_missed="",
+    )
 
+
+def test_what_checkpoints_cost_is_summed_over_ranks() -> None:
     metrics = Metrics("1.2.3")
     first, second = costs(100.0, 3.0, 1), costs(150.0, 2.5, 4)
     metrics.add_costs(None, first)
@@ -98,8 +101,19 @@ def test_what_checkpoints_cost_is_summed_over_ranks_and_never_falls() -> None:
     value = metrics.registry.get_sample_value
     assert value("everstep_training_seconds_total") == 250.0
     parts = [
-        value("everstep_checkpoint_cost_seconds_total", {"part": part})
-        for part in ("boundary", "guard", "slower")
+        value("everstep_checkpoint_cost_seconds_total", {"part": part}) for part in ("boundary", "guard")
     ]
-    assert parts == [2.0, 4.0, 6.0]
+    assert parts == [2.0, 4.0]
+    assert value("everstep_checkpoint_slower_steps_seconds") == 2.5 + 3.0
     assert value("everstep_checkpoints_skipped_total") == 5
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
+def test_an_estimate_that_goes_up_and_down_ends_where_it_stands(told_s: list[float]) -> None:
+    metrics, before = Metrics("1.2.3"), None
+    for slower_s in told_s:
+        now = costs(1.0, slower_s, 0)
+        metrics.add_costs(before, now)
+        before = now
+    shown = metrics.registry.get_sample_value("everstep_checkpoint_slower_steps_seconds")
+    assert shown == pytest.approx(told_s[-1], abs=1e-6)
