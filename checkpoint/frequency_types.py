@@ -159,6 +159,15 @@ class Figures:
     """Node -> share of its devices' capacity that one checkpoint writes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowerSteps:
+    """What busy steps of this attempt took longer than the quiet ones of their own cycle, altogether."""
+
+    steps: int = 0
+    """Busy ones that had quiet ones beside them."""
+    total_s: float = 0.0
+
+
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 

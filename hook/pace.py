@@ -18,6 +18,7 @@ from ..checkpoint.frequency_types import (
     FailureKind,
     Limits,
     Observation,
+    SlowerSteps,
     StepEnded,
     StorageKnown,
 )
@@ -130,6 +131,11 @@ class Pace:
     def decision(self) -> Decision:
         """How often, and why; meaningful on rank 0, which decides."""
         return self._frequency.decision
+
+    @property
+    def slower_steps(self) -> SlowerSteps:
+        """What the steps beside checkpoints of this rank took longer so far."""
+        return self._frequency.slower_steps
 
     @property
     def memory(self) -> object:

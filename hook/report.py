@@ -4,7 +4,7 @@ import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from ..checkpoint.frequency_types import Decision, StepEnded
+from ..checkpoint.frequency_types import Decision, SlowerSteps, StepEnded
 from ..core.durations import duration_text
 from ..core.ids import CheckpointId
 from ..proto import frames
@@ -50,11 +50,13 @@ class Report:
     busy_steps: int
     """Steps beside which, at any time, an arena was allocated or a snapshot copied or written."""
     step_quiet_s: float
-    """Median quiet step; 0 while there was none, and then nobody knows how much slower the busy ones are."""
+    """Median of the newest quiet steps; 0 while there was none, and nobody knows how much slower the busy ones are."""
     step_busy_s: float
-    """Median busy step."""
+    """Median of the newest busy steps; they may be other steps than the quiet ones, where steps change."""
+    compared_steps: int
+    """Busy steps with quiet ones soon before the next checkpoint, to compare them with."""
     slower_steps_s: float
-    """(busy - quiet) median x number of busy steps: what the work beside training cost; 0 while one is unknown."""
+    """What the work beside training cost: what those took longer, for all busy steps; 0 while there is none."""
     train_s: float
     """From the first boundary to the end of the last."""
     decision: Decision
@@ -95,9 +97,11 @@ class Report:
     def _slower_steps(self) -> str:
         if not self.quiet_steps or not self.busy_steps:
             return "not known: all steps were " + ("busy" if self.busy_steps else "quiet")
-        busy, quiet = duration_text(self.step_busy_s), duration_text(self.step_quiet_s)
+        if not self.compared_steps:
+            return f"not known: none of {self.busy_steps} busy steps could be compared with quiet ones yet"
         total = duration_text(self.slower_steps_s)
-        return f"{total}: {busy} instead of {quiet} in {self.busy_steps} of {self.steps} steps"
+        compared = f"{self.compared_steps} compared with quiet ones of their time"
+        return f"{total} in {self.busy_steps} of {self.steps} steps, {compared}"
 
     @property
     def stall_s(self) -> float:
@@ -175,11 +179,12 @@ class CostBook:
         self.complete += 1
         self.newest_complete = max(checkpoint, self.newest_complete or checkpoint)
 
-    def report(self, decision: Decision) -> Report:
-        """Return the figures as they are now."""
-        quiet = statistics.median(self._quiet) if self._quiet else 0.0
-        busy = statistics.median(self._busy) if self._busy else 0.0
-        known = bool(self._quiet and self._busy)
+    def report(self, decision: Decision, slower: SlowerSteps) -> Report:
+        """Return the figures as they are now.
+
+        `slower`: of those busy steps that could be compared. Medians of all busy and all quiet steps would compare
+        steps of different times: of 20 ms before a change and of 5 ms after it.
+        """
         return Report(
             steps=self.steps,
             checkpoints_sealed=self.sealed,
@@ -197,9 +202,10 @@ class CostBook:
             copy_s=self.copy_s,
             quiet_steps=self._quiet_count,
             busy_steps=self._busy_count,
-            step_quiet_s=quiet,
-            step_busy_s=busy,
-            slower_steps_s=(busy - quiet) * self._busy_count if known else 0.0,
+            step_quiet_s=statistics.median(self._quiet) if self._quiet else 0.0,
+            step_busy_s=statistics.median(self._busy) if self._busy else 0.0,
+            compared_steps=slower.steps,
+            slower_steps_s=slower.total_s / slower.steps * self._busy_count if slower.steps else 0.0,
             train_s=self.train_s,
             decision=decision,
         )

@@ -267,7 +267,7 @@ class Run:
 
     def report(self) -> Report:
         """Return what checkpointing has cost so far, and what went wrong."""
-        return self._costs.report(self._ranks.decision)
+        return self._costs.report(self._ranks.decision, self._pace.slower_steps)
 
     def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
         """Wait until memory asked for is there or refused, and every checkpoint taken is complete or has failed.
