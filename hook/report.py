@@ -8,6 +8,7 @@ from ..checkpoint.frequency_types import Decision, SlowerSteps, StepEnded
 from ..core.durations import duration_text
 from ..core.ids import CheckpointId
 from ..proto import frames
+from .skip_reasons import skip_reason
 
 STEPS_KEPT = 2000
 """Step times kept per kind: enough for a steady median, 16 KiB each."""
@@ -35,7 +36,7 @@ class Report:
     boundary_s: float
     """All that `run.step()` took; `eager_s` and `wait_s` are its large parts."""
     eager_s: float
-    """At boundaries: the state was walked, and what may change at once copied."""
+    """Within snapshots' begin: the state was walked, and what may change at once copied."""
     largest_eager_leaf: str
     eager_bytes: int
     """Of the newest snapshot."""
@@ -64,12 +65,17 @@ class Report:
 
     def as_frame(self) -> frames.Costs:
         """Return what the daemon is told of it."""
+        skipped = Counter[frames.SkipReason]()
+        for reason, count in self.skipped.items():
+            skipped[skip_reason(reason)] += count
         return frames.Costs(
             train_s=self.train_s,
             boundary_s=self.boundary_s,
+            eager_s=self.eager_s,
+            wait_s=self.wait_s,
             guard_s=self.guard_s,
             slower_s=self.slower_steps_s,
-            skipped_count=sum(self.skipped.values()),
+            skipped=dict(skipped),
             interval_steps=self.decision.interval_steps,
             reason=self.decision.reason,
             goal_missed=self.decision.goal_missed,

@@ -29,7 +29,8 @@ from .run_end import RunEnd
 from .run_messages import say_closed, say_nothing_restored, say_restored
 from .run_state import RunState
 from .shard_stream import StreamEvents
-from .snapshot import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, SnapshotFacts, Snapshotter
+from .skip_reasons import NO_ARENA, NO_DAEMON, NO_SLOT, OTHER_RANK_SKIPPED, STILL_COPYING
+from .snapshot import SnapshotFacts, Snapshotter
 from .state_protocol import Component
 from .storage_notes import StorageNotes
 
@@ -40,7 +41,6 @@ CLOSE_DEADLINE_S = 600.0
 
 COSTS_S = 5.0
 SKIPPED = "skipped: "
-OTHER_RANK_SKIPPED = "another rank skipped it"
 
 _RETRY_S = 0.01
 _LINK_POLL_S = 0.1

@@ -7,6 +7,11 @@ from everstep.checkpoint.frequency_types import Limits, SlowerSteps
 from everstep.core.ids import CheckpointId
 from everstep.hook.pace import Pace
 from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook, Report
+from everstep.hook.skip_reasons import NO_SLOT
+from everstep.proto.frames import SkipReason
+from everstep.proto.wire import decode_request, pack
+
+LENGTH_BYTES = 4
 
 
 def report_of(book: CostBook, slower: SlowerSteps | None = None) -> Report:
@@ -174,6 +179,15 @@ def test_a_report_is_a_picture_of_its_moment() -> None:
     book.failures.append("1.6: full")
     assert report.skipped == {"no daemon": 1}
     assert report.failures == ("1.5: full",)
+
+
+def test_the_daemon_is_told_the_parts_of_the_cost_and_few_reasons_of_skips() -> None:
+    book = CostBook(boundary_s=3.0, eager_s=2.0, wait_s=0.5)
+    book.skipped.update({NO_SLOT: 2, "1.2 GB do not fit": 1, "no arena: 3 GiB are too much": 4})
+    told = report_of(book).as_frame()
+    assert (told.boundary_s, told.eager_s, told.wait_s) == (3.0, 2.0, 0.5)
+    assert told.skipped == {SkipReason.SLOT: 2, SkipReason.ERROR: 5}
+    assert decode_request(pack(told)[LENGTH_BYTES:]) == told
 
 
 def test_a_long_run_keeps_a_bounded_past() -> None:
