@@ -154,7 +154,7 @@ class CostMeter:
             case StorageKnown():
                 self._storage = observation
             case Failed():
-                self._failures[observation.kind] += 1
+                self._failures[observation.kind] += observation.attempts
             case CheckpointSkipped():
                 pass  # it cost nothing that can be told from the step
             case _:

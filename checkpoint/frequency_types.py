@@ -123,9 +123,15 @@ class StorageKnown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The attempt before this one did not end by itself."""
+    """Attempts since the restored checkpoint did not end by themselves."""
 
     kind: FailureKind
+    """Of the newest one."""
+    attempts: int = 1
+    """More than one where some died before their first checkpoint: in none lies a count of them."""
+
+    def __post_init__(self) -> None:
+        assert self.attempts >= 1
 
 
 Observation = (

@@ -5,7 +5,7 @@ They differ in nothing else: the same snapshots, the same devices, the same rest
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 from .frequency_machine import LOOKS_PER_INTERVAL, FrequencyMachine, FrequencyMemory
 from .frequency_meter_machine import WARMUP_STEPS
@@ -207,6 +207,7 @@ class Ours:
         self.in_flight_max = job.slot_count
         self._limits = Limits(budget=job.budget, mtbf_s=job.mtbf_s)
         self._storage = StorageKnown(slot_count=job.slot_count, node="node", capacity_bytes=0)
+        self._attempt = 1
         self._machine = self._begin(0, None)
 
     def _begin(self, step: int, memory: FrequencyMemory | None) -> FrequencyMachine:
@@ -242,7 +243,7 @@ class Ours:
         self._last = step
         self._machine.observe(CheckpointTaken(step=step))
         self._machine.observe(CheckpointStalled(stall_s=stall_s))
-        return self._machine.memory
+        return self._attempt, self._machine.memory
 
     def skipped(self, step: int) -> None:
         """Tell it: it tries again soon."""
@@ -253,9 +254,11 @@ class Ours:
         self._machine.observe(CheckpointPersisted(size_bytes=1, persist_s=persist_s, held_s=held_s))
 
     def restored(self, step: int, memory: object, kind: FailureKind) -> None:
-        """Go on with the memory that lies in the checkpoint."""
-        self._machine = self._begin(step, memory if isinstance(memory, FrequencyMemory) else None)
-        self._machine.observe(Failed(kind=kind))
+        """Go on with the memory that lies in the checkpoint; attempts that left none have died since, too."""
+        self._attempt += 1
+        attempt, known = cast("tuple[int, FrequencyMemory | None]", memory or (self._attempt - 1, None))
+        self._machine = self._begin(step, known)
+        self._machine.observe(Failed(kind=kind, attempts=self._attempt - attempt))
 
 
 def daly_s(cost_s: float, mtbf_s: float) -> float:

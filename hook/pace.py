@@ -39,7 +39,7 @@ class Pace:
     def __init__(self, *, every: int | None, limits: Limits) -> None:
         self._every, self._limits = every, limits
         self._memory: FrequencyMemory | None = None
-        self._died: FailureKind | None = None
+        self._failed: Failed | None = None
         self._frequency: Frequency = self._make(0)
         self._from_threads: SimpleQueue[Observation] = SimpleQueue()
         self._begun_s: dict[CheckpointId, float] = {}
@@ -60,9 +60,12 @@ class Pace:
 
     # -- before training
 
-    def restored(self, remembered: object, died: FailureKind | None) -> None:
-        """Go on with what an earlier attempt has learnt (`memory`; None: nothing), and how it died (None: it ended)."""
-        self._died = died
+    def restored(self, remembered: object, died: FailureKind | None, *, attempts: int = 1) -> None:
+        """Go on with what an earlier attempt has learnt (`memory`; None: nothing).
+
+        `died`: how the last attempt did, None where it ended by itself; `attempts`: that died since, it included.
+        """
+        self._failed = Failed(kind=died, attempts=attempts) if died is not None else None
         if remembered is None:
             return
         try:
@@ -80,8 +83,8 @@ class Pace:
     def begin(self, step: int, *, devices: Sequence[frames.DeviceInfo]) -> None:
         """Begin to decide about the boundaries after `step`."""
         self._frequency = self._make(step)
-        if self._died is not None:
-            self._frequency.observe(Failed(kind=self._died))
+        if self._failed is not None:
+            self._frequency.observe(self._failed)
         if devices:
             # Ranks that write to the same devices name the same one.
             self._storage = StorageKnown(

@@ -471,10 +471,14 @@ class Run:
             search.give_back(found)
 
     def _learn_from(self, found: Fetched) -> None:
-        """Go on with what the controller has learnt, if as many ranks wrote it; a run that did not end has died."""
-        died = FailureKind.TRAINER if found.is_in_memory else FailureKind.NODE
+        """Go on with what the controller has learnt, if as many ranks wrote it.
+
+        An attempt that did not end by itself has died, and so have all that began after it: they left no checkpoint.
+        """
+        kind = FailureKind.TRAINER if found.is_in_memory else FailureKind.NODE
+        died = self.attempt - found.choice.checkpoint.attempt - self._state.restored_last
         remembered = self._state.restored_learnt if found.choice.world_size == self.world_size else None
-        self._pace.restored(remembered, None if self._state.restored_last else died)
+        self._pace.restored(remembered, kind if died else None, attempts=max(died, 1))
 
     # -- the end
 
