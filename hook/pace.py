@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 
 from ..checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
 from ..checkpoint.frequency_machine import FixedInterval, Frequency, FrequencyMachine, FrequencyMemory
+from ..checkpoint.frequency_plan import DEADLINE_ROOM
 from ..checkpoint.frequency_types import (
     CheckpointPersisted,
     CheckpointSkipped,
@@ -27,10 +28,6 @@ from ..core.ids import CheckpointId
 from ..proto import frames
 
 logger = logging.getLogger(__name__)
-
-
-ROOM = 1.5
-"""On a time that is measured once and must surely suffice."""
 
 
 class Pace:
@@ -148,7 +145,7 @@ class Pace:
     @property
     def needed_s(self) -> float:
         """How long a checkpoint takes from its boundary until it is durable, with room; 0 while nobody knows."""
-        return ROOM * (self._stall_s + self._held_s)
+        return DEADLINE_ROOM * (self._stall_s + self._held_s)
 
     # -- among ranks
 

@@ -209,7 +209,7 @@ class Run:
         ended = self._costs.arrived(arrived_s, guard_s=guard_s)
         self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
         self._state.step += 1
-        self._end.mind_lease()
+        self._end.mind_deadlines()
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
         self._costs.wait_s += time.perf_counter() - waits_s
