@@ -21,6 +21,7 @@ from .frequency_types import (
     Figures,
     Limits,
     Observation,
+    SlowerSteps,
 )
 
 PROFILE_STEPS = 24
@@ -73,6 +74,11 @@ class Frequency(Protocol):
         ...
 
     @property
+    def slower_steps(self) -> SlowerSteps:
+        """What the steps beside checkpoints of this rank took longer so far."""
+        ...
+
+    @property
     def memory(self) -> "FrequencyMemory":
         """What the next attempt should know: a part of the checkpoint."""
         ...
@@ -84,9 +90,11 @@ class FixedInterval:
     def __init__(self, every: int) -> None:
         assert every >= 1
         self._every = every
+        self._meter = CostMeter()
 
     def observe(self, observation: Observation) -> None:
-        """Nothing changes it."""
+        """Measure what it costs; nothing changes it."""
+        self._meter.observe(observation)
 
     def due(self, start: int, horizon: int) -> tuple[int, ...]:
         """Return the multiples of N."""
@@ -102,8 +110,13 @@ class FixedInterval:
 
     @property
     def figures(self) -> Figures:
-        """Nothing is measured."""
+        """Nobody asks for them."""
         return Figures()
+
+    @property
+    def slower_steps(self) -> SlowerSteps:
+        """What the steps beside checkpoints of this rank took longer so far."""
+        return self._meter.compared
 
     def hear(self, peers: Sequence[Figures]) -> None:
         """Nothing changes it."""
@@ -153,6 +166,11 @@ class FrequencyMachine:
     def figures(self) -> Figures:
         """What this rank has measured: to be sent to rank 0."""
         return self._meter.figures
+
+    @property
+    def slower_steps(self) -> SlowerSteps:
+        """What the steps beside checkpoints of this rank took longer so far."""
+        return self._meter.compared
 
     @property
     def memory(self) -> FrequencyMemory:

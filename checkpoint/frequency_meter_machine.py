@@ -18,6 +18,7 @@ from .frequency_types import (
     FailureKind,
     Figures,
     Observation,
+    SlowerSteps,
     StepEnded,
     StorageKnown,
 )
@@ -134,6 +135,8 @@ class CostMeter:
         """That this attempt has trained."""
         self.taken = 0
         """Checkpoints of this attempt."""
+        self.compared = SlowerSteps()
+        """All comparisons of this attempt together, however old."""
 
     def observe(self, observation: Observation) -> None:
         """Take one observation."""
@@ -151,7 +154,7 @@ class CostMeter:
             case StorageKnown():
                 self._storage = observation
             case Failed():
-                self._failures[observation.kind] += 1
+                self._failures[observation.kind] += observation.attempts
             case CheckpointSkipped():
                 pass  # it cost nothing that can be told from the step
             case _:
@@ -290,6 +293,10 @@ class CostMeter:
         slower_s = cycle.slower_s(with_long=with_long)
         if slower_s is not None:
             self._slower.add(slower_s)
+            self.compared = SlowerSteps(
+                steps=self.compared.steps + cycle.busy.count + cycle.long.count,
+                total_s=self.compared.total_s + slower_s * cycle.checkpoints,
+            )
         known = self._slower.spread
         if known is not None and known.count > 1:
             self._unpaired_max = UNPAIRED_MAX

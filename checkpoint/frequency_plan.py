@@ -15,6 +15,8 @@ from .frequency_types import Bound, BoundKind, Figures, Limits
 
 ROOM = 1.15
 """What is measured may grow by so much before the interval has to: no change for each breath of the drives."""
+DEADLINE_ROOM, DEADLINE_STEPS = 1.5, 3
+"""A last checkpoint begins so many times as early as it took lately, and so many steps: it cannot be taken again."""
 DAY_S = 86400.0
 UNSURE_S = -math.inf
 """Of bounds that are no promise for each moment: an interval that is a little short can wait to be raised."""

@@ -123,9 +123,15 @@ class StorageKnown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The attempt before this one did not end by itself."""
+    """Attempts since the restored checkpoint did not end by themselves."""
 
     kind: FailureKind
+    """Of the newest one."""
+    attempts: int = 1
+    """More than one where some died before their first checkpoint: in none lies a count of them."""
+
+    def __post_init__(self) -> None:
+        assert self.attempts >= 1
 
 
 Observation = (
@@ -157,6 +163,15 @@ class Figures:
     slot_count: int = 2
     fill: Mapping[str, float] = field(default_factory=dict[str, float])
     """Node -> share of its devices' capacity that one checkpoint writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowerSteps:
+    """What busy steps of this attempt took longer than the quiet ones of their own cycle, altogether."""
+
+    steps: int = 0
+    """Busy ones that had quiet ones beside them."""
+    total_s: float = 0.0
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ They differ in nothing else: the same snapshots, the same devices, the same rest
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 from .frequency_machine import LOOKS_PER_INTERVAL, FrequencyMachine, FrequencyMemory
 from .frequency_meter_machine import WARMUP_STEPS
+from .frequency_plan import DEADLINE_ROOM, DEADLINE_STEPS
 from .frequency_types import (
     CheckpointPersisted,
     CheckpointSkipped,
@@ -32,8 +33,8 @@ class Policy(Protocol):
     in_flight_max: int
     waits: bool
     """Where no place is free: for one, instead of skipping the checkpoint."""
-    heeds_notice: bool
-    """Takes a checkpoint when the end of the machine is announced."""
+    last_before_s: float
+    """How long before an announced end of the machine it begins a checkpoint; 0: it heeds no announcement."""
 
     def steps_until_look(self, step: int, idle_in_s: float) -> int:
         """Return how many steps to train before `is_due` is asked. `idle_in_s`: until everything is written."""
@@ -68,7 +69,7 @@ class _Every:
     """Every so many steps; the parent of the policies that only count."""
 
     waits = False
-    heeds_notice = False
+    last_before_s = 0.0
 
     def __init__(self, job: Job, every: int) -> None:
         assert every >= 1
@@ -181,7 +182,7 @@ class CheckFreq(_Every):
 class Continuous(_Every):
     """Again as soon as the last one is durable, as Orbax' ContinuousCheckpointingPolicy."""
 
-    heeds_notice = True
+    last_before_s = math.inf
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, 1)
@@ -201,12 +202,13 @@ class Ours:
     """The controller that runs in production, told the failure rate as Young and Daly are."""
 
     waits = False
-    heeds_notice = True
 
     def __init__(self, job: Job) -> None:
+        self._step_s = self._stall_s = self._held_s = 0.0
         self.in_flight_max = job.slot_count
         self._limits = Limits(budget=job.budget, mtbf_s=job.mtbf_s)
         self._storage = StorageKnown(slot_count=job.slot_count, node="node", capacity_bytes=0)
+        self._attempt = 1
         self._machine = self._begin(0, None)
 
     def _begin(self, step: int, memory: FrequencyMemory | None) -> FrequencyMachine:
@@ -214,6 +216,13 @@ class Ours:
         machine = FrequencyMachine(self._limits, step=step, memory=memory)
         machine.observe(self._storage)
         return machine
+
+    @property
+    def last_before_s(self) -> float:
+        """As late as it still fits; at once while nobody knows how long one takes."""
+        if not self._held_s:
+            return math.inf
+        return DEADLINE_ROOM * (self._stall_s + self._held_s) + DEADLINE_STEPS * self._step_s
 
     def steps_until_look(self, step: int, idle_in_s: float) -> int:
         """Look when the next one is due by what is known now; soon again while it waits for quiet steps."""
@@ -224,6 +233,7 @@ class Ours:
 
     def trained(self, stretch: Stretch) -> None:
         """Show the controller some steps: busy ones with all that the busy ones took longer."""
+        self._step_s = stretch.step_s
         busy = min(stretch.busy_steps, SHOWN_STEPS_MAX)
         quiet = min(stretch.steps - stretch.busy_steps, 2 * SHOWN_STEPS_MAX)
         shown = [(stretch.step_s, False)] * (WARMUP_STEPS if self._is_new else 0)
@@ -239,10 +249,10 @@ class Ours:
 
     def taken(self, step: int, stall_s: float) -> object:
         """Tell it what that cost."""
-        self._last = step
+        self._last, self._stall_s = step, stall_s
         self._machine.observe(CheckpointTaken(step=step))
         self._machine.observe(CheckpointStalled(stall_s=stall_s))
-        return self._machine.memory
+        return self._attempt, self._machine.memory
 
     def skipped(self, step: int) -> None:
         """Tell it: it tries again soon."""
@@ -250,12 +260,15 @@ class Ours:
 
     def persisted(self, persist_s: float, held_s: float) -> None:
         """Tell it."""
+        self._held_s = held_s
         self._machine.observe(CheckpointPersisted(size_bytes=1, persist_s=persist_s, held_s=held_s))
 
     def restored(self, step: int, memory: object, kind: FailureKind) -> None:
-        """Go on with the memory that lies in the checkpoint."""
-        self._machine = self._begin(step, memory if isinstance(memory, FrequencyMemory) else None)
-        self._machine.observe(Failed(kind=kind))
+        """Go on with the memory that lies in the checkpoint; attempts that left none have died since, too."""
+        self._attempt += 1
+        attempt, known = cast("tuple[int, FrequencyMemory | None]", memory or (self._attempt - 1, None))
+        self._machine = self._begin(step, known)
+        self._machine.observe(Failed(kind=kind, attempts=self._attempt - attempt))
 
 
 def daly_s(cost_s: float, mtbf_s: float) -> float:

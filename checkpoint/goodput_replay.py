@@ -4,6 +4,7 @@ What is simplified: steps have no noise; a stretch that a failure ends counts wh
 restored one); the store survives the loss of a node.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,8 +57,8 @@ class _Replay:
     newest: _Snapshot = field(default_factory=lambda: _Snapshot(step=0, work_s=0.0, memory=None))
     """In the node's memory."""
     durable: _Snapshot = field(default_factory=lambda: _Snapshot(step=0, work_s=0.0, memory=None))
-    told_s: float = -1.0
-    """Of the failure whose notice was heeded."""
+    heeded_s: float = -1.0
+    """Of the failure before which a last checkpoint was taken."""
 
     def run(self) -> Outcome:
         """Train until the job's time is over."""
@@ -87,8 +88,8 @@ class _Replay:
         costs = self.job.costs_at(self.now_s)
         until_s = min(self.job.next_change_s(self.now_s), self.job.duration_s)
         failure = self.failures[0] if self.failures else None
-        notice_s = self._notice_s(failure)
-        until_s = min(until_s, notice_s) if notice_s > self.now_s else until_s
+        last_s = self._last_chance_s(failure)
+        until_s = min(until_s, last_s) if last_s > self.now_s else until_s
         idle_s = self._idle_in_s()
         # Whole steps: one that is under way when something happens is ended first.
         fitting = _steps_within(until_s - self.now_s, idle_s, costs)
@@ -108,29 +109,34 @@ class _Replay:
                 at_s=self.now_s, steps=steps, busy_steps=busy_steps, step_s=costs.step_s, slower_s=slower_s
             )
         )
-        if failure is not None and notice_s <= self.now_s and self.told_s != failure.at_s:
-            self.told_s = failure.at_s
-            self._checkpoint()
+        if (
+            failure is not None
+            and last_s <= self.now_s
+            and self.heeded_s != failure.at_s
+            and self._checkpoint()
+        ):
+            self.heeded_s = failure.at_s
         return True
 
-    def _notice_s(self, failure: Failure | None) -> float:
-        if failure is None or not failure.notice_s or not self.policy.heeds_notice:
-            return float("inf")
-        return failure.at_s - failure.notice_s
+    def _last_chance_s(self, failure: Failure | None) -> float:
+        """Return when the last checkpoint before an announced failure begins; never where none is announced."""
+        before_s = min(failure.notice_s, self.policy.last_before_s) if failure is not None else 0.0
+        return failure.at_s - before_s if failure is not None and before_s else math.inf
 
     def _idle_in_s(self) -> float:
         return max(0.0, self.in_flight[-1].committed_s - self.now_s) if self.in_flight else 0.0
 
     # -- checkpoints
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self) -> bool:
+        """Begin one; tell whether there was a place for it."""
         costs = self.job.costs_at(self.now_s)
         waited_s = 0.0
         if len(self.in_flight) >= self.policy.in_flight_max:
             if not self.policy.waits:
                 self.spent.skipped += 1
                 self.policy.skipped(self.step)
-                return
+                return False
             waited_s = max(0.0, self.in_flight[-self.policy.in_flight_max].committed_s - self.now_s)
         begun_s = self.now_s + waited_s
         self.now_s = begun_s + costs.stall_s
@@ -151,6 +157,7 @@ class _Replay:
                 committed_s=writes_from_s + costs.persist_s,
             )
         )
+        return True
 
     def _commit_until(self, now_s: float) -> None:
         for snapshot in self.in_flight:

@@ -26,7 +26,8 @@ _RECOVERY: tuple[tuple[str, str, Callable[[RecoveryReport], float]], ...] = (
 )
 
 
-_COST_PARTS = ("boundary", "guard", "slower")
+_COST_PARTS = ("eager", "ranks", "boundary", "guard")
+"""What is measured as it happens, and only grows; what steps took longer is an estimate."""
 
 
 class Metrics:
@@ -91,15 +92,24 @@ class Metrics:
         )
         self._cost_s = Counter(
             "everstep_checkpoint_cost_seconds",
-            "Of it, what checkpoints cost: at boundaries, in the guard, by slower steps",
+            "Of it, what stood still for checkpoints: eager copies, other ranks, what else boundaries took, guard",
             ["part"],
             registry=self.registry,
         )
         for part in _COST_PARTS:
             self._cost_s.labels(part)
-        self.skipped_total = self._counter(
-            "everstep_checkpoints_skipped", "Due checkpoints that a rank did not take"
+        self._slower_s = self._gauge(
+            "everstep_checkpoint_slower_steps_seconds",
+            "What steps beside copies and writes took longer than others, as estimated now; all ranks since the start",
         )
+        self.skipped_total = Counter(
+            "everstep_checkpoints_skipped",
+            "Due checkpoints that a rank did not take",
+            ["reason"],
+            registry=self.registry,
+        )
+        for reason in frames.SkipReason:
+            self.skipped_total.labels(reason.value)
         self.refused_total = self._counter("everstep_requests_refused", "Requests answered with an error")
         self.internal_errors_total = self._counter(
             "everstep_internal_errors", "Exceptions that nobody expected; the log has each with its traceback"
@@ -149,12 +159,18 @@ class Metrics:
         ]
 
     def add_costs(self, before: frames.Costs | None, now: frames.Costs) -> None:
-        """Add what a rank's checkpoints have cost since it told it last; a sum that became less adds nothing."""
+        """Add what a rank's checkpoints have cost since it told it last.
+
+        What slower steps cost is estimated anew each time, so it may become less, too.
+        """
         self._train_s.inc(max(0.0, now.train_s - (before.train_s if before else 0.0)))
-        for part in _COST_PARTS:
-            known_s: float = getattr(before, f"{part}_s") if before else 0.0
-            self._cost_s.labels(part).inc(max(0.0, getattr(now, f"{part}_s") - known_s))
-        self.skipped_total.inc(max(0, now.skipped_count - (before.skipped_count if before else 0)))
+        known_s = _parts(before) if before else {}
+        for part, cost_s in _parts(now).items():
+            self._cost_s.labels(part).inc(max(0.0, cost_s - known_s.get(part, 0.0)))
+        self._slower_s.inc(now.slower_s - (before.slower_s if before else 0.0))
+        for reason, count in now.skipped.items():
+            known = before.skipped.get(reason, 0) if before else 0
+            self.skipped_total.labels(reason.value).inc(max(0, count - known))
 
     def add_recovery(self, report: RecoveryReport) -> None:
         """Add what opening a store found and did."""
@@ -203,6 +219,14 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry)
+
+
+def _parts(costs: frames.Costs) -> dict[str, float]:
+    """Return what was measured of a rank's costs, in parts that do not overlap."""
+    others_s = costs.boundary_s - costs.eager_s - costs.wait_s
+    return dict(
+        zip(_COST_PARTS, (costs.eager_s, costs.wait_s, max(0.0, others_s), costs.guard_s), strict=True)
+    )
 
 
 class MetricsServer:

@@ -164,7 +164,7 @@ def _pace_view(costs: Sequence[frames.Costs]) -> PaceView | None:
         reason=dearest.reason,
         goal_missed=dearest.goal_missed,
         cost_share=_cost_share(dearest),
-        skipped_count=max(each.skipped_count for each in costs),
+        skipped_count=max(sum(each.skipped.values()) for each in costs),
     )
 
 

@@ -22,7 +22,8 @@ from .link import Link, RunAddress
 from .report import CostBook
 from .restore import IMPORTED_NOTE
 from .run_state import RunState
-from .snapshot import NO_ARENA, SnapshotFacts, Snapshotter
+from .skip_reasons import NO_ARENA
+from .snapshot import SnapshotFacts, Snapshotter
 from .state_protocol import Captured
 
 COMMIT_DEADLINE_S = 3600.0

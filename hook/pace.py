@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 
 from ..checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
 from ..checkpoint.frequency_machine import FixedInterval, Frequency, FrequencyMachine, FrequencyMemory
+from ..checkpoint.frequency_plan import DEADLINE_ROOM
 from ..checkpoint.frequency_types import (
     CheckpointPersisted,
     CheckpointSkipped,
@@ -18,6 +19,7 @@ from ..checkpoint.frequency_types import (
     FailureKind,
     Limits,
     Observation,
+    SlowerSteps,
     StepEnded,
     StorageKnown,
 )
@@ -28,17 +30,13 @@ from ..proto import frames
 logger = logging.getLogger(__name__)
 
 
-ROOM = 1.5
-"""On a time that is measured once and must surely suffice."""
-
-
 class Pace:
     """One rank's controller. Used by the training thread, but for `persisted`, `failed` and `skipped_elsewhere`."""
 
     def __init__(self, *, every: int | None, limits: Limits) -> None:
         self._every, self._limits = every, limits
         self._memory: FrequencyMemory | None = None
-        self._died: FailureKind | None = None
+        self._failed: Failed | None = None
         self._frequency: Frequency = self._make(0)
         self._from_threads: SimpleQueue[Observation] = SimpleQueue()
         self._begun_s: dict[CheckpointId, float] = {}
@@ -59,9 +57,12 @@ class Pace:
 
     # -- before training
 
-    def restored(self, remembered: object, died: FailureKind | None) -> None:
-        """Go on with what an earlier attempt has learnt (`memory`; None: nothing), and how it died (None: it ended)."""
-        self._died = died
+    def restored(self, remembered: object, died: FailureKind | None, *, attempts: int = 1) -> None:
+        """Go on with what an earlier attempt has learnt (`memory`; None: nothing).
+
+        `died`: how the last attempt did, None where it ended by itself; `attempts`: that died since, it included.
+        """
+        self._failed = Failed(kind=died, attempts=attempts) if died is not None else None
         if remembered is None:
             return
         try:
@@ -79,8 +80,8 @@ class Pace:
     def begin(self, step: int, *, devices: Sequence[frames.DeviceInfo]) -> None:
         """Begin to decide about the boundaries after `step`."""
         self._frequency = self._make(step)
-        if self._died is not None:
-            self._frequency.observe(Failed(kind=self._died))
+        if self._failed is not None:
+            self._frequency.observe(self._failed)
         if devices:
             # Ranks that write to the same devices name the same one.
             self._storage = StorageKnown(
@@ -132,6 +133,11 @@ class Pace:
         return self._frequency.decision
 
     @property
+    def slower_steps(self) -> SlowerSteps:
+        """What the steps beside checkpoints of this rank took longer so far."""
+        return self._frequency.slower_steps
+
+    @property
     def memory(self) -> object:
         """What the next attempt should know, as a JSON value for the checkpoint."""
         return dump_memory(self._frequency.memory)
@@ -139,7 +145,7 @@ class Pace:
     @property
     def needed_s(self) -> float:
         """How long a checkpoint takes from its boundary until it is durable, with room; 0 while nobody knows."""
-        return ROOM * (self._stall_s + self._held_s)
+        return DEADLINE_ROOM * (self._stall_s + self._held_s)
 
     # -- among ranks
 

@@ -4,10 +4,11 @@ import statistics
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from ..checkpoint.frequency_types import Decision, StepEnded
+from ..checkpoint.frequency_types import Decision, SlowerSteps, StepEnded
 from ..core.durations import duration_text
 from ..core.ids import CheckpointId
 from ..proto import frames
+from .skip_reasons import skip_reason
 
 STEPS_KEPT = 2000
 """Step times kept per kind: enough for a steady median, 16 KiB each."""
@@ -35,7 +36,7 @@ class Report:
     boundary_s: float
     """All that `run.step()` took; `eager_s` and `wait_s` are its large parts."""
     eager_s: float
-    """At boundaries: the state was walked, and what may change at once copied."""
+    """Within snapshots' begin: the state was walked, and what may change at once copied."""
     largest_eager_leaf: str
     eager_bytes: int
     """Of the newest snapshot."""
@@ -57,11 +58,13 @@ class Report:
     busy_steps: int
     """Steps beside which, at any time, an arena was allocated or a snapshot copied or written."""
     step_quiet_s: float
-    """Median quiet step; 0 while there was none, and then nobody knows how much slower the busy ones are."""
+    """Median of the newest quiet steps; 0 while there was none, and nobody knows how much slower the busy ones are."""
     step_busy_s: float
-    """Median busy step."""
+    """Median of the newest busy steps; they may be other steps than the quiet ones, where steps change."""
+    compared_steps: int
+    """Busy steps with quiet ones soon before the next checkpoint, to compare them with."""
     slower_steps_s: float
-    """(busy - quiet) median x number of busy steps: what the work beside training cost; 0 while one is unknown."""
+    """What the work beside training cost: what those took longer, for all busy steps; 0 while there is none."""
     train_s: float
     """From the first boundary to the end of the last."""
     decision: Decision
@@ -69,12 +72,17 @@ class Report:
 
     def as_frame(self) -> frames.Costs:
         """Return what the daemon is told of it."""
+        skipped = Counter[frames.SkipReason]()
+        for reason, count in self.skipped.items():
+            skipped[skip_reason(reason)] += count
         return frames.Costs(
             train_s=self.train_s,
             boundary_s=self.boundary_s,
+            eager_s=self.eager_s,
+            wait_s=self.wait_s,
             guard_s=self.guard_s,
             slower_s=self.slower_steps_s,
-            skipped_count=sum(self.skipped.values()),
+            skipped=dict(skipped),
             interval_steps=self.decision.interval_steps,
             reason=self.decision.reason,
             goal_missed=self.decision.goal_missed,
@@ -112,9 +120,11 @@ class Report:
     def _slower_steps(self) -> str:
         if not self.quiet_steps or not self.busy_steps:
             return "not known: all steps were " + ("busy" if self.busy_steps else "quiet")
-        busy, quiet = duration_text(self.step_busy_s), duration_text(self.step_quiet_s)
+        if not self.compared_steps:
+            return f"not known: none of {self.busy_steps} busy steps could be compared with quiet ones yet"
         total = duration_text(self.slower_steps_s)
-        return f"{total}: {busy} instead of {quiet} in {self.busy_steps} of {self.steps} steps"
+        compared = f"{self.compared_steps} compared with quiet ones of their time"
+        return f"{total} in {self.busy_steps} of {self.steps} steps, {compared}"
 
     @property
     def stall_s(self) -> float:
@@ -195,11 +205,12 @@ class CostBook:
         self.complete += 1
         self.newest_complete = max(checkpoint, self.newest_complete or checkpoint)
 
-    def report(self, decision: Decision) -> Report:
-        """Return the figures as they are now."""
-        quiet = statistics.median(self._quiet) if self._quiet else 0.0
-        busy = statistics.median(self._busy) if self._busy else 0.0
-        known = bool(self._quiet and self._busy)
+    def report(self, decision: Decision, slower: SlowerSteps) -> Report:
+        """Return the figures as they are now.
+
+        `slower`: of those busy steps that could be compared. Medians of all busy and all quiet steps would compare
+        steps of different times: of 20 ms before a change and of 5 ms after it.
+        """
         return Report(
             steps=self.steps,
             checkpoints_sealed=self.sealed,
@@ -220,9 +231,10 @@ class CostBook:
             cuda_wait_s=self.cuda_wait_s,
             quiet_steps=self._quiet_count,
             busy_steps=self._busy_count,
-            step_quiet_s=quiet,
-            step_busy_s=busy,
-            slower_steps_s=(busy - quiet) * self._busy_count if known else 0.0,
+            step_quiet_s=statistics.median(self._quiet) if self._quiet else 0.0,
+            step_busy_s=statistics.median(self._busy) if self._busy else 0.0,
+            compared_steps=slower.steps,
+            slower_steps_s=slower.total_s / slower.steps * self._busy_count if slower.steps else 0.0,
             train_s=self.train_s,
             decision=decision,
         )

@@ -29,7 +29,8 @@ from .run_end import RunEnd
 from .run_messages import say_closed, say_nothing_restored, say_restored
 from .run_state import RunState
 from .shard_stream import StreamEvents
-from .snapshot import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, SnapshotFacts, Snapshotter
+from .skip_reasons import NO_ARENA, NO_DAEMON, NO_SLOT, OTHER_RANK_SKIPPED, STILL_COPYING
+from .snapshot import SnapshotFacts, Snapshotter
 from .state_protocol import Component
 from .storage_notes import StorageNotes
 
@@ -40,7 +41,6 @@ CLOSE_DEADLINE_S = 600.0
 
 COSTS_S = 5.0
 SKIPPED = "skipped: "
-OTHER_RANK_SKIPPED = "another rank skipped it"
 
 _RETRY_S = 0.01
 _LINK_POLL_S = 0.1
@@ -211,7 +211,7 @@ class Run:
         ended = self._costs.arrived(arrived_s, guard_s=guard_s)
         self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
         self._state.step += 1
-        self._end.mind_lease()
+        self._end.mind_deadlines()
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
         self._costs.wait_s += time.perf_counter() - waits_s
@@ -269,7 +269,7 @@ class Run:
 
     def report(self) -> Report:
         """Return what checkpointing has cost so far, and what went wrong."""
-        return self._costs.report(self._ranks.decision)
+        return self._costs.report(self._ranks.decision, self._pace.slower_steps)
 
     def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
         """Wait until memory asked for is there or refused, and every checkpoint taken is complete or has failed.
@@ -473,10 +473,14 @@ class Run:
             search.give_back(found)
 
     def _learn_from(self, found: Fetched) -> None:
-        """Go on with what the controller has learnt, if as many ranks wrote it; a run that did not end has died."""
-        died = FailureKind.TRAINER if found.is_in_memory else FailureKind.NODE
+        """Go on with what the controller has learnt, if as many ranks wrote it.
+
+        An attempt that did not end by itself has died, and so have all that began after it: they left no checkpoint.
+        """
+        kind = FailureKind.TRAINER if found.is_in_memory else FailureKind.NODE
+        died = self.attempt - found.choice.checkpoint.attempt - self._state.restored_last
         remembered = self._state.restored_learnt if found.choice.world_size == self.world_size else None
-        self._pace.restored(remembered, None if self._state.restored_last else died)
+        self._pace.restored(remembered, kind if died else None, attempts=max(died, 1))
 
     # -- the end
 

@@ -4,6 +4,7 @@ import logging
 import time
 from typing import NoReturn
 
+from ..checkpoint.frequency_plan import DEADLINE_STEPS
 from ..core.errors import UsageError
 from .notice import ENDED_STATUS, GRACE_S, SIGTERM, Notice, NoticeWatch, Preemption, end_now
 from .pace import Pace
@@ -12,8 +13,8 @@ from .ranks import Ranks
 logger = logging.getLogger(__name__)
 
 LEASE_ENDS = "the lease ends"
-LEASE_BOUNDARIES = 3
-"""Steps, at most, between asking for a checkpoint and its boundary where a step is long."""
+AGREE_S = 2.0
+"""Several ranks plan about a second ahead, so that one and a half plans pass until what is asked for begins."""
 
 
 class RunEnd:
@@ -22,6 +23,8 @@ class RunEnd:
     def __init__(self, name: str, ranks: Ranks, pace: Pace, preemption: Preemption) -> None:
         self._name, self._ranks, self._pace = name, ranks, pace
         self._lease: Notice | None = None
+        self._announced: Notice | None = None
+        """By others than SIGTERM, after which nobody waits; set by the watch's thread."""
         self._until_s: float | None = None
         self._watch = NoticeWatch(preemption, self._on_notice)
 
@@ -35,15 +38,27 @@ class RunEnd:
             raise UsageError(f"a lease of {seconds} s", hint="the seconds that are left, more than 0")
         self._lease = Notice(reason=LEASE_ENDS, until_s=time.monotonic() + seconds, ends=ends)
 
-    def mind_lease(self) -> None:
-        """At each boundary: ask for the last checkpoint while there is time for it; rank 0's lease counts."""
-        lease = self._lease
-        if lease is None or self._ranks.rank != 0:
-            return
-        boundaries_s = LEASE_BOUNDARIES * self._pace.step_s
-        if time.monotonic() + self._pace.needed_s + boundaries_s >= lease.until_s:
-            self._lease, self._until_s = None, lease.until_s
-            self._ranks.ask_for_checkpoint(lease.reason if lease.ends else "")
+    def mind_deadlines(self) -> None:
+        """At each boundary: ask for the last checkpoint as late as it still fits, since what follows it is lost.
+
+        Rank 0's lease counts, and what was announced to any rank: it may be the only one whose node goes.
+        """
+        lease, announced = self._lease, self._announced
+        if lease is not None and self._ranks.rank == 0 and self._is_last_chance(lease):
+            self._lease = None
+            self._ask(lease)
+        if announced is not None and (not self._pace.needed_s or self._is_last_chance(announced)):
+            self._announced = None
+            self._ask(announced)
+
+    def _is_last_chance(self, end: Notice) -> bool:
+        steps_s = DEADLINE_STEPS * self._pace.step_s
+        begins_s = max(steps_s, AGREE_S) if self._ranks.world_size > 1 else steps_s
+        return time.monotonic() + self._pace.needed_s + begins_s >= end.until_s
+
+    def _ask(self, end: Notice) -> None:
+        self._until_s = end.until_s
+        self._ranks.ask_for_checkpoint(end.reason if end.ends else "")
 
     @property
     def until_s(self) -> float:
@@ -79,7 +94,7 @@ class RunEnd:
         if notice.reason == SIGTERM:
             self._ranks.confirm_end(notice.reason, self._leave_alone)
         else:
-            self._ranks.ask_for_checkpoint(notice.reason if notice.ends else "")
+            self._announced = notice
 
     def _leave_alone(self) -> None:
         """Not every rank is to end: a peer has died. The daemon persists what is sealed."""

@@ -27,18 +27,13 @@ from .link import Link
 from .mapped_arena import MappedArena
 from .report import CostBook
 from .ring_places import RingPlaces, ring_size_bytes
+from .skip_reasons import CAPTURING, NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING
 from .slot_places import Places
 from .slot_sealing import SlotSealing
 from .state_protocol import Captured, TensorLeaf
 from .window_gate import WindowGate
 
 logger = logging.getLogger(__name__)
-
-NO_ARENA = "the arena is being allocated"
-NO_SLOT = "no free slot: the devices are slower than the interval"
-STILL_COPYING = "the previous snapshot is still being copied"
-NO_DAEMON = "no daemon"
-CAPTURING = "a CUDA graph is being captured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -44,6 +44,25 @@ class DeviceCondition(Enum):
     """It gets nothing new, as somebody asked."""
     RETIRED = "retired"
     """No member any more."""
+
+
+class SkipReason(Enum):
+    """Why a due checkpoint was not taken."""
+
+    ARENA = "arena"
+    """It is being allocated."""
+    SLOT = "slot"
+    """None is free: the devices are slower than the interval."""
+    COPYING = "copying"
+    """The snapshot before it is still being copied."""
+    DAEMON = "daemon"
+    """There is none."""
+    CAPTURING = "capturing"
+    """A CUDA graph is being captured."""
+    PEER = "peer"
+    """Another rank could not take its part."""
+    ERROR = "error"
+    """Memory was refused, or something failed; the trainer's log says what."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -224,12 +243,16 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
 
     train_s: float
     boundary_s: float
-    """Training stood still at boundaries."""
+    """Training stood still at boundaries; `eager_s` and `wait_s` are parts of it."""
+    eager_s: float
+    """The state was walked, and what may change at once copied."""
+    wait_s: float
+    """Other ranks' decision was waited for."""
     guard_s: float
     """Optimizers waited for a copy to end."""
     slower_s: float
     """Steps took longer beside a copy or a write than without, altogether; 0 while nobody knows."""
-    skipped_count: int
+    skipped: dict[SkipReason, int]
     """Due checkpoints that were not taken."""
     interval_steps: int
     reason: ShortText

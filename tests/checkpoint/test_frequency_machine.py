@@ -133,14 +133,27 @@ def test_evaluations_are_no_cost() -> None:
 
 def test_a_restart_goes_on_with_what_was_learnt() -> None:
     training = Training(lambda _: replace(NORMAL, copy_s=0.5), Limits(budget=0.01)).run_checkpoints(20)
+    training.run(training.decision.interval_steps // 2)  # until it is durable
     interval, step = training.decision.interval_steps, training.taken[-1]
     training.restart()
+    assert training.step == step
     training.run_checkpoints(1)
     assert training.taken[-1] - step == interval, "no second profile"
-    for _ in range(2):
-        training.restart(FailureKind.NODE)
+    training.run(interval // 2)
+    training.restart(FailureKind.NODE)
     assert training.machine.memory.meter.trainer_failures == 1
-    assert training.machine.memory.meter.node_failures == 2
+    assert training.machine.memory.meter.node_failures == 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
+def test_each_death_counts_once_whether_or_not_a_checkpoint_came_between(steps: list[int]) -> None:
+    """A crash loop's count lies in no checkpoint: those that died before their first one would be forgotten."""
+    training = Training(lambda _: NORMAL).run_checkpoints(5).run(10)
+    for number, survived in enumerate(steps, start=1):
+        training.restart(FailureKind.NODE)
+        assert training.machine.memory.meter.node_failures == number
+        training.run(survived)
 
 
 def test_the_rate_of_failures_is_learnt_over_attempts() -> None:

@@ -211,9 +211,11 @@ def costs(*, train_s: float, guard_s: float) -> frames.Costs:
     return frames.Costs(
         train_s=train_s,
         boundary_s=0.0,
+        eager_s=0.0,
+        wait_s=0.0,
         guard_s=guard_s,
         slower_s=-1.0,
-        skipped_count=2,
+        skipped={frames.SkipReason.SLOT: 2},
         interval_steps=120,
         reason="bound by the budget: 5 ms stall / 3.5 %",
         goal_missed="no way",

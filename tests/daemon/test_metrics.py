@@ -4,6 +4,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scraping import scrape
 
 from everstep.checkpoint.testing import opened
@@ -13,6 +15,9 @@ from everstep.daemon.control_client import connected
 from everstep.daemon.metrics import Metrics
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
+from everstep.proto.frames import SkipReason
+
+SLOT = SkipReason.SLOT
 
 
 def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path], socket_path: Path) -> None:
@@ -77,21 +82,26 @@ def test_a_port_in_use_is_named() -> None:
             Metrics("test").serve(port)
 
 
-def test_what_checkpoints_cost_is_summed_over_ranks_and_never_falls() -> None:
-    def costs(train_s: float, slower_s: float, skipped: int) -> frames.Costs:
-        return frames.Costs(
-            train_s=train_s,
-            boundary_s=1.0,
-            guard_s=2.0,
-            slower_s=slower_s,
-            skipped_count=skipped,
-            interval_steps=1,
-            reason="",
-            goal_missed="",
-        )
+def costs(
+    train_s: float, slower_s: float, skipped: dict[frames.SkipReason, int] | None = None
+) -> frames.Costs:
+    return frames.Costs(
+        train_s=train_s,
+        boundary_s=1.0,
+        eager_s=0.625,
+        wait_s=0.25,
+        guard_s=2.0,
+        slower_s=slower_s,
+        skipped=skipped or {},
+        interval_steps=1,
+        reason="",
+        goal_missed="",
+    )
 
+
+def test_what_checkpoints_cost_is_summed_over_ranks() -> None:
     metrics = Metrics("1.2.3")
-    first, second = costs(100.0, 3.0, 1), costs(150.0, 2.5, 4)
+    first, second = costs(100.0, 3.0, {SLOT: 1}), costs(150.0, 2.5, {SLOT: 2, SkipReason.PEER: 4})
     metrics.add_costs(None, first)
     metrics.add_costs(first, second)
     metrics.add_costs(None, first)
@@ -99,7 +109,22 @@ def test_what_checkpoints_cost_is_summed_over_ranks_and_never_falls() -> None:
     assert value("everstep_training_seconds_total") == 250.0
     parts = [
         value("everstep_checkpoint_cost_seconds_total", {"part": part})
-        for part in ("boundary", "guard", "slower")
+        for part in ("eager", "ranks", "boundary", "guard")
     ]
-    assert parts == [2.0, 4.0, 6.0]
-    assert value("everstep_checkpoints_skipped_total") == 5
+    assert parts == [1.25, 0.5, 0.25, 4.0]
+    assert value("everstep_checkpoint_slower_steps_seconds") == 2.5 + 3.0
+    skipped = {
+        reason: value("everstep_checkpoints_skipped_total", {"reason": reason.value}) for reason in SkipReason
+    }
+    assert skipped == dict.fromkeys(SkipReason, 0) | {SLOT: 3, SkipReason.PEER: 4}
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
+def test_an_estimate_that_goes_up_and_down_ends_where_it_stands(told_s: list[float]) -> None:
+    metrics, before = Metrics("1.2.3"), None
+    for slower_s in told_s:
+        now = costs(1.0, slower_s)
+        metrics.add_costs(before, now)
+        before = now
+    shown = metrics.registry.get_sample_value("everstep_checkpoint_slower_steps_seconds")
+    assert shown == pytest.approx(told_s[-1], abs=1e-6)

@@ -20,7 +20,7 @@ from everstep.hook.cuda_room import CudaRoom
 from everstep.hook.device_first_machine import STREAK, CopyTimes, DeviceFirstMachine, Way
 from everstep.hook.mapped_arena import MappedArena
 from everstep.hook.report import CostBook
-from everstep.hook.snapshot import CAPTURING
+from everstep.hook.skip_reasons import CAPTURING
 from everstep.hook.state_testing import bits
 
 SIZE_BYTES = 8 * 1024**2

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from everstep.checkpoint.frequency_format import load_figures
+from everstep.checkpoint.frequency_format import load_figures, load_memory
 from everstep.checkpoint.frequency_machine import PROFILE_STEPS
 from everstep.checkpoint.frequency_meter_machine import FAILURES_NEEDED, WARMUP_STEPS
 from everstep.checkpoint.frequency_types import BoundKind, FailureKind, Limits, StepEnded
@@ -147,6 +147,14 @@ def test_failures_are_counted_over_attempts_until_their_mean_time_is_known() -> 
         Loop(pace, attempt * 100).run(100, stall_s=0.0005)
     assert pace.decision.kind is BoundKind.FAILURES
     assert "a failure each" in pace.decision.reason
+
+
+def test_attempts_that_died_before_their_first_checkpoint_count() -> None:
+    remembered = begun().memory
+    pace = Pace(every=None, limits=Limits())
+    pace.restored(remembered, FailureKind.NODE, attempts=10)
+    pace.begin(0, devices=[DEVICE])
+    assert load_memory(pace.memory).meter.node_failures == 10
 
 
 def test_memory_that_cannot_be_read_means_measuring_anew(caplog: pytest.LogCaptureFixture) -> None:

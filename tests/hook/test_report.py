@@ -3,12 +3,19 @@
 import pytest
 
 from everstep.checkpoint.frequency_machine import FixedInterval
+from everstep.checkpoint.frequency_types import Limits, SlowerSteps
 from everstep.core.ids import CheckpointId
+from everstep.hook.pace import Pace
 from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook, Report
+from everstep.hook.skip_reasons import NO_SLOT
+from everstep.proto.frames import SkipReason
+from everstep.proto.wire import decode_request, pack
+
+LENGTH_BYTES = 4
 
 
-def report_of(book: CostBook) -> Report:
-    return book.report(FixedInterval(10).decision)
+def report_of(book: CostBook, slower: SlowerSteps | None = None) -> Report:
+    return book.report(FixedInterval(10).decision, slower or SlowerSteps())
 
 
 def pass_boundary(
@@ -46,15 +53,16 @@ def test_the_last_complete_is_the_newest_whichever_ended_last() -> None:
     assert (report_of(book).checkpoints_complete, report_of(book).last_complete) == (3, "2.12")
 
 
-def test_busy_and_quiet_steps_are_told_apart_by_their_medians() -> None:
+def test_busy_and_quiet_steps_are_told_apart() -> None:
     book = CostBook()
     walked(book, [(1.0, False), (1.0, False), (9.0, False), (1.5, True), (1.5, True)])
-    report = report_of(book)
+    report = report_of(book, SlowerSteps(steps=1, total_s=0.5))
     assert report.steps == 6
     assert report.step_quiet_s == pytest.approx(1.0)
     assert report.step_busy_s == pytest.approx(1.5)
     assert (report.quiet_steps, report.busy_steps) == (3, 2)
-    assert report.slower_steps_s == pytest.approx(2 * 0.5)
+    assert report.compared_steps == 1
+    assert report.slower_steps_s == pytest.approx(2 * 0.5), "the other one was like the one that was compared"
     assert report.train_s == pytest.approx(14.0)
     assert report.slowdown == pytest.approx(1.0 / 13.0)
 
@@ -88,6 +96,53 @@ def test_the_first_boundary_counts_like_any_other() -> None:
     assert report_of(book).slowdown == pytest.approx(0.5)
 
 
+class Loop:
+    """A training loop whose truth is known: what its steps beside a checkpoint take longer."""
+
+    def __init__(self, every: int | None) -> None:
+        self.pace = Pace(every=every, limits=Limits(least_steps=10, mtbf_s=None))
+        self.pace.begin(0, devices=[])
+        self.book = CostBook()
+        self.step, self.now_s, self.busy_for, self.slower_s = 0, 0.0, 0, 0.0
+
+    def run(self, steps: int, *, step_s: float, slower: float, busy_steps: int = 3) -> None:
+        for _ in range(steps):
+            self.step += 1
+            added_s = slower * step_s if self.busy_for else 0.0
+            self.slower_s += added_s
+            self.busy_for = max(0, self.busy_for - 1)
+            self.now_s += step_s + added_s
+            self.pace.arrived(self.book.arrived(self.now_s, guard_s=0.0), guard_s=0.0, copying=False)
+            if due := bool(self.pace.due(self.step, self.step + 1)):
+                self.busy_for = busy_steps
+                self.pace.taken(CheckpointId(1, self.step))
+            self.book.left(self.now_s, opens_busy=self.busy_for > 0)
+            self.pace.left(0.0, taken=due)
+
+    @property
+    def report(self) -> Report:
+        return self.book.report(self.pace.decision, self.pace.slower_steps)
+
+
+@pytest.mark.parametrize("every", [10, None], ids=["every=10", "adaptive"])
+@pytest.mark.parametrize("steps_s", [(0.02, 0.005), (0.003, 0.03)], ids=["shorter", "longer"])
+def test_slower_steps_are_told_across_a_change_of_steps(
+    steps_s: tuple[float, float], every: int | None
+) -> None:
+    loop = Loop(every)
+    for step_s in steps_s:
+        loop.run(400, step_s=step_s, slower=0.2)
+        assert loop.report.slower_steps_s == pytest.approx(loop.slower_s, rel=0.1)
+
+
+def test_steps_that_became_slower_are_no_cost_of_checkpoints() -> None:
+    loop = Loop(10)
+    loop.run(400, step_s=0.01, slower=0.0)
+    loop.run(400, step_s=0.05, slower=0.0)
+    assert loop.report.slower_steps_s == pytest.approx(0.0, abs=0.2), "at most one cycle holds both"
+    assert loop.report.slowdown < 0.01
+
+
 def test_while_only_one_kind_of_step_is_known_nothing_is_made_up() -> None:
     book = CostBook()
     walked(book, [(1.0, True)] * 3)
@@ -98,8 +153,9 @@ def test_while_only_one_kind_of_step_is_known_nothing_is_made_up() -> None:
 def test_steps_that_were_faster_beside_a_copy_do_not_make_training_faster() -> None:
     book = CostBook()
     walked(book, [(2.0, False), (1.0, True)])
-    assert report_of(book).slower_steps_s < 0
-    assert report_of(book).slowdown == 0.0
+    report = report_of(book, SlowerSteps(steps=1, total_s=-1.0))
+    assert report.slower_steps_s < 0
+    assert report.slowdown == 0.0
 
 
 def test_stall_per_checkpoint_is_of_those_sealed() -> None:
@@ -125,6 +181,15 @@ def test_a_report_is_a_picture_of_its_moment() -> None:
     assert report.failures == ("1.5: full",)
 
 
+def test_the_daemon_is_told_the_parts_of_the_cost_and_few_reasons_of_skips() -> None:
+    book = CostBook(boundary_s=3.0, eager_s=2.0, wait_s=0.5)
+    book.skipped.update({NO_SLOT: 2, "1.2 GB do not fit": 1, "no arena: 3 GiB are too much": 4})
+    told = report_of(book).as_frame()
+    assert (told.boundary_s, told.eager_s, told.wait_s) == (3.0, 2.0, 0.5)
+    assert told.skipped == {SkipReason.SLOT: 2, SkipReason.ERROR: 5}
+    assert decode_request(pack(told)[LENGTH_BYTES:]) == told
+
+
 def test_a_long_run_keeps_a_bounded_past() -> None:
     book = CostBook()
     walked(book, [(1.0, False)] * STEPS_KEPT + [(3.0, False)] * STEPS_KEPT)
@@ -143,13 +208,13 @@ def test_people_read_what_it_cost_and_why() -> None:
     book.completed(CheckpointId(1, 10))
     book.skipped["no daemon"] += 2
     book.failures.append("1.5: full")
-    assert str(report_of(book)).splitlines() == [
+    assert str(report_of(book, SlowerSteps(steps=1, total_s=0.5))).splitlines() == [
         "checkpoints     1 complete, the newest is 1.10",
         "interval        10 steps, every=10, as asked",
         "cost            19.09 % of 13.1 s of training",
         "  boundaries    1.1 s, of it eager copies 0 us, other ranks 0 us",
         "  guard         0 us in optimizers",
-        "  slower steps  1 s: 1.5 s instead of 1 s in 2 of 12 steps",
+        "  slower steps  1 s in 2 of 12 steps, 1 compared with quiet ones of their time",
         "copy thread     0 us, beside training",
         "skipped         2 x no daemon",
         "failed          1.5: full",

@@ -55,6 +55,15 @@ class Change:
     after: int
 
 
+@dataclass(frozen=True)
+class Durable:
+    """What a restart finds."""
+
+    step: int
+    attempt: int
+    memory: str
+
+
 @dataclass
 class Training:
     """A run in simulation. `world` says what holds at each step."""
@@ -72,7 +81,9 @@ class Training:
         self.step, self.now_s = 0, 0.0
         self._guard_until_s: float | None = None
         self._eager_s = 0.0
-        self._in_flight: deque[tuple[float, CheckpointPersisted]] = deque()
+        self._in_flight: deque[tuple[float, CheckpointPersisted, Durable]] = deque()
+        self._durable: Durable | None = None
+        self._attempt = 1
         self._device_free_s = 0.0
         self._due: set[int] = set()
         self._horizon = 1
@@ -105,13 +116,18 @@ class Training:
         return self
 
     def restart(self, kind: FailureKind | None = FailureKind.TRAINER) -> None:
-        """Die, and go on from the newest checkpoint, with the memory that lies in it as JSON."""
-        memory = load_memory(json.loads(json.dumps(dump_memory(self.machine.memory))))
-        self.step = self.taken[-1] if self.taken else 0
-        self.machine = FrequencyMachine(self.limits, step=self.step, memory=memory)
+        """Die, and go on from the newest durable checkpoint, with the memory that lies in it as JSON."""
+        found = self._durable
+        assert found is not None, "nothing to go on from"
+        self._attempt += 1
+        self.step = found.step
+        self.machine = FrequencyMachine(
+            self.limits, step=self.step, memory=load_memory(json.loads(found.memory))
+        )
         self._know_storage()
         if kind is not None:
-            self.machine.observe(Failed(kind=kind))
+            self.machine.observe(Failed(kind=kind, attempts=self._attempt - found.attempt))
+        self.taken = [step for step in self.taken if step <= self.step]
         self._in_flight.clear()
         self._due.clear()
         self._horizon, self._guard_until_s = self.step + 1, None
@@ -178,6 +194,7 @@ class Training:
             self.machine.observe(CheckpointSkipped(step=self.step))
             return
         self.taken.append(self.step)
+        holds = Durable(self.step, self._attempt, json.dumps(dump_memory(self.machine.memory)))
         self.machine.observe(CheckpointTaken(step=self.step))
         begun_s = self.now_s
         self.now_s += world.eager_s
@@ -188,8 +205,9 @@ class Training:
         self._device_free_s = max(copied_s, self._device_free_s) + world.persist_s
         committed_s = self._device_free_s + world.commit_s
         told = CheckpointPersisted(size_bytes=10**9, persist_s=world.persist_s, held_s=committed_s - begun_s)
-        self._in_flight.append((committed_s, told))
+        self._in_flight.append((committed_s, told, holds))
 
     def _persisted(self) -> None:
         while self._in_flight and self._in_flight[0][0] <= self.now_s:
-            self.machine.observe(self._in_flight.popleft()[1])
+            _, told, self._durable = self._in_flight.popleft()
+            self.machine.observe(told)

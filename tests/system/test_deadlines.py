@@ -127,7 +127,7 @@ def test_a_notice_makes_a_checkpoint_and_the_run_goes_on_if_asked(
     storage: list[Path], tmp_path: Path
 ) -> None:
     notice = tmp_path / "spot"
-    preemption = everstep.Preemption(notice_file=notice, ends=False)
+    preemption = everstep.Preemption(notice_file=notice, ends=False, grace_s=1.0)
     with service(), training(storage, preemption=preemption) as trained:
         trained.save()
         before = trained.run.report().checkpoints_complete
@@ -138,6 +138,30 @@ def test_a_notice_makes_a_checkpoint_and_the_run_goes_on_if_asked(
             time.sleep(0.01)
             trained.step()
         trained.step()
+
+
+def test_what_is_trained_after_a_notice_is_saved_too(
+    storage: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two minutes of a spot instance are as many as lie between two checkpoints: at once would lose them all."""
+    notice = tmp_path / "spot"
+    preemption = everstep.Preemption(notice_file=notice, grace_s=3600.0)
+    with service(), training(storage, preemption=preemption) as trained:
+        trained.save()
+        notice.touch()
+        until_s = time.monotonic() + 60
+        while not trained.run._end._announced:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        before = trained.run.report().last_complete
+        for _ in range(20):
+            trained.step()
+        assert trained.run.wait()
+        assert trained.run.report().last_complete == before, "there is time"
+        monkeypatch.setattr(Pace, "needed_s", 3600.0)
+        with pytest.raises(SystemExit) as ended:
+            trained.step()
+        assert ended.value.code == ENDED_STATUS
 
 
 def test_where_no_new_checkpoint_fits_the_one_under_way_is_waited_for(

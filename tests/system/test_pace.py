@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from in_process import service
 from pacing import Loop, slowly, stalled_ms
 from rig import MB, RigError, rig
 
+from everstep.checkpoint.frequency_format import load_memory
 from everstep.checkpoint.frequency_types import BoundKind
 from everstep.hook.trainer_testing import Job
 
@@ -37,6 +39,30 @@ def test_a_slow_copy_makes_the_guard_wait_and_the_budget_binds(
         # The copy's 80 ms stand between two boundaries, less the step that goes on beside it.
         assert decision.interval_steps * loop.step_s >= 0.07 / 0.2 / 2
         assert run.report().guard_s > 0.07
+
+
+def test_a_crash_loop_counts_each_death(storage: list[Path]) -> None:
+    """The second and third attempt die before their first checkpoint; what ended by itself did not die."""
+
+    def one_attempt(*, checkpoint: bool, dies: bool) -> int:
+        loop = Loop()
+        known = 0
+        with suppress(KeyboardInterrupt), loop.attach(storage, budget=0.2) as run:
+            run.restore()
+            loop.step(run, inside=lambda: None)
+            while checkpoint and not run.report().checkpoints_complete:
+                assert run.wait(60)
+                run.checkpoint()
+                loop.step(run, inside=lambda: None)
+                assert run.wait(60)
+            meter = load_memory(run._pace.memory).meter
+            known = meter.trainer_failures + meter.node_failures
+            if dies:
+                raise KeyboardInterrupt
+        return known
+
+    ways = [(True, True), (False, True), (False, True), (True, False), (False, True), (True, True)]
+    assert [one_attempt(checkpoint=checkpoint, dies=dies) for checkpoint, dies in ways] == [0, 1, 2, 3, 3, 4]
 
 
 def test_a_step_that_holds_the_copy_hides_it(storage: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
