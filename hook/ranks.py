@@ -50,6 +50,13 @@ _IDLE_POLL_S = 0.1
 class Listener(Protocol):
     """Who hears what all ranks did; called on the agreement's thread."""
 
+    def saves_last_boundary(self) -> bool:
+        """Tell whether the last boundary gets a checkpoint, or only those under way are waited for.
+
+        Asked when an end was announced, on the training thread; of several ranks on rank 0, which decides for all.
+        """
+        ...
+
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
         """All ranks hold a sealed snapshot."""
         ...
@@ -91,11 +98,11 @@ class Ranks(Protocol):
         ...
 
     def ask_for_checkpoint(self, end: str = "") -> None:
-        """Ask for a checkpoint at one of the next boundaries, after which the run ends for the reason `end`, if any."""
+        """Ask for a checkpoint at one of the next boundaries; or, for the reason `end`, for one as the run's last."""
         ...
 
     def end_after(self, step: int) -> str:
-        """Return why the run ends with the checkpoint of boundary `step`, asked after `is_due`; empty: it goes on."""
+        """Return why the run ends with boundary `step`, asked after `is_due`; empty: it goes on."""
         ...
 
     def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
@@ -128,6 +135,8 @@ class OneRank:
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._requested, self._end = False, ""
+        self._ends_here = ""
+        """What the boundary that was asked about last heard of an end; what comes later is for the next one."""
         self._listener: Listener | None = None
         self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
 
@@ -149,8 +158,12 @@ class OneRank:
 
     def is_due(self, step: int) -> bool:
         """Tell whether the step is due by its pace, or was asked for."""
-        due = bool(self._pace.due(step, step + 1)) or self._requested
-        self._requested = False
+        self._ends_here = self._end
+        due = bool(self._pace.due(step, step + 1))
+        if self._requested:  # another thread may ask at any time
+            self._requested, due = False, True
+        if self._ends_here and self._listener is not None:
+            return self._listener.saves_last_boundary()
         return due
 
     @property
@@ -166,7 +179,7 @@ class OneRank:
     def end_after(self, step: int) -> str:
         """Whatever boundary comes first is the last one."""
         del step
-        return self._end
+        return self._ends_here
 
     def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
         """One rank is all."""
@@ -268,10 +281,7 @@ class StoreRanks:
         with self._changed:
             self._step = step
             if self.rank == 0 and self._planner.wants_next(step):
-                self._pace.hear(self._peers)
-                plan = self._planner.next(requested=self._requested, end=self._end, step_s=self._pace.step_s)
-                self._publish(plan)
-                self._requested, self._end = False, ""
+                self._publish(self._next_plan())
             elif self.rank != 0 and self._figures_due():
                 self._outbox.append((f"figures/{self.rank}", json.dumps(self._pace.figures)))
             self._changed.notify_all()
@@ -329,6 +339,16 @@ class StoreRanks:
             if checkpoint is not None and checkpoint not in self._told:
                 self._open.setdefault(checkpoint, set())
             self._changed.notify_all()
+
+    def _next_plan(self) -> Plan:
+        """Return the plan that follows, by what was asked for until now."""
+        assert self._listener is not None
+        self._pace.hear(self._peers)
+        end, requested = self._end, self._requested
+        self._end, self._requested = "", False
+        if end:
+            requested = self._listener.saves_last_boundary()
+        return self._planner.next(requested=requested, end=end, step_s=self._pace.step_s)
 
     def _publish(self, plan: Plan) -> None:
         """Rank 0 knows its own plan at once; the others read it from the Store."""

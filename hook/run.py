@@ -215,7 +215,7 @@ class Run:
         self._costs.wait_s += time.perf_counter() - waits_s
         self._keep_daemon()
         if end := self._ranks.end_after(self._state.step):
-            self._leave(end)
+            self._leave(end, due=due)
         begun = False
         if due:
             begun = self._take()
@@ -375,10 +375,14 @@ class Run:
         for checkpoint in lost:
             self._ranks.failed(checkpoint, "the daemon went away before it was committed")
 
-    def _leave(self, reason: str) -> None:
-        """Save what the time left allows: this boundary, or only what is under way; then end."""
+    def saves_last_boundary(self) -> bool:
+        """Listener: the last boundary is saved, unless time is only left for what is under way."""
+        return not self._outstanding or self._end.has_time
+
+    def _leave(self, reason: str, *, due: bool) -> None:
+        """Save what all ranks have time for: this boundary if it is `due`, or only what is under way; then end."""
         until_s = self._end.until_s
-        if not self._outstanding or self._end.has_time:
+        if due:
             self._begin_patiently(until_s)
         saved = self.wait(max(0.0, until_s - time.monotonic()))
         self._end.leave(reason, last_complete=self.report().last_complete, in_time=saved)

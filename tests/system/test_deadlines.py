@@ -1,6 +1,7 @@
 """Who is told that the end comes saves what the time allows, and then ends or goes on as asked."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -56,6 +57,19 @@ def test_all_ranks_that_are_told_save_the_same_boundary(job: Job) -> None:
     (name,) = restored
     assert int(name.partition(".")[2]) == last_step(first.steps)
     second.kill()
+
+
+def test_ranks_that_measure_differently_end_alike(job: Job) -> None:
+    """One believes that no checkpoint fits any more; would it wait for what the other begins, both would wait long."""
+    first = job.start("--every", "1", "--step-s", "0.02", "--epochs", "100", "--needed-s", "1000", ranks=2)
+    first.until_step(20)
+    began_s = time.monotonic()
+    first.process.send_signal(signal.SIGTERM)
+    first.finish()
+    assert time.monotonic() - began_s < TORCHRUN_WAITS_S / 2
+    ended = re.findall(r"run_ended run=small reason=SIGTERM last_complete=(\S+) in_time=(\S+)", first.log)
+    assert len(ended) == 2, first.log
+    assert ended[0] == ended[1] == (f"1.{last_step(first.steps)}", "True")
 
 
 def test_the_survivor_of_a_dead_rank_ends_at_once(job: Job) -> None:
