@@ -1,7 +1,7 @@
 """How the ranks of a run agree: on attempt, restore, checkpoint steps and completeness.
 
 Over `torch.distributed`'s Store on our own clone, always with a deadline; no collective ever runs on the
-training group. One rank alone agrees with itself.
+training group.
 """
 
 import json
@@ -22,7 +22,9 @@ from ..core.errors import DeadlineError, EverstepError, error_from_code
 from ..core.ids import CheckpointId
 from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
+from .one_rank import TOLD_KEPT, OneRank
 from .pace import Pace
+from .rank_protocol import Listener, Ranks
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
@@ -34,9 +36,6 @@ AGREE_DEADLINE_S = 300.0
 
 PLAN_DEADLINE_S = 60.0
 END = "end"
-TOLD_KEPT = 256
-"""Checkpoints whose end was told: what this rank does later with one of them is told to nobody again."""
-
 FIGURES_S = 2.0
 """How often ranks tell rank 0 what they have measured."""
 
@@ -45,165 +44,6 @@ CONFIRM_S = 2.0
 
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
-
-
-class Listener(Protocol):
-    """Who hears what all ranks did; called on the agreement's thread."""
-
-    def saves_last_boundary(self) -> bool:
-        """Tell whether the last boundary gets a checkpoint, or only those under way are waited for.
-
-        Asked when an end was announced, on the training thread; of several ranks on rank 0, which decides for all.
-        """
-        ...
-
-    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
-        """All ranks hold a sealed snapshot."""
-        ...
-
-    def complete(self, checkpoint: CheckpointId) -> None:
-        """All ranks have committed."""
-        ...
-
-    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
-        """Some rank could not commit: it will never be complete. `in_memory`: but every rank holds it sealed."""
-        ...
-
-
-class Ranks(Protocol):
-    """What a run asks of its peers."""
-
-    rank: int
-    world_size: int
-
-    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
-        """Return the attempt of all ranks, one above the largest known. Any rank's error is raised by all."""
-        ...
-
-    def gather(self, topic: str, value: object) -> list[object]:
-        """Return every rank's JSON-able value, in rank order, on every rank."""
-        ...
-
-    def start(self, step: int, listener: Listener) -> None:
-        """Begin to decide about the boundaries after `step`."""
-        ...
-
-    def is_due(self, step: int) -> bool:
-        """Tell whether boundary `step` gets a checkpoint; the same on all ranks. May wait for rank 0."""
-        ...
-
-    @property
-    def decision(self) -> Decision:
-        """How often, and why: the newest plan's, the same on all ranks that know it."""
-        ...
-
-    def ask_for_checkpoint(self, end: str = "") -> None:
-        """Ask for a checkpoint at one of the next boundaries; or, for the reason `end`, for one as the run's last."""
-        ...
-
-    def end_after(self, step: int) -> str:
-        """Return why the run ends with boundary `step`, asked after `is_due`; empty: it goes on."""
-        ...
-
-    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """Ask for the last checkpoint if all ranks say the same within two seconds; `alone` is called if not."""
-        ...
-
-    def sealed(self, checkpoint: CheckpointId) -> None:
-        """This rank has sealed."""
-        ...
-
-    def committed(self, checkpoint: CheckpointId) -> None:
-        """This rank has committed."""
-        ...
-
-    def failed(self, checkpoint: CheckpointId, reason: str) -> None:
-        """This rank skipped, dropped or could not write its part."""
-        ...
-
-    def close(self) -> None:
-        """End the agreement's thread."""
-        ...
-
-
-class OneRank:
-    """A run of one process."""
-
-    rank = 0
-    world_size = 1
-
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._requested, self._end = False, ""
-        self._ends_here = ""
-        """What the boundary that was asked about last heard of an end; what comes later is for the next one."""
-        self._listener: Listener | None = None
-        self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
-
-    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
-        """Return the next attempt, or raise the error."""
-        if error is not None:
-            raise error
-        return known + 1
-
-    def gather(self, topic: str, value: object) -> list[object]:
-        """Return the value alone."""
-        del topic
-        return [value]
-
-    def start(self, step: int, listener: Listener) -> None:
-        """Remember whom to tell."""
-        del step
-        self._listener = listener
-
-    def is_due(self, step: int) -> bool:
-        """Tell whether the step is due by its pace, or was asked for."""
-        self._ends_here = self._end
-        due = bool(self._pace.due(step, step + 1))
-        if self._requested:  # another thread may ask at any time
-            self._requested, due = False, True
-        if self._ends_here and self._listener is not None:
-            return self._listener.saves_last_boundary()
-        return due
-
-    @property
-    def decision(self) -> Decision:
-        """The pace's own."""
-        return self._pace.decision
-
-    def ask_for_checkpoint(self, end: str = "") -> None:
-        """Make the next boundary due."""
-        self._end = end or self._end
-        self._requested = True
-
-    def end_after(self, step: int) -> str:
-        """Whatever boundary comes first is the last one."""
-        del step
-        return self._ends_here
-
-    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """One rank is all."""
-        del alone
-        self.ask_for_checkpoint(reason)
-
-    def sealed(self, checkpoint: CheckpointId) -> None:
-        """Sealed here is sealed everywhere."""
-        if self._listener is not None:
-            self._listener.sealed_everywhere(checkpoint)
-
-    def committed(self, checkpoint: CheckpointId) -> None:
-        """Committed here is complete."""
-        if self._listener is not None:
-            self._listener.complete(checkpoint)
-
-    def failed(self, checkpoint: CheckpointId, reason: str) -> None:
-        """Failed here is failed: once, though the daemon's end is noticed by who trains and by who copies."""
-        if self._listener is not None and checkpoint not in self._failed:
-            self._failed.append(checkpoint)
-            self._listener.incomplete(checkpoint, reason, in_memory=True)
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 class StoreRanks:

@@ -21,7 +21,7 @@ from .link import Link
 from .loaders import all_loaders, position_loader, put_back_on_first_batch
 from .notice import Preemption
 from .pace import Pace
-from .ranks import Ranks
+from .rank_protocol import Ranks
 from .report import CostBook, Report
 from .restore import Fetched, Restored, RestoreSearch, check_may_restore
 from .rng_state import RngState

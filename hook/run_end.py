@@ -7,7 +7,7 @@ from typing import NoReturn
 from ..core.errors import UsageError
 from .notice import ENDED_STATUS, GRACE_S, SIGTERM, Notice, NoticeWatch, Preemption, end_now
 from .pace import Pace
-from .ranks import Ranks
+from .rank_protocol import Ranks
 
 logger = logging.getLogger(__name__)
 

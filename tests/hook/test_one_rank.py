@@ -2,8 +2,8 @@
 
 from everstep.checkpoint.frequency_types import Limits
 from everstep.core.ids import CheckpointId
+from everstep.hook.one_rank import OneRank
 from everstep.hook.pace import Pace
-from everstep.hook.ranks import OneRank
 
 
 class Heard:
