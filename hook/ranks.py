@@ -69,8 +69,8 @@ class StoreRanks:
         self._requested = self._closing = self._lost = False
         self._end = ""
         """Why the next plan's first boundary is the last one; on rank 0."""
-        self._confirming: tuple[str, float, Callable[[], None]] | None = None
-        """Why this rank is to end, until when the others may say so too, and what happens if they do not."""
+        self._confirming: tuple[str, threading.Timer] | None = None
+        """Why this rank is to end, and what ends it alone if the others do not say so too."""
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
 
@@ -145,10 +145,16 @@ class StoreRanks:
             return self._horizon.end_after(step)
 
     def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them."""
-        self._say(END, "+")
+        """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them.
+
+        The time runs by itself: the agreement's thread begins with the first boundary, and ends with the Store.
+        """
+        timer = threading.Timer(CONFIRM_S, alone)
+        timer.daemon = True
         with self._changed:
-            self._confirming = reason, time.monotonic() + CONFIRM_S, alone
+            self._confirming = reason, timer
+        timer.start()
+        self._say(END, "+")
 
     def sealed(self, checkpoint: CheckpointId) -> None:
         """Publish, and watch for the others."""
@@ -167,6 +173,8 @@ class StoreRanks:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            if self._confirming is not None:
+                self._confirming[1].cancel()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -258,18 +266,16 @@ class StoreRanks:
                 self._requested, self._end = True, end or self._end
 
     def _receive_confirmations(self) -> None:
-        """End together, or alone."""
+        """End together, not alone."""
         with self._changed:
             confirming = self._confirming
-        if confirming is None:
+        if confirming is None or not self._store.check([f"all-{END}"]):
             return
-        reason, until_s, alone = confirming
-        if self._store.check([f"all-{END}"]):
-            with self._changed:
-                self._confirming = None
-                self._end = reason
-        elif time.monotonic() > until_s:
-            alone()
+        reason, timer = confirming
+        timer.cancel()
+        with self._changed:
+            self._confirming = None
+            self._end = reason
 
     def _receive_figures(self) -> None:
         """Rank 0 decides by all ranks' figures, a few seconds old; some ranks may have sent none yet."""
