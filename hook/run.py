@@ -209,7 +209,7 @@ class Run:
         ended = self._costs.arrived(arrived_s, guard_s=guard_s)
         self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
         self._state.step += 1
-        self._end.mind_lease()
+        self._end.mind_lease(under_way=bool(self._outstanding) or self._snapshotter.busy)
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
         self._costs.wait_s += time.perf_counter() - waits_s
@@ -242,8 +242,9 @@ class Run:
     def lease(self, seconds: float, *, ends: bool = True) -> None:
         """Say how long this process has from now on, as schedulers that work in rounds do; a new one replaces the old.
 
-        At the last boundary from which a checkpoint still becomes durable in that time one is taken. Then `step()`
-        raises SystemExit(0), or with `ends=False` goes on. All ranks call it alike.
+        At the last boundary from which a checkpoint still becomes durable in that time one is taken; another one at
+        once while nobody knows how long that takes. Then `step()` raises SystemExit(0), or with `ends=False` goes on.
+        All ranks call it alike.
         """
         self._check_usable()
         self._end.lease(seconds, ends=ends)
@@ -382,10 +383,12 @@ class Run:
     def _leave(self, reason: str, *, due: bool) -> None:
         """Save what all ranks have time for: this boundary if it is `due`, or only what is under way; then end."""
         until_s = self._end.until_s
-        if due:
-            self._begin_patiently(until_s)
-        saved = self.wait(max(0.0, until_s - time.monotonic()))
-        self._end.leave(reason, last_complete=self.report().last_complete, in_time=saved)
+        skipped = due and not self._begin_patiently(until_s)
+        self.wait(max(0.0, until_s - time.monotonic()))
+        last_complete, begun = self.report().last_complete, CheckpointId(self.attempt, self._saved_step)
+        self._end.leave(
+            reason, last_complete=last_complete, in_time=not skipped and last_complete == str(begun)
+        )
 
     # -- what happened to snapshots (other threads)
 
@@ -521,15 +524,16 @@ class Run:
         self._state.step += 1
         self._begin_patiently(time.monotonic() + CLOSE_DEADLINE_S)
 
-    def _begin_patiently(self, until_s: float) -> None:
-        """Begin the attempt's last snapshot; wait for room until then."""
+    def _begin_patiently(self, until_s: float) -> bool:
+        """Begin the attempt's last snapshot; wait for room until then. Tell whether it has begun."""
         self._state.is_last = True
         while (reason := self._begin_snapshot()) is not None:
             if reason not in _WAIT_REASONS or time.monotonic() > until_s:
                 self._skip(reason)
-                return
+                return False
             time.sleep(_RETRY_S)
             self._keep_daemon()
+        return True
 
     def _moved_since_saved(self) -> bool:
         return self._costs.steps > 0

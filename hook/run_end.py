@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 LEASE_ENDS = "the lease ends"
 LEASE_BOUNDARIES = 3
 """Steps, at most, between asking for a checkpoint and its boundary where a step is long."""
+ASK_AGAIN_S = 0.2
+"""After a checkpoint that could not be begun: there was no slot, or no memory."""
 
 
 class RunEnd:
@@ -23,6 +25,8 @@ class RunEnd:
         self._name, self._ranks, self._pace = name, ranks, pace
         self._lease: Notice | None = None
         self._until_s: float | None = None
+        self._asked_s = 0.0
+        """When a checkpoint was asked for last, to measure how long one takes."""
         self._watch = NoticeWatch(preemption, self._on_notice)
 
     def lease(self, seconds: float, *, ends: bool) -> None:
@@ -35,15 +39,22 @@ class RunEnd:
             raise UsageError(f"a lease of {seconds} s", hint="the seconds that are left, more than 0")
         self._lease = Notice(reason=LEASE_ENDS, until_s=time.monotonic() + seconds, ends=ends)
 
-    def mind_lease(self) -> None:
-        """At each boundary: ask for the last checkpoint while there is time for it; rank 0's lease counts."""
-        lease = self._lease
+    def mind_lease(self, *, under_way: bool) -> None:
+        """At each boundary: ask for the last checkpoint while there is time for it; rank 0's lease counts.
+
+        While nobody knows how long that takes, ask for one to measure; `under_way`: one is, or memory for it.
+        """
+        lease, now_s = self._lease, time.monotonic()
         if lease is None or self._ranks.rank != 0:
             return
+        needed_s = self._pace.needed_s
         boundaries_s = LEASE_BOUNDARIES * self._pace.step_s
-        if time.monotonic() + self._pace.needed_s + boundaries_s >= lease.until_s:
+        if now_s + (needed_s or 0.0) + boundaries_s >= lease.until_s:
             self._lease, self._until_s = None, lease.until_s
             self._ranks.ask_for_checkpoint(lease.reason if lease.ends else "")
+        elif needed_s is None and not under_way and now_s >= self._asked_s + ASK_AGAIN_S:
+            self._asked_s = now_s
+            self._ranks.ask_for_checkpoint()
 
     @property
     def until_s(self) -> float:
@@ -52,8 +63,9 @@ class RunEnd:
 
     @property
     def has_time(self) -> bool:
-        """Tell whether a checkpoint that begins now would be durable in time."""
-        return time.monotonic() + self._pace.needed_s < self.until_s
+        """Tell whether a checkpoint that begins now would be durable in time, as far as anybody knows."""
+        needed_s = self._pace.needed_s
+        return needed_s is not None and time.monotonic() + needed_s < self.until_s
 
     def leave(self, reason: str, *, last_complete: str, in_time: bool) -> NoReturn:
         """End the process: SystemExit with 0 for a lease, else as SIGTERM would."""

@@ -124,6 +124,38 @@ def test_a_lease_ends_the_run_with_a_checkpoint_in_time(storage: list[Path]) -> 
         assert trained.run.report().last_complete == f"1.{trained.run.steps}"
 
 
+def test_a_lease_begins_with_a_checkpoint_where_nobody_knows_how_long_one_takes(storage: list[Path]) -> None:
+    """Else the only one would be begun in the last moment, whatever it takes."""
+    with service(), training(storage) as trained:
+        trained.run.lease(600.0)
+        until_s = time.monotonic() + 60
+        while trained.run.report().checkpoints_complete == 0:
+            assert time.monotonic() < until_s
+            trained.step()
+        assert trained.run.wait()
+        taken = trained.run.report().checkpoints_complete
+        for _ in range(20):
+            trained.step()
+        assert trained.run.wait()
+        assert trained.run.report().checkpoints_complete == taken  # now it is known
+
+
+def test_a_run_that_could_save_nothing_does_not_say_that_it_was_in_time(
+    storage: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon stands still before it has given any memory."""
+    with service() as daemon, training(storage) as trained:
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            trained.run.lease(0.5)
+            with pytest.raises(SystemExit):
+                train_on(trained)
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+        (ended,) = [text for text in caplog.messages if text.startswith("run_ended")]
+        assert "last_complete=none in_time=False" in ended
+
+
 def test_a_lease_that_is_prolonged_goes_on(storage: list[Path]) -> None:
     with service(), training(storage) as trained:
         trained.save()
