@@ -16,7 +16,8 @@ from .environment import killed_with_the_job
 from .link import Link, RunAddress
 from .notice import Preemption
 from .pace import Pace
-from .ranks import Ranks, make_ranks
+from .rank_protocol import Ranks
+from .ranks import make_ranks
 from .run import Run
 from .run_state import RUN_COMPONENT
 

@@ -22,7 +22,7 @@ class Plan:
     horizon: int
     steps: tuple[int, ...]
     end: str = ""
-    """Why the run ends after the checkpoint of the plan's first boundary; empty: it goes on."""
+    """Why the run ends with the plan's first boundary, checkpoint or none; empty: it goes on."""
 
     def __post_init__(self) -> None:
         if not self.start < self.horizon or any(not self.start <= step < self.horizon for step in self.steps):
@@ -51,8 +51,9 @@ class Planner:
         return step >= self._last.horizon - max(1, covered // 2)
 
     def next(self, *, requested: bool, end: str = "", step_s: float = 0.0) -> Plan:
-        """Return the plan that follows; a request, or an end, becomes its first boundary.
+        """Return the plan that follows; what is requested becomes its first boundary.
 
+        With an end, for whatever reason, that is the last one: it gets a checkpoint only if one is requested.
         `step_s` is what a step takes: the longer, the fewer a plan covers.
         """
         assert self._last is not None
@@ -60,12 +61,10 @@ class Planner:
             max(1, min(LOOKAHEAD_BOUNDARIES, int(LOOKAHEAD_S / step_s))) if step_s else LOOKAHEAD_BOUNDARIES
         )
         start = self._last.horizon
-        return self._make(
-            self._last.number + 1, start, start + covers, requested=requested or bool(end), end=end
-        )
+        return self._make(self._last.number + 1, start, start + covers, requested=requested, end=end)
 
     def _make(self, number: int, start: int, horizon: int, *, requested: bool, end: str = "") -> Plan:
-        steps = {*self.due(start, horizon), *([start] if requested else [])}
+        steps = {*(() if end else self.due(start, horizon)), *([start] if requested else [])}
         self._last = Plan(number=number, start=start, horizon=horizon, steps=tuple(sorted(steps)), end=end)
         return self._last
 
@@ -105,5 +104,5 @@ class Horizon:
         return due
 
     def end_after(self, step: int) -> str:
-        """Return why the run ends with the checkpoint of boundary `step`; empty: it goes on."""
+        """Return why the run ends with boundary `step`; empty: it goes on."""
         return self._ends.get(step, "")

@@ -143,9 +143,17 @@ class Pace:
         return dump_memory(self._frequency.memory)
 
     @property
-    def needed_s(self) -> float:
-        """How long a checkpoint takes from its boundary until it is durable, with room; 0 while nobody knows."""
-        return DEADLINE_ROOM * (self._stall_s + self._held_s)
+    def needed_s(self) -> float | None:
+        """How long a checkpoint takes from its boundary until it is durable, with room.
+
+        The newest one's of this process, else what earlier attempts have learnt; None while nobody knows.
+        """
+        if self._held_s:
+            return DEADLINE_ROOM * (self._stall_s + self._held_s)
+        known = self._frequency.figures
+        if known.held is None:
+            return None
+        return DEADLINE_ROOM * (known.held.mean + (known.stall.mean if known.stall is not None else 0.0))
 
     # -- among ranks
 

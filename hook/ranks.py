@@ -1,7 +1,7 @@
 """How the ranks of a run agree: on attempt, restore, checkpoint steps and completeness.
 
 Over `torch.distributed`'s Store on our own clone, always with a deadline; no collective ever runs on the
-training group. One rank alone agrees with itself.
+training group.
 """
 
 import json
@@ -22,7 +22,9 @@ from ..core.errors import DeadlineError, EverstepError, error_from_code
 from ..core.ids import CheckpointId
 from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
+from .one_rank import TOLD_KEPT, OneRank
 from .pace import Pace
+from .rank_protocol import Listener, Ranks
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
@@ -34,9 +36,6 @@ AGREE_DEADLINE_S = 300.0
 
 PLAN_DEADLINE_S = 60.0
 END = "end"
-TOLD_KEPT = 256
-"""Checkpoints whose end was told: what this rank does later with one of them is told to nobody again."""
-
 FIGURES_S = 2.0
 """How often ranks tell rank 0 what they have measured."""
 
@@ -45,152 +44,6 @@ CONFIRM_S = 2.0
 
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
-
-
-class Listener(Protocol):
-    """Who hears what all ranks did; called on the agreement's thread."""
-
-    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
-        """All ranks hold a sealed snapshot."""
-        ...
-
-    def complete(self, checkpoint: CheckpointId) -> None:
-        """All ranks have committed."""
-        ...
-
-    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
-        """Some rank could not commit: it will never be complete. `in_memory`: but every rank holds it sealed."""
-        ...
-
-
-class Ranks(Protocol):
-    """What a run asks of its peers."""
-
-    rank: int
-    world_size: int
-
-    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
-        """Return the attempt of all ranks, one above the largest known. Any rank's error is raised by all."""
-        ...
-
-    def gather(self, topic: str, value: object) -> list[object]:
-        """Return every rank's JSON-able value, in rank order, on every rank."""
-        ...
-
-    def start(self, step: int, listener: Listener) -> None:
-        """Begin to decide about the boundaries after `step`."""
-        ...
-
-    def is_due(self, step: int) -> bool:
-        """Tell whether boundary `step` gets a checkpoint; the same on all ranks. May wait for rank 0."""
-        ...
-
-    @property
-    def decision(self) -> Decision:
-        """How often, and why: the newest plan's, the same on all ranks that know it."""
-        ...
-
-    def ask_for_checkpoint(self, end: str = "") -> None:
-        """Ask for a checkpoint at one of the next boundaries, after which the run ends for the reason `end`, if any."""
-        ...
-
-    def end_after(self, step: int) -> str:
-        """Return why the run ends with the checkpoint of boundary `step`, asked after `is_due`; empty: it goes on."""
-        ...
-
-    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """Ask for the last checkpoint if all ranks say the same within two seconds; `alone` is called if not."""
-        ...
-
-    def sealed(self, checkpoint: CheckpointId) -> None:
-        """This rank has sealed."""
-        ...
-
-    def committed(self, checkpoint: CheckpointId) -> None:
-        """This rank has committed."""
-        ...
-
-    def failed(self, checkpoint: CheckpointId, reason: str) -> None:
-        """This rank skipped, dropped or could not write its part."""
-        ...
-
-    def close(self) -> None:
-        """End the agreement's thread."""
-        ...
-
-
-class OneRank:
-    """A run of one process."""
-
-    rank = 0
-    world_size = 1
-
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._requested, self._end = False, ""
-        self._listener: Listener | None = None
-        self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
-
-    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
-        """Return the next attempt, or raise the error."""
-        if error is not None:
-            raise error
-        return known + 1
-
-    def gather(self, topic: str, value: object) -> list[object]:
-        """Return the value alone."""
-        del topic
-        return [value]
-
-    def start(self, step: int, listener: Listener) -> None:
-        """Remember whom to tell."""
-        del step
-        self._listener = listener
-
-    def is_due(self, step: int) -> bool:
-        """Tell whether the step is due by its pace, or was asked for."""
-        due = bool(self._pace.due(step, step + 1)) or self._requested
-        self._requested = False
-        return due
-
-    @property
-    def decision(self) -> Decision:
-        """The pace's own."""
-        return self._pace.decision
-
-    def ask_for_checkpoint(self, end: str = "") -> None:
-        """Make the next boundary due."""
-        self._end = end or self._end
-        self._requested = True
-
-    def end_after(self, step: int) -> str:
-        """Whatever boundary comes first is the last one."""
-        del step
-        return self._end
-
-    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """One rank is all."""
-        del alone
-        self.ask_for_checkpoint(reason)
-
-    def sealed(self, checkpoint: CheckpointId) -> None:
-        """Sealed here is sealed everywhere."""
-        if self._listener is not None:
-            self._listener.sealed_everywhere(checkpoint)
-
-    def committed(self, checkpoint: CheckpointId) -> None:
-        """Committed here is complete."""
-        if self._listener is not None:
-            self._listener.complete(checkpoint)
-
-    def failed(self, checkpoint: CheckpointId, reason: str) -> None:
-        """Failed here is failed: once, though the daemon's end is noticed by who trains and by who copies."""
-        if self._listener is not None and checkpoint not in self._failed:
-            self._failed.append(checkpoint)
-            self._listener.incomplete(checkpoint, reason, in_memory=True)
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 class StoreRanks:
@@ -216,8 +69,8 @@ class StoreRanks:
         self._requested = self._closing = self._lost = False
         self._end = ""
         """Why the next plan's first boundary is the last one; on rank 0."""
-        self._confirming: tuple[str, float, Callable[[], None]] | None = None
-        """Why this rank is to end, until when the others may say so too, and what happens if they do not."""
+        self._confirming: tuple[str, threading.Timer] | None = None
+        """Why this rank is to end, and what ends it alone if the others do not say so too."""
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
 
@@ -268,10 +121,7 @@ class StoreRanks:
         with self._changed:
             self._step = step
             if self.rank == 0 and self._planner.wants_next(step):
-                self._pace.hear(self._peers)
-                plan = self._planner.next(requested=self._requested, end=self._end, step_s=self._pace.step_s)
-                self._publish(plan)
-                self._requested, self._end = False, ""
+                self._publish(self._next_plan())
             elif self.rank != 0 and self._figures_due():
                 self._outbox.append((f"figures/{self.rank}", json.dumps(self._pace.figures)))
             self._changed.notify_all()
@@ -295,10 +145,16 @@ class StoreRanks:
             return self._horizon.end_after(step)
 
     def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them."""
-        self._say(END, "+")
+        """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them.
+
+        The time runs by itself: the agreement's thread begins with the first boundary, and ends with the Store.
+        """
+        timer = threading.Timer(CONFIRM_S, alone)
+        timer.daemon = True
         with self._changed:
-            self._confirming = reason, time.monotonic() + CONFIRM_S, alone
+            self._confirming = reason, timer
+        timer.start()
+        self._say(END, "+")
 
     def sealed(self, checkpoint: CheckpointId) -> None:
         """Publish, and watch for the others."""
@@ -317,6 +173,8 @@ class StoreRanks:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            if self._confirming is not None:
+                self._confirming[1].cancel()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -329,6 +187,16 @@ class StoreRanks:
             if checkpoint is not None and checkpoint not in self._told:
                 self._open.setdefault(checkpoint, set())
             self._changed.notify_all()
+
+    def _next_plan(self) -> Plan:
+        """Return the plan that follows, by what was asked for until now."""
+        assert self._listener is not None
+        self._pace.hear(self._peers)
+        end, requested = self._end, self._requested
+        self._end, self._requested = "", False
+        if end:
+            requested = self._listener.saves_last_boundary()
+        return self._planner.next(requested=requested, end=end, step_s=self._pace.step_s)
 
     def _publish(self, plan: Plan) -> None:
         """Rank 0 knows its own plan at once; the others read it from the Store."""
@@ -398,18 +266,16 @@ class StoreRanks:
                 self._requested, self._end = True, end or self._end
 
     def _receive_confirmations(self) -> None:
-        """End together, or alone."""
+        """End together, not alone."""
         with self._changed:
             confirming = self._confirming
-        if confirming is None:
+        if confirming is None or not self._store.check([f"all-{END}"]):
             return
-        reason, until_s, alone = confirming
-        if self._store.check([f"all-{END}"]):
-            with self._changed:
-                self._confirming = None
-                self._end = reason
-        elif time.monotonic() > until_s:
-            alone()
+        reason, timer = confirming
+        timer.cancel()
+        with self._changed:
+            self._confirming = None
+            self._end = reason
 
     def _receive_figures(self) -> None:
         """Rank 0 decides by all ranks' figures, a few seconds old; some ranks may have sent none yet."""

@@ -24,7 +24,7 @@ from .history import NAME as HISTORY_NAME
 from .link import Link
 from .mapped_arena import MappedArena
 from .module_state import ModuleState
-from .ranks import Ranks
+from .rank_protocol import Ranks
 from .received_leaves import ReceivedLeaves
 from .restore_plan import Choice, check_replicated, newest_common, restorable
 from .rng_state import NAME as RNG_NAME

@@ -21,7 +21,7 @@ from .link import Link
 from .loaders import all_loaders, position_loader, put_back_on_first_batch
 from .notice import Preemption
 from .pace import Pace
-from .ranks import Ranks
+from .rank_protocol import Ranks
 from .report import CostBook, Report
 from .restore import Fetched, Restored, RestoreSearch, check_may_restore
 from .rng_state import RngState
@@ -211,13 +211,13 @@ class Run:
         ended = self._costs.arrived(arrived_s, guard_s=guard_s)
         self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
         self._state.step += 1
-        self._end.mind_deadlines()
+        self._end.mind_deadlines(under_way=bool(self._outstanding) or self._snapshotter.busy)
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
         self._costs.wait_s += time.perf_counter() - waits_s
         self._keep_daemon()
         if end := self._ranks.end_after(self._state.step):
-            self._leave(end)
+            self._leave(end, due=due)
         begun = False
         if due:
             begun = self._take()
@@ -244,8 +244,9 @@ class Run:
     def lease(self, seconds: float, *, ends: bool = True) -> None:
         """Say how long this process has from now on, as schedulers that work in rounds do; a new one replaces the old.
 
-        At the last boundary from which a checkpoint still becomes durable in that time one is taken. Then `step()`
-        raises SystemExit(0), or with `ends=False` goes on. All ranks call it alike.
+        At the last boundary from which a checkpoint still becomes durable in that time one is taken; another one at
+        once while nobody knows how long that takes. Then `step()` raises SystemExit(0), or with `ends=False` goes on.
+        All ranks call it alike.
         """
         self._check_usable()
         self._end.lease(seconds, ends=ends)
@@ -377,13 +378,19 @@ class Run:
         for checkpoint in lost:
             self._ranks.failed(checkpoint, "the daemon went away before it was committed")
 
-    def _leave(self, reason: str) -> None:
-        """Save what the time left allows: this boundary, or only what is under way; then end."""
+    def saves_last_boundary(self) -> bool:
+        """Listener: the last boundary is saved, unless time is only left for what is under way."""
+        return not self._outstanding or self._end.has_time
+
+    def _leave(self, reason: str, *, due: bool) -> None:
+        """Save what all ranks have time for: this boundary if it is `due`, or only what is under way; then end."""
         until_s = self._end.until_s
-        if not self._outstanding or self._end.has_time:
-            self._begin_patiently(until_s)
-        saved = self.wait(max(0.0, until_s - time.monotonic()))
-        self._end.leave(reason, last_complete=self.report().last_complete, in_time=saved)
+        skipped = due and not self._begin_patiently(until_s)
+        self.wait(max(0.0, until_s - time.monotonic()))
+        last_complete, begun = self.report().last_complete, CheckpointId(self.attempt, self._saved_step)
+        self._end.leave(
+            reason, last_complete=last_complete, in_time=not skipped and last_complete == str(begun)
+        )
 
     # -- what happened to snapshots (other threads)
 
@@ -523,15 +530,16 @@ class Run:
         self._state.step += 1
         self._begin_patiently(time.monotonic() + CLOSE_DEADLINE_S)
 
-    def _begin_patiently(self, until_s: float) -> None:
-        """Begin the attempt's last snapshot; wait for room until then."""
+    def _begin_patiently(self, until_s: float) -> bool:
+        """Begin the attempt's last snapshot; wait for room until then. Tell whether it has begun."""
         self._state.is_last = True
         while (reason := self._begin_snapshot()) is not None:
             if reason not in _WAIT_REASONS or time.monotonic() > until_s:
                 self._skip(reason)
-                return
+                return False
             time.sleep(_RETRY_S)
             self._keep_daemon()
+        return True
 
     def _moved_since_saved(self) -> bool:
         return self._costs.steps > 0

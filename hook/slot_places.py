@@ -10,7 +10,7 @@ from ..checkpoint.draft_format import DraftEncoder
 from ..checkpoint.layout_plan import Layout
 from .capture import StateCapture
 from .copier import Unchanged
-from .copy_plan import GATHER_BYTES_MAX, CopyPlan, Moves, Placed, picker
+from .copy_plan import CopyPlan, Moves, Placed, picker
 from .state_protocol import Laziness, TensorLeaf
 
 
@@ -34,25 +34,23 @@ class Places:
         self.largest_eager_leaf = layout.leaves[largest.leaf].name if largest is not None else ""
         self.all_lazy = [place for place in placed if not is_eager[place.leaf]]
         lazy = [index for index, eager in enumerate(is_eager) if not eager]
-        watched = [index for index in lazy if _is_written_by_hand(capture.leaves[index])]
-        self._watched_names = [layout.leaves[index].name for index in watched]
-        self._watched = picker(watched)
-        self._watched_addresses = picker(watched)
-        self._large = picker([index for index in lazy if layout.leaves[index].size_bytes >= GATHER_BYTES_MAX])
+        self._lazy_names = [layout.leaves[index].name for index in lazy]
+        self._lazy_leaves = picker(lazy)
+        self._lazy_addresses = picker(lazy)
 
     def unchanged(self, capture: StateCapture) -> Unchanged:
         """Return what must not change until it is copied."""
-        tensors = list(map(_tensor_of, self._watched(capture.leaves)))
-        return Unchanged(self._watched_names, tensors, self._watched_addresses(capture.addresses))
+        tensors = list(map(_tensor_of, self._lazy_leaves(capture.leaves)))
+        return Unchanged(self._lazy_names, tensors, self._lazy_addresses(capture.addresses))
 
     def memory(self, capture: StateCapture) -> list[object]:
         """Return what keeps the memory that is read.
 
-        Whoever sets `.data` frees the memory that a tensor had. The kernel refuses to gather what is unmapped; memmove,
-        which copies large leaves, would not survive it.
+        Whoever sets `.data` frees the memory that a tensor had: memmove would not survive it, and what is allocated
+        there next and set as `.data` again would look as if nothing had moved.
         """
-        large = map(_tensor_of, self._large(capture.leaves))
-        return [capture.leaves, list(map(torch.Tensor.untyped_storage, large))]
+        lazy = map(_tensor_of, self._lazy_leaves(capture.leaves))
+        return [capture.leaves, list(map(torch.Tensor.untyped_storage, lazy))]
 
     def lazy_moves(self, addresses: Sequence[int], base: int) -> tuple[Moves, ...]:
         """Return the moves of what may wait, in the order of the segments."""
@@ -66,14 +64,6 @@ class Places:
 
 
 _tensor_of = cast("Callable[[TensorLeaf], torch.Tensor]", attrgetter("tensor"))
-
-
-def _is_written_by_hand(leaf: TensorLeaf) -> bool:
-    """Tell whether training loops are known to write to it outside an optimizer: that is compared each time.
-
-    Optimizer state is not: nobody does, and to read 10,000 versions takes 1 ms. The debug mode looks at all.
-    """
-    return leaf.laziness is Laziness.FROZEN or isinstance(leaf.tensor, torch.nn.Parameter)
 
 
 def _places(layout: Layout) -> list[Placed]:

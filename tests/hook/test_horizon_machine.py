@@ -28,6 +28,16 @@ def test_a_request_becomes_a_boundary_that_no_rank_has_passed() -> None:
     assert following.steps == (plan.horizon,)
 
 
+def test_the_last_boundary_gets_a_checkpoint_only_if_there_is_time_for_it() -> None:
+    for saved in (True, False):
+        planner, horizon = Planner(due=FixedInterval(1).due), Horizon()
+        horizon.receive(planner.first(0))
+        plan = planner.next(requested=saved, end="the lease ends")
+        horizon.receive(plan)
+        assert plan.steps == ((plan.start,) if saved else ())
+        assert horizon.end_after(plan.start) == "the lease ends"
+
+
 @given(
     start=st.integers(0, 10**9),
     every=st.integers(1, 50),

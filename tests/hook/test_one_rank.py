@@ -2,8 +2,8 @@
 
 from everstep.checkpoint.frequency_types import Limits
 from everstep.core.ids import CheckpointId
+from everstep.hook.one_rank import OneRank
 from everstep.hook.pace import Pace
-from everstep.hook.ranks import OneRank
 
 
 class Heard:
@@ -11,6 +11,10 @@ class Heard:
 
     def __init__(self) -> None:
         self.said: list[tuple[str, CheckpointId]] = []
+        self.has_time = True
+
+    def saves_last_boundary(self) -> bool:
+        return self.has_time
 
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
         self.said.append(("sealed", checkpoint))
@@ -31,3 +35,14 @@ def test_a_failure_that_two_threads_notice_is_told_once() -> None:
     ranks.failed(one, "the copy noticed it, too")
     ranks.failed(two, "a device failed")
     assert heard.said == [("the daemon went away", one), ("a device failed", two)]
+
+
+def test_the_boundary_after_an_announcement_is_the_last_one_saved_or_not() -> None:
+    for has_time in (True, False):
+        ranks, heard = OneRank(Pace(every=1, limits=Limits())), Heard()
+        heard.has_time = has_time
+        ranks.start(0, heard)
+        assert (ranks.is_due(1), ranks.end_after(1)) == (True, "")
+        ranks.ask_for_checkpoint("SIGTERM")
+        assert ranks.end_after(1) == ""  # it was not asked about this one
+        assert (ranks.is_due(2), ranks.end_after(2)) == (has_time, "SIGTERM")

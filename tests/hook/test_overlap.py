@@ -27,6 +27,7 @@ from overlapping import (
     take,
 )
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
@@ -461,10 +462,29 @@ def test_a_weight_written_by_hand_while_it_is_copied_drops_the_snapshot_by_its_n
             if way == "in place":
                 weight.add_(0.1)
             else:
+                memory = StorageWeakRef(weight.untyped_storage())
                 weight.data = weight.data + 0.1
+                assert (
+                    not memory.expired()
+                )  # else what is allocated there next could pass for what was copied
 
     failure = failure_of(loop, change, devices, slow)
     assert "model.weight changed while its snapshot was being copied" in failure
+    assert "with run.mutating()" in failure
+
+
+def test_optimizer_state_written_by_hand_while_it_is_copied_drops_the_snapshot_by_its_name(
+    devices: list[Path], slow: Slow
+) -> None:
+    """Momentum that is restarted after the boundary, without `mutating()`."""
+    loop = simple(0)
+    model, optimizer = loop.objects["model"], loop.objects["optimizer"]
+
+    def change() -> None:
+        optimizer.state[model.weight]["exp_avg"].zero_()
+
+    failure = failure_of(loop, change, devices, slow)
+    assert "optimizer.state.weight.exp_avg changed while its snapshot was being copied" in failure
     assert "with run.mutating()" in failure
 
 

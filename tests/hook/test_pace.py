@@ -137,6 +137,18 @@ def test_what_was_learnt_spares_the_next_attempt_its_profile() -> None:
     assert loop.taken[0] <= before.step + before.interval
 
 
+def test_how_long_a_checkpoint_takes_is_measured_or_remembered() -> None:
+    before = Loop(begun())
+    assert before.pace.needed_s is None
+    before.run(1000)
+    assert before.pace.needed_s is not None
+    after = Pace(every=None, limits=Limits())
+    after.restored(json.loads(json.dumps(before.pace.memory)), None)
+    after.begin(before.step, devices=[DEVICE])
+    assert after.needed_s is not None
+    assert after.needed_s > 0
+
+
 def test_failures_are_counted_over_attempts_until_their_mean_time_is_known() -> None:
     pace = begun(Limits(budget=0.5))
     for attempt in range(FAILURES_NEEDED + 2):

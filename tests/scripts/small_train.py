@@ -20,6 +20,7 @@ from torch import nn
 import everstep
 from everstep.checkpoint.frequency_format import dump_decision
 from everstep.dataloader import DataLoader
+from everstep.hook.pace import Pace
 
 
 class Squares(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
@@ -72,6 +73,9 @@ def main() -> None:
     parser.add_argument("--replicated", action="store_true", help="no DDP; say that all ranks hold the same")
     parser.add_argument("--request-at", type=int, default=-1, help="the last rank asks for a checkpoint here")
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument(
+        "--needed-s", type=float, help="how long a checkpoint takes, as the last rank believes"
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     torch.set_num_threads(1)
@@ -81,6 +85,8 @@ def main() -> None:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if distributed else 0
 
+    if args.needed_s is not None and distributed and rank == dist.get_world_size() - 1:
+        Pace.needed_s = property(lambda pace: args.needed_s)
     inner = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
     ddp = distributed and not args.replicated
     model = nn.parallel.DistributedDataParallel(inner) if ddp else inner

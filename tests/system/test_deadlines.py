@@ -1,6 +1,7 @@
 """Who is told that the end comes saves what the time allows, and then ends or goes on as asked."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_all_ranks_that_are_told_save_the_same_boundary(job: Job) -> None:
     second.kill()
 
 
+def test_ranks_that_measure_differently_end_alike(job: Job) -> None:
+    """One believes that no checkpoint fits any more; would it wait for what the other begins, both would wait long."""
+    first = job.start("--every", "1", "--step-s", "0.02", "--epochs", "100", "--needed-s", "1000", ranks=2)
+    first.until_step(20)
+    began_s = time.monotonic()
+    first.process.send_signal(signal.SIGTERM)
+    first.finish()
+    assert time.monotonic() - began_s < TORCHRUN_WAITS_S / 2
+    ended = re.findall(r"run_ended run=small reason=SIGTERM last_complete=(\S+) in_time=(\S+)", first.log)
+    assert len(ended) == 2, first.log
+    assert ended[0] == ended[1] == (f"1.{last_step(first.steps)}", "True")
+
+
 def test_the_survivor_of_a_dead_rank_ends_at_once(job: Job) -> None:
     """It waits for what never comes, as in a collective; torchrun ends it, and would wait long."""
     first = job.start("--every", "2", "--until", "6", ranks=2)
@@ -108,6 +122,38 @@ def test_a_lease_ends_the_run_with_a_checkpoint_in_time(storage: list[Path]) -> 
         assert ended.value.code == 0
         assert time.monotonic() - began_s < 1.0
         assert trained.run.report().last_complete == f"1.{trained.run.steps}"
+
+
+def test_a_lease_begins_with_a_checkpoint_where_nobody_knows_how_long_one_takes(storage: list[Path]) -> None:
+    """Else the only one would be begun in the last moment, whatever it takes."""
+    with service(), training(storage) as trained:
+        trained.run.lease(600.0)
+        until_s = time.monotonic() + 60
+        while trained.run.report().checkpoints_complete == 0:
+            assert time.monotonic() < until_s
+            trained.step()
+        assert trained.run.wait()
+        taken = trained.run.report().checkpoints_complete
+        for _ in range(20):
+            trained.step()
+        assert trained.run.wait()
+        assert trained.run.report().checkpoints_complete == taken  # now it is known
+
+
+def test_a_run_that_could_save_nothing_does_not_say_that_it_was_in_time(
+    storage: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon stands still before it has given any memory."""
+    with service() as daemon, training(storage) as trained:
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            trained.run.lease(0.5)
+            with pytest.raises(SystemExit):
+                train_on(trained)
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+        (ended,) = [text for text in caplog.messages if text.startswith("run_ended")]
+        assert "last_complete=none in_time=False" in ended
 
 
 def test_a_lease_that_is_prolonged_goes_on(storage: list[Path]) -> None:

@@ -1,0 +1,93 @@
+"""The ranks of a run of one process, which agrees with itself."""
+
+from collections import deque
+from collections.abc import Callable
+
+from ..checkpoint.frequency_types import Decision
+from ..core.errors import EverstepError
+from ..core.ids import CheckpointId
+from .pace import Pace
+from .rank_protocol import Listener
+
+TOLD_KEPT = 256
+"""Checkpoints whose end was told: what this rank does later with one of them is told to nobody again."""
+
+
+class OneRank:
+    """A run of one process."""
+
+    rank = 0
+    world_size = 1
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._requested, self._end = False, ""
+        self._ends_here = ""
+        """What the boundary that was asked about last heard of an end; what comes later is for the next one."""
+        self._listener: Listener | None = None
+        self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
+
+    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
+        """Return the next attempt, or raise the error."""
+        if error is not None:
+            raise error
+        return known + 1
+
+    def gather(self, topic: str, value: object) -> list[object]:
+        """Return the value alone."""
+        del topic
+        return [value]
+
+    def start(self, step: int, listener: Listener) -> None:
+        """Remember whom to tell."""
+        del step
+        self._listener = listener
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether the step is due by its pace, or was asked for."""
+        self._ends_here = self._end
+        due = bool(self._pace.due(step, step + 1))
+        if self._requested:  # another thread may ask at any time
+            self._requested, due = False, True
+        if self._ends_here and self._listener is not None:
+            return self._listener.saves_last_boundary()
+        return due
+
+    @property
+    def decision(self) -> Decision:
+        """The pace's own."""
+        return self._pace.decision
+
+    def ask_for_checkpoint(self, end: str = "") -> None:
+        """Make the next boundary due."""
+        self._end = end or self._end
+        self._requested = True
+
+    def end_after(self, step: int) -> str:
+        """Whatever boundary comes first is the last one."""
+        del step
+        return self._ends_here
+
+    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
+        """One rank is all."""
+        del alone
+        self.ask_for_checkpoint(reason)
+
+    def sealed(self, checkpoint: CheckpointId) -> None:
+        """Sealed here is sealed everywhere."""
+        if self._listener is not None:
+            self._listener.sealed_everywhere(checkpoint)
+
+    def committed(self, checkpoint: CheckpointId) -> None:
+        """Committed here is complete."""
+        if self._listener is not None:
+            self._listener.complete(checkpoint)
+
+    def failed(self, checkpoint: CheckpointId, reason: str) -> None:
+        """Failed here is failed: once, though the daemon's end is noticed by who trains and by who copies."""
+        if self._listener is not None and checkpoint not in self._failed:
+            self._failed.append(checkpoint)
+            self._listener.incomplete(checkpoint, reason, in_memory=True)
+
+    def close(self) -> None:
+        """Nothing to end."""

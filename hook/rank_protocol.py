@@ -1,0 +1,87 @@
+"""What a run asks of its ranks, and what it hears of them."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ..checkpoint.frequency_types import Decision
+from ..core.errors import EverstepError
+from ..core.ids import CheckpointId
+
+
+class Listener(Protocol):
+    """Who hears what all ranks did; called on the agreement's thread."""
+
+    def saves_last_boundary(self) -> bool:
+        """Tell whether the last boundary gets a checkpoint, or only those under way are waited for.
+
+        Asked when an end was announced, on the training thread; of several ranks on rank 0, which decides for all.
+        """
+        ...
+
+    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
+        """All ranks hold a sealed snapshot."""
+        ...
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """All ranks have committed."""
+        ...
+
+    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
+        """Some rank could not commit: it will never be complete. `in_memory`: but every rank holds it sealed."""
+        ...
+
+
+class Ranks(Protocol):
+    """What a run asks of its peers."""
+
+    rank: int
+    world_size: int
+
+    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
+        """Return the attempt of all ranks, one above the largest known. Any rank's error is raised by all."""
+        ...
+
+    def gather(self, topic: str, value: object) -> list[object]:
+        """Return every rank's JSON-able value, in rank order, on every rank."""
+        ...
+
+    def start(self, step: int, listener: Listener) -> None:
+        """Begin to decide about the boundaries after `step`."""
+        ...
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether boundary `step` gets a checkpoint; the same on all ranks. May wait for rank 0."""
+        ...
+
+    @property
+    def decision(self) -> Decision:
+        """How often, and why: the newest plan's, the same on all ranks that know it."""
+        ...
+
+    def ask_for_checkpoint(self, end: str = "") -> None:
+        """Ask for a checkpoint at one of the next boundaries; or, for the reason `end`, for one as the run's last."""
+        ...
+
+    def end_after(self, step: int) -> str:
+        """Return why the run ends with boundary `step`, asked after `is_due`; empty: it goes on."""
+        ...
+
+    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
+        """Ask for the last checkpoint if all ranks say the same within two seconds; `alone` is called if not."""
+        ...
+
+    def sealed(self, checkpoint: CheckpointId) -> None:
+        """This rank has sealed."""
+        ...
+
+    def committed(self, checkpoint: CheckpointId) -> None:
+        """This rank has committed."""
+        ...
+
+    def failed(self, checkpoint: CheckpointId, reason: str) -> None:
+        """This rank skipped, dropped or could not write its part."""
+        ...
+
+    def close(self) -> None:
+        """End the agreement's thread."""
+        ...
