@@ -116,7 +116,7 @@ class Metrics:
         )
         self.scrub_last_s = self._gauge(
             "everstep_scrub_last_completed_timestamp_seconds",
-            "Unix time at which the newest scrub had read all; 0 before the first",
+            "Unix time at which the newest scrub had read all, also before a restart; 0 before the first",
         )
         self._engine_info = Gauge(
             "everstep_engine_info",
