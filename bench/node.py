@@ -55,13 +55,18 @@ class Node:
 
     def cpu_s(self) -> float:
         """Return the processor time that the daemon has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.pid)
 
     def memory_bytes(self) -> int:
         """Return the daemon's own memory: all but the arena's shared pages."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -72,16 +77,22 @@ def node(
     *,
     slot_count: int = 2,
     recycles: bool = True,
+    serves_metrics: bool = False,
+    io_process: bool = False,
 ) -> Generator[Node]:
-    """A daemon over new stores in `directories`, its arena filled; without `recycles` every file is a new one."""
+    """A daemon over new stores in `directories`, its arena filled; without `recycles` every file is a new one.
+
+    `serves_metrics`: on a free port. `io_process`: each device's engine in a process of its own.
+    """
     stores = {f"drive{index}": directory / "everstep" for index, directory in enumerate(directories)}
     for store in stores.values():
         store.mkdir()
     socket = folder / "socket" / "data.sock"
     socket.parent.mkdir(mode=0o700)
+    settings = _settings(recycles=recycles, serves_metrics=serves_metrics, io_process=io_process)
     with (
         _removed(stores.values()),
-        node_daemon(_config(folder, socket, stores, recycles=recycles), socket) as process,
+        node_daemon(_config(folder, socket, stores, settings), socket) as process,
         FakeTrainer(socket) as trainer,
     ):
         trainer.sock.settimeout(DEADLINE_S)
@@ -98,14 +109,22 @@ def node(
             arena.close()
 
 
-def _config(folder: Path, socket: Path, stores: Mapping[str, Path], *, recycles: bool) -> Path:
+def _config(folder: Path, socket: Path, stores: Mapping[str, Path], settings: str) -> Path:
     path = folder / "node.toml"
     devices = "".join(f'{name} = "{store}"\n' for name, store in stores.items())
-    # What is read in the background is not what is measured.
-    daemon = f'[daemon]\nsocket = "{socket}"\n[metrics]\nenabled = false\n[verify]\nafter_s = 86400\n'
-    kept = f"[io]\nrecycle = {str(recycles).lower()}\n[retention]\nkeep_last = {KEEP_LAST}\n"
-    path.write_text(f"{daemon}{kept}[devices]\n{devices}")
+    path.write_text(f'[daemon]\nsocket = "{socket}"\n{settings}[devices]\n{devices}')
     return path
+
+
+def _settings(*, recycles: bool, serves_metrics: bool, io_process: bool) -> str:
+    # What is read in the background is not what is measured.
+    background = '[verify]\nafter_s = 86400\n[scrub]\nevery = "never"\n'
+    io = f"[io]\nrecycle = {_toml(recycles)}\nprocess = {_toml(io_process)}\n"
+    return f"[metrics]\nenabled = {_toml(serves_metrics)}\n{background}{io}[retention]\nkeep_last = {KEEP_LAST}\n"
+
+
+def _toml(value: bool) -> str:
+    return str(value).lower()
 
 
 @contextlib.contextmanager

@@ -146,7 +146,7 @@ def _wait_for_pools(mounts: Sequence[Path], size_bytes: int) -> None:
 
 def under_flood(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -> Row:
     """Compare persisting beside clients that never stop asking with persisting in peace."""
-    with scratch() as folder, node(mounts, size_bytes, folder) as ours:
+    with scratch() as folder, node(mounts, size_bytes, folder, serves_metrics=True) as ours:
         save_wide(ours.socket, [Path(f"drive{number}") for number in range(len(mounts))])
         ours.persist()
 
