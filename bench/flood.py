@@ -21,7 +21,7 @@ import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from node import cpu_s
+from meter import cpu_s
 
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId

@@ -5,6 +5,7 @@ python bench/plot.py bench/results/storage-….json … docs/images/storage.png
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -49,6 +50,15 @@ def draw(rows: list[Row], title: str, target: Path) -> None:
     figure.savefig(target, dpi=110)
 
 
+def draw_results(results: Sequence[Path], target: Path) -> None:
+    """Draw the rows of some files in one picture."""
+    found = [json.loads(path.read_text()) for path in results]
+    origins = dict.fromkeys(
+        f"{each['machine']}, {each['date'][:10]}, commit {each['commit']}" for each in found
+    )
+    draw([row for each in found for row in each["rows"]], "; ".join(origins), target)
+
+
 def main() -> None:
     """Draw the rows of some files in one picture."""
     parser = argparse.ArgumentParser(
@@ -57,11 +67,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("target", type=Path)
     args = parser.parse_args()
-    found = [json.loads(path.read_text()) for path in args.results]
-    origins = dict.fromkeys(
-        f"{each['machine']}, {each['date'][:10]}, commit {each['commit']}" for each in found
-    )
-    draw([row for each in found for row in each["rows"]], "; ".join(origins), args.target)
+    draw_results(args.results, args.target)
 
 
 if __name__ == "__main__":
