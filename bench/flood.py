@@ -1,8 +1,18 @@
-"""Clients that never stop asking a daemon: its status, its metrics, and the description of a very wide checkpoint.
+"""Clients that never stop asking a daemon, each kind of question in a thread of its own.
 
-python bench/flood.py SOCKET RUN       # until it is ended; used by bench/storage.py in a process of its own
+    python bench/flood.py SOCKET                 # until it is ended; used by bench/storage.py in a process of its own
+    python bench/flood.py SOCKET --count 50      # what each kind costs the daemon, one after the other
+
+What one question of each kind takes of the daemon's processor time (`--count 15`, 2 cores, 2026-11-22):
+
+    status     0.7 ms   what `everstep status` asks: a few messages, nothing parsed
+    scrape       2 ms   Prometheus: the metrics as text
+    show        32 ms   the wide checkpoint's overview: 5 MB read and their digest checked, the first leaf decoded
+    manifest   560 ms   the same 5 MB for a trainer that restores: decoded whole and encoded again, in a thread, with
+                        the GIL held for milliseconds at a time
 """
 
+import argparse
 import contextlib
 import subprocess
 import sys
@@ -10,6 +20,8 @@ import threading
 import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
+
+from meter import cpu_s
 
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId
@@ -50,25 +62,70 @@ def save_wide(socket_path: Path, storage: list[Path]) -> None:
         arena.close()
 
 
-def main() -> None:
-    """Ask without end, each kind in a thread of its own."""
-    with connected(Path(sys.argv[1])) as client:
+@contextlib.contextmanager
+def questions(socket_path: Path) -> Generator[dict[str, Callable[[], object]]]:
+    """Give each kind of question as a call."""
+    with connected(socket_path) as client, FakeTrainer(socket_path) as trainer:
         port = client.status().daemon.metrics_port
+        assert port, "the daemon serves no metrics: node(serves_metrics=True)"
+        opened = trainer.open_run([Path("drive0")], name=RUN)
+        assert isinstance(opened, frames.RunOpened), opened
 
-        def scrape() -> None:
+        def scrape() -> int:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-                answer.read()
+                return len(answer.read())
 
-        questions: list[Callable[[], object]] = [
-            client.status,
-            lambda: client.detail(RUN, CHECKPOINT, leaf_count_max=1),
-        ]
-        if port:
-            questions.append(scrape)
-        for question in questions:
+        def manifest() -> int:
+            number = trainer.number()
+            reply = trainer.ask(
+                frames.GetManifest(
+                    request_id=number, attempt=CHECKPOINT.attempt, step=CHECKPOINT.step, rank=0
+                )
+            )
+            assert isinstance(reply, frames.ManifestBytes), reply
+            return len(reply.manifest)
+
+        yield {
+            "status": client.status,
+            "scrape": scrape,
+            "show": lambda: client.detail(RUN, CHECKPOINT, leaf_count_max=1),
+            "manifest": manifest,
+        }
+
+
+def costs(socket_path: Path, count: int) -> dict[str, float]:
+    """Return the processor seconds that the daemon takes for one question of each kind."""
+    found: dict[str, float] = {}
+    with connected(socket_path) as client, questions(socket_path) as kinds:
+        pid = client.status().daemon.pid
+        for name, question in kinds.items():
+            question()
+            before_s = cpu_s(pid)
+            for _ in range(count):
+                question()
+            found[name] = (cpu_s(pid) - before_s) / count
+    return found
+
+
+def main() -> None:
+    """Ask without end, or so often."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("socket", type=Path)
+    parser.add_argument("--count", type=int, default=0, help="ask so often, and say what it costs")
+    args = parser.parse_args()
+    if args.count:
+        for name, each_s in costs(args.socket, args.count).items():
+            print(f"{name}: {each_s * 1000:.1f} ms of the daemon's processor time")
+        return
+    with questions(args.socket) as kinds:
+        for question in kinds.values():
             question()
         print("flooding", flush=True)
-        threads = [threading.Thread(target=_forever, args=(question,), daemon=True) for question in questions]
+        threads = [
+            threading.Thread(target=_forever, args=(question,), daemon=True) for question in kinds.values()
+        ]
         for thread in threads:
             thread.start()
         threads[0].join()

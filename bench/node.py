@@ -1,6 +1,6 @@
-"""A node's daemon and a trainer that has only bytes: what the storage benchmarks measure.
+"""A node's daemon and trainers that have only bytes: what the storage benchmarks measure.
 
-The trainer speaks the data socket as the hook does; its state is random bytes that lie in the arena from the start,
+A trainer speaks the data socket as the hook does; its state is random bytes that lie in the arena from the start,
 so that nothing but the daemon's own work is in the measured time.
 """
 
@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,44 +25,49 @@ KEEP_LAST = 2
 DEADLINE_S = 600.0
 
 
-class Node:
-    """One run of one rank, with a state of `size_bytes`, over the given directories."""
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank of the run, as the daemon knows it."""
 
-    def __init__(
-        self, trainer: FakeTrainer, arena: FakeArena, size_bytes: int, pid: int, socket: Path
-    ) -> None:
-        self.trainer, self.arena, self.size_bytes, self.pid, self.socket = (
-            trainer,
-            arena,
-            size_bytes,
-            pid,
-            socket,
-        )
+    trainer: FakeTrainer
+    arena: FakeArena
+
+
+class Node:
+    """One run whose ranks have a state of `size_bytes` together, over the given directories."""
+
+    def __init__(self, ranks: Sequence[Rank], size_bytes: int, pid: int, socket: Path) -> None:
+        self._ranks, self.size_bytes, self.pid, self.socket = ranks, size_bytes, pid, socket
         self._step = 0
 
     def persist(self) -> float:
-        """Return bytes per second from sealed to acknowledged, every fsync and the manifest included."""
+        """Return bytes per second from sealed to acknowledged, every fsync and the manifests included.
+
+        All ranks seal together; the last one's acknowledgement counts.
+        """
         self._step += 1
-        checkpoint, slot = CheckpointId(1, self._step), self._step % self.arena.ready.slot_count
-        self.arena.begin(checkpoint, slot)
+        checkpoint = CheckpointId(1, self._step)
+        for each in self._ranks:
+            each.arena.begin(checkpoint, self._slot(each))
         began_s = time.perf_counter()
-        self.arena.seal(checkpoint, slot)
-        self.trainer.send(frames.SealedEverywhere(attempt=checkpoint.attempt, step=checkpoint.step))
-        while True:
-            event = self.trainer.event(frames.Persisted)
-            assert isinstance(event, frames.Persisted)
-            if event.step == checkpoint.step:
-                return self.size_bytes / (time.perf_counter() - began_s)
+        for number, each in enumerate(self._ranks):
+            each.arena.seal(checkpoint, self._slot(each), rank=number, world_size=len(self._ranks))
+        for each in self._ranks:
+            each.trainer.send(frames.SealedEverywhere(attempt=checkpoint.attempt, step=checkpoint.step))
+        for each in self._ranks:
+            _wait_for(each.trainer, checkpoint)
+        return self.size_bytes / (time.perf_counter() - began_s)
 
-    def cpu_s(self) -> float:
-        """Return the processor time that the daemon has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def _slot(self, rank: Rank) -> int:
+        return self._step % rank.arena.ready.slot_count
 
-    def memory_bytes(self) -> int:
-        """Return the daemon's own memory: all but the arena's shared pages."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+def _wait_for(trainer: FakeTrainer, checkpoint: CheckpointId) -> None:
+    while True:
+        event = trainer.event(frames.Persisted)
+        assert isinstance(event, frames.Persisted)
+        if event.step == checkpoint.step:
+            return
 
 
 @contextlib.contextmanager
@@ -71,41 +77,64 @@ def node(
     folder: Path,
     *,
     slot_count: int = 2,
+    rank_count: int = 1,
     recycles: bool = True,
+    serves_metrics: bool = False,
+    io_process: bool = False,
 ) -> Generator[Node]:
-    """A daemon over new stores in `directories`, its arena filled; without `recycles` every file is a new one."""
+    """A daemon over new stores in `directories`, its arenas filled; without `recycles` every file is a new one.
+
+    `serves_metrics`: on a free port. `io_process`: each device's engine in a process of its own.
+    """
     stores = {f"drive{index}": directory / "everstep" for index, directory in enumerate(directories)}
     for store in stores.values():
         store.mkdir()
     socket = folder / "socket" / "data.sock"
     socket.parent.mkdir(mode=0o700)
+    settings = _settings(recycles=recycles, serves_metrics=serves_metrics, io_process=io_process)
+    count = max(1, size_bytes // LEAF_BYTES // rank_count)
+    leaves = tuple(whole_leaf(f"m.{index}", "float32", (LEAF_BYTES // 4,)) for index in range(count))
     with (
         _removed(stores.values()),
-        node_daemon(_config(folder, socket, stores, recycles=recycles), socket) as process,
-        FakeTrainer(socket) as trainer,
+        node_daemon(_config(folder, socket, stores, settings), socket) as process,
+        contextlib.ExitStack() as held,
     ):
+        ranks: list[Rank] = []
+        for rank in range(rank_count):
+            trainer = held.enter_context(_trainer(socket, list(stores), rank, rank_count))
+            arena = trainer.make_arena(trainer.layout(leaves), slot_count=slot_count)
+            held.callback(arena.close)
+            _fill(arena)
+            ranks.append(Rank(trainer, arena))
+        yield Node(ranks, rank_count * count * LEAF_BYTES, process.pid, socket)
+
+
+@contextlib.contextmanager
+def _trainer(socket: Path, drives: Sequence[str], rank: int, world_size: int) -> Generator[FakeTrainer]:
+    with FakeTrainer(socket) as trainer:
         trainer.sock.settimeout(DEADLINE_S)
-        reply = trainer.open_run([Path(name) for name in stores])
+        reply = trainer.open_run([Path(name) for name in drives], rank=rank, world_size=world_size)
         assert isinstance(reply, frames.RunOpened), reply
         trainer.begin_attempt(1)
-        count = max(1, size_bytes // LEAF_BYTES)
-        leaves = tuple(whole_leaf(f"m.{index}", "float32", (LEAF_BYTES // 4,)) for index in range(count))
-        arena = trainer.make_arena(trainer.layout(leaves), slot_count=slot_count)
-        _fill(arena)
-        try:
-            yield Node(trainer, arena, count * LEAF_BYTES, process.pid, socket)
-        finally:
-            arena.close()
+        yield trainer
 
 
-def _config(folder: Path, socket: Path, stores: Mapping[str, Path], *, recycles: bool) -> Path:
+def _config(folder: Path, socket: Path, stores: Mapping[str, Path], settings: str) -> Path:
     path = folder / "node.toml"
     devices = "".join(f'{name} = "{store}"\n' for name, store in stores.items())
-    # What is read in the background is not what is measured.
-    daemon = f'[daemon]\nsocket = "{socket}"\n[metrics]\nenabled = false\n[verify]\nafter_s = 86400\n'
-    kept = f"[io]\nrecycle = {str(recycles).lower()}\n[retention]\nkeep_last = {KEEP_LAST}\n"
-    path.write_text(f"{daemon}{kept}[devices]\n{devices}")
+    path.write_text(f'[daemon]\nsocket = "{socket}"\n{settings}[devices]\n{devices}')
     return path
+
+
+def _settings(*, recycles: bool, serves_metrics: bool, io_process: bool) -> str:
+    # What is read in the background is not what is measured.
+    background = '[verify]\nafter_s = 86400\n[scrub]\nevery = "never"\n'
+    io = f"[io]\nrecycle = {_toml(recycles)}\nprocess = {_toml(io_process)}\n"
+    return f"[metrics]\nenabled = {_toml(serves_metrics)}\n{background}{io}[retention]\nkeep_last = {KEEP_LAST}\n"
+
+
+def _toml(value: bool) -> str:
+    return str(value).lower()
 
 
 @contextlib.contextmanager
@@ -128,9 +157,9 @@ def _fill(arena: FakeArena) -> None:
 
 
 @contextlib.contextmanager
-def hook_daemon(folder: Path) -> Generator[None]:
-    """A daemon that knows nothing from before, for the hook in this process."""
+def hook_daemon(folder: Path) -> Generator[int]:
+    """A daemon that knows nothing from before, for the hook in this process; gives its pid."""
     socket = folder / "socket" / "data.sock"
     os.environ["EVERSTEP_SOCKET"] = str(socket)
-    with daemon_process(socket):
-        yield
+    with daemon_process(socket) as process:
+        yield process.pid

@@ -4,11 +4,12 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import product
 from pathlib import Path
 
 from flood import flooded, save_wide
+from meter import Meter
 from node import KEEP_LAST, node
 from paired import PAIRS_MIN, Row, interleaved, ratios, row
 from rig import fio
@@ -20,12 +21,12 @@ FIO_DEPTHS = (8, 16, 32)
 FIO_MEMORY = ("malloc", "mmapshared")
 
 
-def best_fio(mounts: Sequence[Path], size_bytes: int) -> dict[str, object]:
-    """Return the options with which fio writes fastest here."""
+def best_fio(mounts: Sequence[Path], size_bytes: int, *, way: str = "write") -> dict[str, object]:
+    """Return the options with which fio writes fastest here, or reads files that it has written already."""
     found: dict[float, dict[str, object]] = {}
     for block, depth, memory in product(FIO_BLOCKS, FIO_DEPTHS, FIO_MEMORY):
         options: dict[str, object] = {"bs": block, "iodepth": depth, "iomem": memory}
-        found[fio(mounts, size_bytes=size_bytes, options=options)] = options
+        found[fio(mounts, size_bytes=size_bytes, way=way, keep=way == "read", options=options)] = options
     return found[max(found)]
 
 
@@ -40,33 +41,47 @@ def scratch(place: Path | None = None) -> Generator[Path]:
 
 
 def persist_once(
-    mounts: Sequence[Path], size_bytes: int, memory_bytes: Callable[[int], None] = lambda _: None
+    mounts: Sequence[Path], size_bytes: int, meter: Meter | None = None, *, rank_count: int = 1
 ) -> float:
     """Return bytes per second of the first checkpoint of a new store: a drive of memory has room for no second."""
-    with scratch() as folder, node(mounts, size_bytes, folder, slot_count=1) as ours:
-        found = ours.persist()
-        memory_bytes(ours.memory_bytes())
-        return found
+    with (
+        scratch() as folder,
+        node(mounts, size_bytes, folder, slot_count=1, rank_count=rank_count) as ours,
+        (meter or Meter()).over(ours.pid),
+    ):
+        return ours.persist()
 
 
 def new_stores(
-    name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int, options: dict[str, object]
+    name: str,
+    mounts: Sequence[Path],
+    size_bytes: int,
+    *,
+    goal: float | None,
+    pairs: int,
+    options: dict[str, object],
+    rank_count: int = 1,
 ) -> list[Row]:
-    """Compare with fio on the same drives, new files against new files, a new store for each sample."""
+    """Compare with fio on the same drives, new files against new files, a new store for each sample.
+
+    `rank_count` ranks have the state in equal parts, and are written together.
+    """
     each_bytes = size_bytes // len(mounts)
-    memory_bytes: list[int] = []
+    meter = Meter()
     found = interleaved(
-        lambda: persist_once(mounts, size_bytes, memory_bytes.append),
+        lambda: persist_once(mounts, size_bytes, meter, rank_count=rank_count),
         lambda: fio(mounts, size_bytes=each_bytes, options=options),
         pairs,
     )
-    return [row(f"{name}: persist / fio", ratios(found), goal=goal), _memory_row(name, memory_bytes)]
+    what = f"{name}: persist" if rank_count == 1 else f"{name}: persist of {rank_count} ranks together"
+    return [row(f"{what} / fio", ratios(found), goal=goal), memory_row(what, meter)]
 
 
-def _memory_row(name: str, memory_bytes: Sequence[int]) -> Row:
+def memory_row(name: str, meter: Meter) -> Row:
+    """Return the row of the daemon's memory, a sample per block that was metered."""
     return row(
-        f"{name}: daemon's memory above the arena",
-        [each / 2**20 for each in memory_bytes],
+        f"{name}: daemon's memory above the arena, peak",
+        [each / 2**20 for each in meter.memory_bytes],
         goal=128,
         at_most=True,
         unit="MiB",
@@ -93,19 +108,21 @@ def one_store(
     """
     with scratch() as folder, node(mounts, size_bytes, folder, recycles=False) as ours:
         ours.persist()  # the engines' first use of the arena
-        cpu_before_s = ours.cpu_s()
+        meter = Meter()
+
+        def persist() -> float:
+            with meter.over(ours.pid):
+                return ours.persist()
+
         found = interleaved(
-            ours.persist,
-            lambda: fio(mounts, size_bytes=ours.size_bytes // len(mounts), options=options),
-            pairs,
+            persist, lambda: fio(mounts, size_bytes=ours.size_bytes // len(mounts), options=options), pairs
         )
-        cpu_s = (ours.cpu_s() - cpu_before_s) / (len(found) * ours.size_bytes / 1e9)
-        memory_bytes = ours.memory_bytes()
+        cpu_s_per_gb = [each / (ours.size_bytes / 1e9) for each in meter.cpu_s]
     return [
         row(f"{name}: persist / fio", ratios(found), goal=goal),
         row(f"{name}: persist", [each / 1e9 for each, _ in found], goal=None, unit="GB/s"),
-        row(f"{name}: daemon's CPU with checksums", [cpu_s], goal=0.25, at_most=True, unit="s/GB"),
-        _memory_row(name, [memory_bytes]),
+        row(f"{name}: daemon's CPU with checksums", cpu_s_per_gb, goal=0.25, at_most=True, unit="s/GB"),
+        memory_row(f"{name}: persist", meter),
     ]
 
 
@@ -144,18 +161,31 @@ def _wait_for_pools(mounts: Sequence[Path], size_bytes: int) -> None:
         time.sleep(0.01)
 
 
-def under_flood(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -> Row:
-    """Compare persisting beside clients that never stop asking with persisting in peace."""
-    with scratch() as folder, node(mounts, size_bytes, folder) as ours:
+def under_flood(
+    name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int, io_process: bool = False
+) -> list[Row]:
+    """Compare persisting beside clients that never stop asking with persisting in peace.
+
+    `io_process`: both with each device's engine in a process of its own, which no goal asks for.
+    """
+    meter = Meter()
+    with (
+        scratch() as folder,
+        node(mounts, size_bytes, folder, serves_metrics=True, io_process=io_process) as ours,
+    ):
         save_wide(ours.socket, [Path(f"drive{number}") for number in range(len(mounts))])
         ours.persist()
 
         def beside_flood() -> float:
-            with flooded(ours.socket):
+            with flooded(ours.socket), meter.over(ours.pid):
                 return ours.persist()
 
         found = interleaved(beside_flood, ours.persist, pairs)
-    return row(f"{name}: persist under a flood / quiet", ratios(found), goal=0.95)
+    what = f"{name}: persist under a flood{', I/O processes' if io_process else ''}"
+    return [
+        row(f"{what} / quiet", ratios(found), goal=None if io_process else 0.95),
+        memory_row(what, meter),
+    ]
 
 
 def rival_rows(name: str, mounts: Sequence[Path], size_bytes: int, *, pairs: int) -> list[Row]:

@@ -47,6 +47,15 @@ def draw(rows: Sequence[Row], title: str, target: Path) -> None:
     figure.savefig(target, dpi=110)
 
 
+def draw_results(results: Sequence[Path], target: Path) -> None:
+    """Draw the rows of some files in one picture."""
+    found = [json.loads(path.read_text()) for path in results]
+    origins = dict.fromkeys(
+        f"{each['machine']}, {each['date'][:10]}, commit {each['commit']}" for each in found
+    )
+    draw([Row(**row) for each in found for row in each["rows"]], "; ".join(origins), target)
+
+
 def main() -> None:
     """Draw the rows of some files in one picture."""
     parser = argparse.ArgumentParser(
@@ -55,11 +64,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("target", type=Path)
     args = parser.parse_args()
-    found = [json.loads(path.read_text()) for path in args.results]
-    origins = dict.fromkeys(
-        f"{each['machine']}, {each['date'][:10]}, commit {each['commit']}" for each in found
-    )
-    draw([Row(**row) for each in found for row in each["rows"]], "; ".join(origins), args.target)
+    draw_results(args.results, args.target)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The row of `make bench-storage` about reading: restore(), from the call to the last verified byte in the tensors."""
+"""The rows of `make bench-storage` about reading: restore(), from the call to the last verified byte in the tensors."""
 
 import contextlib
 import os
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from meter import Meter
 from node import hook_daemon
 from paired import Row, interleaved, ratios, row
-from persist_rows import scratch
+from persist_rows import best_fio, memory_row, scratch
 from rig import fio
 from rivals import state_of
 
@@ -24,9 +25,9 @@ class Holder(torch.nn.Module):
         self.weights = torch.nn.ParameterList(state_of(size_bytes).values())
 
 
-def restore_row(name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int) -> Row:
-    """Compare restore() with fio's reading of as many bytes from the same drives; caches cold."""
-    model = Holder(size_bytes)
+def restore_rows(name: str, mounts: Sequence[Path], size_bytes: int, *, goal: float, pairs: int) -> list[Row]:
+    """Compare restore() with the fastest of fio's ways to read as many bytes from the same drives; caches cold."""
+    meter, model = Meter(), Holder(size_bytes)
     size_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
     stores = [mount / "everstep" for mount in mounts]
     for store in stores:
@@ -36,7 +37,8 @@ def restore_row(name: str, mounts: Sequence[Path], size_bytes: int, *, goal: flo
         _drop_caches()
         with (
             scratch() as folder,
-            hook_daemon(folder),
+            hook_daemon(folder) as pid,
+            meter.over(pid),
             everstep.attach("bench", model=model, storage=stores) as run,
         ):
             restored = run.restore()
@@ -46,16 +48,20 @@ def restore_row(name: str, mounts: Sequence[Path], size_bytes: int, *, goal: flo
 
     _save_once(model, stores)
     fio(mounts, size_bytes=size_bytes // len(mounts), keep=True)
+    options = best_fio(mounts, size_bytes // len(mounts) // 4, way="read")
 
     def read() -> float:
         _drop_caches()
-        return fio(mounts, size_bytes=size_bytes // len(mounts), way="read", keep=True)
+        return fio(mounts, size_bytes=size_bytes // len(mounts), way="read", keep=True, options=options)
 
     found = interleaved(restore, read, pairs)
     for mount in mounts:
         (mount / "fio.tmp").unlink()
         shutil.rmtree(mount / "everstep")
-    return row(f"{name}: restore / fio read", ratios(found), goal=goal)
+    return [
+        row(f"{name}: restore / fio read", ratios(found), goal=goal),
+        memory_row(f"{name}: restore", meter),
+    ]
 
 
 def _save_once(model: Holder, stores: Sequence[Path]) -> None:

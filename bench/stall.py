@@ -16,7 +16,7 @@ from gpt import Job, job_of
 from node import hook_daemon
 from paired import PAIRS_MIN, Row, interleaved, publish, ratios, row, write
 from persist_rows import scratch
-from plot import draw
+from plot import draw_results
 from rich.console import Console
 from stall_cuda import cuda_rows
 from stall_restore import restore_rows
@@ -248,8 +248,9 @@ def main() -> int:
     for mib in args.mib:
         rows += measure(mib, args.place, args.pairs)
         write(rows, args.output)
-    draw(rows, "everstep bench-stall", args.output.with_suffix(".png"))
-    return 0 if publish("everstep bench-stall", rows, args.output) else 1
+    met = publish("everstep bench-stall", rows, args.output)
+    draw_results([args.output], args.output.with_suffix(".png"))
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

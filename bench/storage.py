@@ -5,11 +5,12 @@ of memory. The rig (bench/rig.py, root) gives several drives of a known speed; w
 """
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Container
 from pathlib import Path
 
-from node import LEAF_BYTES
+from node import KEEP_LAST, LEAF_BYTES
 from paired import PAIRS_MIN, Row, publish, write
 from persist_rows import (
     best_fio,
@@ -22,7 +23,7 @@ from persist_rows import (
     slow_drive,
     under_flood,
 )
-from restore_rows import restore_row
+from restore_rows import restore_rows
 from rich.console import Console
 from rig import MB, RigError, rig, throttle
 
@@ -37,8 +38,12 @@ RECYCLED_TIMES = 4
 SLOTS = 2
 RIG_BYTES = 17 * 10**9
 """Drives and arena together."""
-RIVALS_AT = 8
-PERSIST, SCALING, RIVALS, RESTORE, FLOOD = PARTS = "persist", "scaling", "rivals", "restore", "flood"
+RIVALS_AT = (1, 2, 4, 8)
+RANKS_AT, RANKS = 4, 4
+DRIVES_WITH_GOAL = 8
+"""Up to so many drives persisting is held to a goal; scaling and restoring are at any number."""
+PARTS = ("persist", "ranks", "scaling", "rivals", "restore", "flood")
+PERSIST, TOGETHER, SCALING, RIVALS, RESTORE, FLOOD = PARTS
 SLOW_SPEEDS = (200, 200, 200, 40)
 SLOW_S = 3
 """Seconds of an ideal split: memory has room for the drives, which hold four checkpoints, and two slots."""
@@ -57,9 +62,10 @@ def on_disk(place: Path, *, gib: float, pairs: int, what: Container[str]) -> lis
             rows += one_store("disk", [folder], size_bytes, goal=0.90, pairs=pairs, options=options)
             rows.append(over_old_files("disk", [folder], size_bytes, goal=0.90, pairs=pairs, options=options))
         if RESTORE in what:
-            rows.append(restore_row("disk", [folder], size_bytes, goal=0.85, pairs=pairs))
+            rows += restore_rows("disk", [folder], size_bytes, goal=0.85, pairs=pairs)
         if FLOOD in what:
-            rows.append(under_flood("disk", [folder], size_bytes, pairs=pairs))
+            for io_process in (False, True):
+                rows += under_flood("disk", [folder], size_bytes, pairs=pairs, io_process=io_process)
         if RIVALS in what:
             rows += rival_rows("disk", [folder], size_bytes, pairs=pairs)
     return rows
@@ -76,22 +82,40 @@ def on_rig(drives: int, *, pairs: int, what: Container[str]) -> list[Row]:
     each_bytes = -(-mb_s * MB * SAMPLE_S // LEAF_BYTES) * LEAF_BYTES  # fio and everstep write the same
     with rig([mb_s * MB] * drives, size_bytes=each_bytes + ROOM_BYTES) as made:
         mounts = [drive.mount for drive in made]
-        rows: list[Row] = []
-        if PERSIST in what:
-            options = best_fio(mounts, each_bytes // 4)
-            console.print(f"{name}: fio is fastest with {options}")
-            rows += new_stores(name, mounts, drives * each_bytes, goal=0.97, pairs=pairs, options=options)
+        rows = _beside_fio(name, mounts, drives * each_bytes, pairs=pairs, what=what)
         if SCALING in what and drives > 1:
             rows.append(scaling(name, mounts, drives * each_bytes, pairs=pairs))
-        if RIVALS in what and drives == RIVALS_AT:
-            # Each of these has but one drive, on which three checkpoints of ours lie, too.
-            rows += rival_rows(name, mounts, each_bytes // 2, pairs=pairs)
+        if RIVALS in what and drives in RIVALS_AT:
+            # Each of these has but one drive, on which its part of three checkpoints of ours lies, too.
+            rival_bytes = each_bytes * drives // (drives + KEEP_LAST + 1)
+            rows += rival_rows(name, mounts, min(rival_bytes, each_bytes // 2), pairs=pairs)
         if RESTORE in what:
             for drive in made:
                 throttle(drive, mb_s * MB // 2)
             half = f"rig {drives} x {mb_s // 2} MB/s"
-            rows.append(restore_row(half, mounts, drives * each_bytes // 2, goal=0.95, pairs=pairs))
+            rows += restore_rows(half, mounts, drives * each_bytes // 2, goal=0.95, pairs=pairs)
     return rows
+
+
+def _beside_fio(
+    name: str, mounts: list[Path], size_bytes: int, *, pairs: int, what: Container[str]
+) -> list[Row]:
+    """Measure new files beside fio's, of one rank and of several together."""
+    drives = len(mounts)
+    rank_counts = [1] if PERSIST in what else []
+    rank_counts += [RANKS] if TOGETHER in what and drives == RANKS_AT else []
+    if not rank_counts:
+        return []
+    options = best_fio(mounts, size_bytes // drives // 4)
+    console.print(f"{name}: fio is fastest with {options}")
+    goal = 0.97 if drives <= DRIVES_WITH_GOAL else None
+    return [
+        row
+        for rank_count in rank_counts
+        for row in new_stores(
+            name, mounts, size_bytes, goal=goal, pairs=pairs, options=options, rank_count=rank_count
+        )
+    ]
 
 
 def on_recycling_rig(drives: int, *, pairs: int) -> list[Row]:
@@ -112,7 +136,7 @@ def with_slow_drive() -> list[Row]:
     size_bytes = sum(speeds) * SLOW_S
     # Checkpoint follows checkpoint, so four lie there: without room on the fast ones the slow one gets more.
     most_bytes = size_bytes * max(speeds) // sum(speeds)
-    with rig(speeds, size_bytes=int(4.4 * most_bytes) + ROOM_BYTES, checked=False) as made:
+    with rig(speeds, size_bytes=int(4.4 * most_bytes) + ROOM_BYTES) as made:
         mounts = [drive.mount for drive in made]
         return [slow_drive(f"rig {' + '.join(map(str, SLOW_SPEEDS))} MB/s", mounts, speeds, size_bytes)]
 
@@ -152,7 +176,21 @@ def main() -> int:
         except RigError as error:
             console.print(f"{name}: left out: {error}")
         write(rows, args.output)  # each part takes minutes
-    return 0 if publish("everstep bench-storage", rows, args.output) else 1
+    met = publish("everstep bench-storage", rows, args.output)
+    _draw(args.output)
+    return 0 if met else 1
+
+
+def _draw(results: Path) -> None:
+    """Draw the picture beside the results, or say why there is none."""
+    target = results.with_suffix(".png")
+    try:
+        draw_results = importlib.import_module("plot").draw_results
+    except ImportError as error:
+        console.print(f"no picture: {error}; pip install matplotlib")
+        return
+    draw_results([results], target)
+    console.print(f"picture: {target}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Small JSON files of a store: disk.id, lock, run.json, attempts/<n>, floor.json, tags/<id>.json; their only reader.
+"""Small JSON files of a store: disk.id, lock, run.json, attempts/<n>, floor.json, tags/<id>.json, scrub.json.
+
+Their only reader.
 
 All are written whole under a temporary name and renamed, so a reader sees one version or the other. Each holds
 `"format": 1` (disk.id 2 where it knows of a device that drains, is retired or has long been missing); a larger number
@@ -119,6 +121,34 @@ class Tag:
         return f"{tag_id_of(self.name)}{TAG_SUFFIX}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubPlace:
+    """A checkpoint as a scrub comes to it."""
+
+    owner_uid: int
+    run_id: str
+    checkpoint: CheckpointId
+
+    @property
+    def order(self) -> tuple[int, str, int, int]:
+        """Sorts as a scrub reads: run by run, the newest first, so that what is committed meanwhile is behind it."""
+        return self.owner_uid, self.run_id, -self.checkpoint.attempt, -self.checkpoint.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubMark:
+    """Content of scrub.json: how far the newest scheduled scrub of a store is."""
+
+    store_id: str
+    started_unix_s: float
+    ended_unix_s: float | None = None
+    """None: it was cut off, or goes on."""
+    checkpoint_count: int = 0
+    """Read so far."""
+    place: ScrubPlace | None = None
+    """The last checkpoint that was read; None before the first."""
+
+
 class _VersionDoc(Struct):
     format: _Positive
 
@@ -174,7 +204,17 @@ class _TagDoc(Struct, forbid_unknown_fields=True):
     step: _Count
 
 
-_Doc = TypeVar("_Doc", _DiskIdDoc, _LockDoc, _RunDoc, _AttemptDoc, _FloorDoc, _TagDoc)
+class _ScrubDoc(Struct, forbid_unknown_fields=True):
+    format: _Positive
+    store_id: _Id
+    started_unix_s: _Time
+    ended_unix_s: _Time | None
+    checkpoint_count: _Count
+    run: _RunKey | None
+    checkpoint: _Point | None
+
+
+_Doc = TypeVar("_Doc", _DiskIdDoc, _LockDoc, _RunDoc, _AttemptDoc, _FloorDoc, _TagDoc, _ScrubDoc)
 
 
 def encode_disk_id(disk_id: DiskId) -> bytes:
@@ -322,6 +362,42 @@ def decode_tag(content: bytes, where: str, file_name: str) -> Tag:
     if expected != file_name:
         raise CorruptDataError(f"{where} holds the tag {tag.name!r}, whose file is {expected}")
     return tag
+
+
+def encode_scrub_mark(mark: ScrubMark) -> bytes:
+    """Return the bytes of scrub.json."""
+    place = mark.place
+    return _encode(
+        _ScrubDoc(
+            format=STORE_FORMAT_VERSION,
+            store_id=mark.store_id,
+            started_unix_s=mark.started_unix_s,
+            ended_unix_s=mark.ended_unix_s,
+            checkpoint_count=mark.checkpoint_count,
+            run=f"{place.owner_uid}/{place.run_id}" if place else None,
+            checkpoint=(place.checkpoint.attempt, place.checkpoint.step) if place else None,
+        )
+    )
+
+
+def decode_scrub_mark(content: bytes, where: str) -> ScrubMark:
+    """Return what scrub.json says."""
+    document = _decode(content, _ScrubDoc, where)
+    if (document.run is None) != (document.checkpoint is None):
+        raise CorruptDataError(f"{where} names a run without a checkpoint, or a checkpoint without a run")
+    place = None
+    if document.run is not None and document.checkpoint is not None:
+        owner_uid, _, run_id = document.run.partition("/")
+        place = ScrubPlace(
+            owner_uid=int(owner_uid), run_id=run_id, checkpoint=CheckpointId(*document.checkpoint)
+        )
+    return ScrubMark(
+        store_id=document.store_id,
+        started_unix_s=document.started_unix_s,
+        ended_unix_s=document.ended_unix_s,
+        checkpoint_count=document.checkpoint_count,
+        place=place,
+    )
 
 
 def is_tag_file(name: str) -> bool:

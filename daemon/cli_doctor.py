@@ -18,27 +18,32 @@ _STYLES = {Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "bold red"}
 
 def examine(arguments: argparse.Namespace) -> int:
     """`everstep doctor`: the directories named, else those of the daemon that answers."""
-    daemon, known = _ask_daemon()
+    daemon, known, in_use = _ask_daemon()
     named = [Path(each) for each in arguments.directory] or known
-    findings = judge(doctor.look_at_node(len(named), daemon), doctor.look_at_directories(named))
+    findings = judge(doctor.look_at_node(len(named), daemon), doctor.look_at_directories(named, in_use))
     verdict = worst(findings)
     document = {"verdict": verdict, "findings": findings}
     Output(as_json=arguments.json).show(document, lambda console: _draw(console, findings))
     return EXIT_FAILED if verdict is Health.FAIL else EXIT_DONE
 
 
-def _ask_daemon() -> tuple[str, list[Path]]:
-    """Return who answers on the user's socket (empty: nobody), and the directories of its stores."""
+def _ask_daemon() -> tuple[str, list[Path], dict[Path, tuple[str, str]]]:
+    """Return who answers on the user's socket (empty: nobody), the directories of its stores, and their engines.
+
+    An engine comes with its reason; a missing device has none.
+    """
     from .control_client import connected  # noqa: PLC0415  grpc is slow to import
 
     try:
         with connected(data_socket_path()) as client:
             status = client.status()
     except EverstepError:
-        return "", []
+        return "", [], {}
     kind = "private" if status.daemon.is_private else "node"
     label = f"everstep {status.daemon.version}, {kind}, pid {status.daemon.pid}"
-    return label, [Path(device.path) for store in status.stores for device in store.devices]
+    devices = [device for store in status.stores for device in store.devices]
+    in_use = {Path(device.path): (device.engine, device.engine_reason) for device in devices if device.engine}
+    return label, [Path(device.path) for device in devices], in_use
 
 
 def _draw(console: "Console", findings: list[Finding]) -> None:

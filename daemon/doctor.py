@@ -5,7 +5,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,9 +38,14 @@ def look_at_node(directory_count: int, daemon: str) -> NodeFacts:
     )
 
 
-def look_at_directories(directories: Sequence[Path]) -> list[DirectoryFacts]:
-    """Return what is found in each directory; a file without a name is made there and is gone again."""
-    found = [_look(directory) for directory in directories]
+def look_at_directories(
+    directories: Sequence[Path], in_use: Mapping[Path, tuple[str, str]] | None = None
+) -> list[DirectoryFacts]:
+    """Return what is found in each directory; a file without a name is made there and is gone again.
+
+    `in_use`: engine and reason of those that a daemon holds, by its configuration, which nobody here knows.
+    """
+    found = [_look(directory, in_use or {}) for directory in directories]
     return [_with_peer(facts, key, found) for facts, key in found]
 
 
@@ -52,7 +57,7 @@ def _with_peer(
     return replace(facts, shares_with=peers[0]) if peers and file_system_id is not None else facts
 
 
-def _look(directory: Path) -> tuple[DirectoryFacts, int | None]:
+def _look(directory: Path, in_use: Mapping[Path, tuple[str, str]]) -> tuple[DirectoryFacts, int | None]:
     path = directory.absolute()
     try:
         path = path.resolve(strict=True)
@@ -71,12 +76,13 @@ def _look(directory: Path) -> tuple[DirectoryFacts, int | None]:
     except EverstepError as error:
         return DirectoryFacts(path=str(path), problem=error.message), None
     alignment = choice.alignment
+    engine, reason = in_use.get(path, (choice.name, choice.reason))
     facts = DirectoryFacts(
         path=str(path),
         owner_uid=status.st_uid,
         mode=stat.S_IMODE(status.st_mode),
-        engine=choice.name,
-        engine_reason=choice.reason,
+        engine=engine,
+        engine_reason=reason,
         alignment_bytes=max(alignment.memory_bytes, alignment.offset_bytes) if alignment else 0,
         free_bytes=space.f_bavail * space.f_frsize,
         total_bytes=space.f_blocks * space.f_frsize,

@@ -4,6 +4,7 @@ Nothing starts on import.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
 from wsgiref.simple_server import WSGIServer
 
@@ -126,15 +127,16 @@ class Metrics:
         )
         self.scrub_last_s = self._gauge(
             "everstep_scrub_last_completed_timestamp_seconds",
-            "Unix time at which the newest scrub had read all; 0 before the first",
+            "Unix time at which the newest scrub had read all, also before a restart; 0 before the first",
         )
         self._engine_info = Gauge(
             "everstep_engine_info",
-            "Constant 1 for each open device, numbered as they were opened, labelled with its engine",
-            ["device_index", "engine", "direct"],
+            "Constant 1 for each open device, labelled with its engine and why it has this one",
+            ["device", "engine", "direct", "reason"],
             registry=self.registry,
         )
-        self._engine_count = 0
+        self._series: dict[DeviceSet, list[tuple[Gauge, tuple[str, ...]]]] = {}
+        """What each open store has of its own."""
         self._device_speed = Gauge(
             "everstep_device_write_bytes_per_second",
             "Speed of a device's own writes, averaged over the last seconds of them; 0 before the first large one",
@@ -177,27 +179,40 @@ class Metrics:
         for gauge, of in self._recovery:
             gauge.inc(of(report))
 
-    def add_engine(self, engine: str, *, direct: bool) -> None:
-        """Say which engine the next opened device has, and whether it goes past the page cache."""
-        self._engine_info.labels(self._engine_count, engine, str(direct).lower()).set(1)
-        self._engine_count += 1
+    def forget_recovery(self, report: RecoveryReport) -> None:
+        """Take back what opening a store found that is closed."""
+        for gauge, of in self._recovery:
+            gauge.dec(of(report))
+
+    def add_engine(self, devices: DeviceSet, path: Path, engine: str, *, direct: bool, reason: str) -> None:
+        """Say which engine a device has and why, and whether it goes past the page cache."""
+        self._of_store(devices, self._engine_info, str(path), engine, str(direct).lower(), reason).set(1)
 
     def add_devices(self, devices: DeviceSet) -> None:
         """Show the speed and state of a store's devices from now on, as they are when somebody asks."""
         for device in devices.devices:
-            self._device_speed.labels(device.path).set_function(
+            self._of_store(devices, self._device_speed, str(device.path)).set_function(
                 lambda key=device.device_id: devices.speeds.reading(key).bytes_per_s or 0.0
             )
-            self._device_pool.labels(device.path).set_function(
+            self._of_store(devices, self._device_pool, str(device.path)).set_function(
                 lambda key=device.device_id: float(devices.pool.size_bytes(key))
             )
         members = {device.device_id: str(device.path) for device in devices.devices}
         members |= {missing.device_id: missing.path for missing in devices.missing}
         for device_id, path in members.items():
             for state in DeviceState:
-                self._device_state.labels(path, state.value).set_function(
+                self._of_store(devices, self._device_state, path, state.value).set_function(
                     lambda key=device_id, state=state: float(devices.device_state(key)[0] is state)
                 )
+
+    def forget_devices(self, devices: DeviceSet) -> None:
+        """Show nothing more of a store that is closed: another one may be opened over the same devices."""
+        for gauge, labels in self._series.pop(devices, []):
+            gauge.remove(*labels)
+
+    def _of_store(self, devices: DeviceSet, gauge: Gauge, *labels: str) -> Gauge:
+        self._series.setdefault(devices, []).append((gauge, labels))
+        return gauge.labels(*labels)
 
     def serve(self, port: int) -> tuple[int, "MetricsServer"]:
         """Serve the metrics on loopback; return the port taken and the server to close.

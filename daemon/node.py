@@ -83,12 +83,22 @@ class Node:
         if opened not in self._watched:
             self._watched.add(opened)
             self.metrics.add_recovery(opened.report)
-            for queue in opened.queues.values():
-                self.metrics.add_engine(queue.name, direct=queue.choice.alignment is not None)
+            self._show_engines(opened)
             self.device_watch.watch(opened)
             self.verifier.watch(opened)
             self.scrubber.watch(opened)
             self.devices.watch(opened)
+
+    def _show_engines(self, opened: OpenStore) -> None:
+        for device in opened.store.devices:
+            queue = opened.queues[device.device_id]
+            self.metrics.add_engine(
+                opened.store,
+                device.path,
+                queue.name,
+                direct=queue.choice.alignment is not None,
+                reason=queue.choice.reason,
+            )
 
     @contextlib.asynccontextmanager
     async def opening(self) -> AsyncGenerator[None]:
@@ -118,7 +128,10 @@ class Node:
         await self.verifier.forget(opened)
         for key in mine:
             del self.registry.runs[key]
-        self._watched.discard(opened)
+        if opened in self._watched:
+            self._watched.discard(opened)
+            self.metrics.forget_devices(opened.store)
+            self.metrics.forget_recovery(opened.report)
 
     def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
         """Run `work` in the background; what it does not expect is reported as a bug in `doing`."""

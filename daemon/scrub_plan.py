@@ -1,6 +1,8 @@
-"""When a store is scrubbed and how fast: pure, so that nothing of it needs to be stored or waited for."""
+"""When a store is scrubbed, where a scrub goes on that was cut off, and how fast: pure."""
 
 from dataclasses import dataclass, replace
+
+from ..checkpoint.store_format import ScrubMark, ScrubPlace
 
 _PHASES = 1 << 128
 
@@ -17,6 +19,21 @@ def scrub_period(now_unix_s: float, every_s: float, store_id: str) -> int:
 def period_begin_unix_s(period: int, every_s: float, store_id: str) -> float:
     """Return when a period begins."""
     return period * every_s + _phase_s(every_s, store_id)
+
+
+def is_due(mark: ScrubMark | None, now_unix_s: float, every_s: float, store_id: str) -> bool:
+    """Tell whether something is to be read: a scrub was cut off, or none has begun in this period and ended.
+
+    So it does not matter when in a period, how often or for how long the store is open.
+    """
+    if mark is None or mark.ended_unix_s is None:
+        return True
+    return scrub_period(mark.started_unix_s, every_s, store_id) != scrub_period(now_unix_s, every_s, store_id)
+
+
+def is_behind(mark: ScrubMark, place: ScrubPlace) -> bool:
+    """Tell whether a scrub has passed a checkpoint: it is read by the next one."""
+    return mark.place is not None and place.order <= mark.place.order
 
 
 def _phase_s(every_s: float, store_id: str) -> float:

@@ -4,12 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..checkpoint.catalogue import CheckpointInfo, CheckpointState
 from ..checkpoint.run_store import RunStore
+from ..checkpoint.scrub_mark import read_scrub_mark, write_scrub_mark
+from ..checkpoint.store_format import ScrubMark, ScrubPlace
 from ..core.errors import NotFoundError, RunBusyError
-from .scrub_plan import Scrub, period_begin_unix_s, scrub_period
+from .blocking import in_thread
+from .scrub_plan import Scrub, is_behind, is_due, period_begin_unix_s, scrub_period
 from .stores import OpenStore
 from .views import ScrubStarted, ScrubView
 
@@ -20,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_AT_CLOCK_S = 60.0
 """How often at least, because it may be set."""
+KEEP_PLACE_S = 5.0
+"""How much reading a crash may undo; fsync after each of many small checkpoints would disturb who writes."""
 
 Work = Sequence[tuple[RunStore, CheckpointInfo]]
 
@@ -32,6 +38,7 @@ class Scrubber:
         self._tasks: dict[asyncio.Task[None], OpenStore] = {}
         self._scrubs: dict[OpenStore, Scrub] = {}
         """Of each store the one that goes on, else the last one of this process."""
+        self._last_unix_s = 0.0
 
     def watch(self, opened: OpenStore) -> None:
         """Scrub a store by the schedule from now on."""
@@ -82,18 +89,34 @@ class Scrubber:
         return ScrubStarted(checkpoint_count=checkpoint_count, size_bytes=size_bytes)
 
     async def _keep_schedule(self, opened: OpenStore, every_s: float) -> None:
+        await asyncio.sleep(self._node.config.verify.after_s)  # a restart may restore first
         store_id = opened.store.store_id
-        done = scrub_period(self._clock(), every_s, store_id)
+        course = Course(opened, await in_thread(read_scrub_mark, opened.store), clock=self._clock)
+        if course.mark is not None:
+            self._show_end(course.mark.ended_unix_s)
         while True:
             now_unix_s = self._clock()
-            period = scrub_period(now_unix_s, every_s, store_id)
-            if period > done and not self._goes_on(opened):
-                done = period
-                work = [(run, info) for run in opened.store.runs() for info in _unspoilt(run)]
-                await self._read(opened, work, self._begin(opened, work))
+            if is_due(course.mark, now_unix_s, every_s, store_id) and not self._goes_on(opened):
+                await self._go_on(opened, course)
             else:
+                period = scrub_period(now_unix_s, every_s, store_id)
                 next_unix_s = period_begin_unix_s(period + 1, every_s, store_id)
                 await asyncio.sleep(min(max(next_unix_s - now_unix_s, 0.01), LOOK_AT_CLOCK_S))
+
+    async def _go_on(self, opened: OpenStore, course: "Course") -> None:
+        """Read what the scrub that the schedule asks for has not read yet."""
+        course.begin()
+        work = course.rest([(run, info) for run in opened.store.runs() for info in _unspoilt(run)])
+        try:
+            await self._read(opened, work, self._begin(opened, work), course)
+        except asyncio.CancelledError:
+            await course.keep()
+            raise
+        await course.end()
+
+    def _show_end(self, ended_unix_s: float | None) -> None:
+        self._last_unix_s = max(self._last_unix_s, ended_unix_s or 0.0)
+        self._node.metrics.scrub_last_s.set(self._last_unix_s)
 
     def _goes_on(self, opened: OpenStore) -> bool:
         scrub = self._scrubs.get(opened)
@@ -105,7 +128,9 @@ class Scrubber:
         logger.info("scrub_began store=%s checkpoints=%d", opened.store.store_id, len(work))
         return scrub
 
-    async def _read(self, opened: OpenStore, work: Work, scrub: Scrub) -> None:
+    async def _read(
+        self, opened: OpenStore, work: Work, scrub: Scrub, course: "Course | None" = None
+    ) -> None:
         """Read one checkpoint after the other; what is damaged is offered no more, and said."""
         metrics = self._node.metrics
         try:
@@ -122,9 +147,11 @@ class Scrubber:
                 metrics.scrub_damaged_total.inc(sum(bool(segment.problem) for segment in verdict.segments))
                 if not verdict.is_intact:
                     self._node.verifier.record_damage(opened, verdict)
+                if course is not None:
+                    await course.passed(run, info)
         finally:
             scrub = self._scrubs[opened] = scrub.ended(self._clock())
-        metrics.scrub_last_s.set(self._clock())
+        self._show_end(self._clock())
         logger.info(
             "scrub_ended store=%s checkpoints=%d size_bytes=%d damaged=%s",
             opened.store.store_id,
@@ -137,6 +164,54 @@ class Scrubber:
         task = self._node.spawn(work, "scrubbing")
         self._tasks[task] = opened
         task.add_done_callback(self._tasks.pop)
+
+
+class Course:
+    """The scheduled scrub of one store: how far it is, and how far the devices know that it is."""
+
+    def __init__(self, opened: OpenStore, mark: ScrubMark | None, *, clock: Callable[[], float]) -> None:
+        self._opened, self._clock = opened, clock
+        self.mark = mark
+        self._kept_unix_s = clock()
+
+    def begin(self) -> None:
+        """Go on where the last one was cut off, or begin anew when it had ended."""
+        if self.mark is None or self.mark.ended_unix_s is not None:
+            self.mark = ScrubMark(store_id=self._opened.store.store_id, started_unix_s=self._clock())
+
+    def rest(self, work: Work) -> Work:
+        """Return what is still to be read, in order."""
+        assert self.mark is not None
+        places = {_place(run, info).order: (run, info) for run, info in work}
+        return [
+            (run, info)
+            for _, (run, info) in sorted(places.items(), key=lambda each: each[0])
+            if not is_behind(self.mark, _place(run, info))
+        ]
+
+    async def passed(self, run: RunStore, info: CheckpointInfo) -> None:
+        """A checkpoint was read."""
+        assert self.mark is not None
+        count = self.mark.checkpoint_count + 1
+        self.mark = replace(self.mark, checkpoint_count=count, place=_place(run, info))
+        if not 0 <= self._clock() - self._kept_unix_s < KEEP_PLACE_S:
+            await self.keep()
+
+    async def end(self) -> None:
+        """All were read."""
+        assert self.mark is not None
+        self.mark = replace(self.mark, ended_unix_s=self._clock())
+        await self.keep()
+
+    async def keep(self) -> None:
+        """Return when the devices know how far it is."""
+        assert self.mark is not None
+        self._kept_unix_s = self._clock()
+        await in_thread(write_scrub_mark, self._opened.store, self.mark)
+
+
+def _place(run: RunStore, info: CheckpointInfo) -> ScrubPlace:
+    return ScrubPlace(owner_uid=run.owner_uid, run_id=run.run_id, checkpoint=info.checkpoint)
 
 
 def _unspoilt(run: RunStore) -> list[CheckpointInfo]:

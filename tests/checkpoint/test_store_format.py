@@ -14,16 +14,20 @@ from everstep.checkpoint.store_format import (
     LockHolder,
     RetiredDevice,
     RunId,
+    ScrubMark,
+    ScrubPlace,
     decode_attempt,
     decode_disk_id,
     decode_floor,
     decode_lock,
     decode_run,
+    decode_scrub_mark,
     encode_attempt,
     encode_disk_id,
     encode_floor,
     encode_lock,
     encode_run,
+    encode_scrub_mark,
 )
 from everstep.core.errors import ConfigError, CorruptDataError, DataError, FormatVersionError
 from everstep.core.ids import CheckpointId
@@ -47,6 +51,14 @@ DISK_ID_WITH_CHANGES = DiskId(
 RUN = RunId.of("größe ✓", 1000)
 ATTEMPT = Attempt(attempt=3, fresh=True)
 FLOOR = Floor(newest=CheckpointId(3, 9), previous=CheckpointId(2, 1))
+SCRUB_BEGUN = ScrubMark(store_id="b" * 32, started_unix_s=1.5e9)
+SCRUB_ENDED = ScrubMark(
+    store_id="b" * 32,
+    started_unix_s=1.5e9,
+    ended_unix_s=1.6e9,
+    checkpoint_count=7,
+    place=ScrubPlace(owner_uid=1000, run_id="e" * 32, checkpoint=CheckpointId(2, 0)),
+)
 HOLDER = LockHolder(pid=7, socket="/run/x", uid=0, kind="node")
 FORMATS: list[tuple[Callable[[Any], bytes], Callable[[bytes, str], object], object]] = [
     (encode_disk_id, decode_disk_id, DISK_ID),
@@ -54,6 +66,8 @@ FORMATS: list[tuple[Callable[[Any], bytes], Callable[[bytes, str], object], obje
     (encode_run, decode_run, RUN),
     (encode_attempt, decode_attempt, ATTEMPT),
     (encode_floor, decode_floor, FLOOR),
+    (encode_scrub_mark, decode_scrub_mark, SCRUB_BEGUN),
+    (encode_scrub_mark, decode_scrub_mark, SCRUB_ENDED),
 ]
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from everstep.checkpoint.engine_choice import choose_engine
+from everstep.daemon.control_client import connected
 from everstep.daemon.doctor import look_at_directories
-from everstep.daemon.testing import FakeTrainer, daemon_process
+from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
 
 NOBODY = 65534
 EVERSTEP = Path(sys.executable).with_name("everstep")
@@ -90,3 +91,20 @@ def test_without_directories_those_of_the_daemon_are_looked_at(
         found = findings()
         assert f"pid {daemon.pid}" in found["", "daemon"]["found"]
         assert {place for place, _ in found} == {"", *map(str, devices)}
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_what_a_daemon_holds_has_the_engine_of_its_configuration(
+    node_config: Path, socket_path: Path, devices: list[Path], *, is_named: bool
+) -> None:
+    with node_config.open("a") as file:
+        file.write('[io]\nengine = "plain"\n')
+    with node_daemon(node_config, socket_path):
+        with connected(socket_path) as client:
+            known = {
+                each.path: f"{each.engine}: {each.engine_reason}"
+                for each in client.status().stores[0].devices
+            }
+        found = findings(*(devices if is_named else []))
+    assert {place: found[place, "engine"]["found"] for place in known} == known
+    assert all(text.startswith("plain: ") for text in known.values())

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scraping import scrape
 
+from everstep.checkpoint.recovery import RecoveryReport
 from everstep.checkpoint.testing import opened
 from everstep.core.errors import ConfigError
 from everstep.core.ids import CheckpointId
@@ -48,8 +49,35 @@ def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path]
         assert (
             after[f"everstep_device_write_bytes_per_second{{{device}}}"] == 0
         )  # too little was written to tell
-    engines = [name for name in after if name.startswith("everstep_engine_info")]
-    assert [name.partition("{")[2].split(",")[0] for name in sorted(engines)] == ["0", "1"]
+    assert _engines(after) == [str(device) for device in devices]
+
+
+def _engines(samples: dict[str, float]) -> list[str]:
+    """Return the devices that have an engine, each as often as it is named."""
+    found = [name for name in samples if name.startswith("everstep_engine_info")]
+    return sorted(name.partition("{")[2].split(",")[0] for name in found)
+
+
+def test_a_device_that_is_taken_back_is_there_once(
+    node_config: Path, devices: list[Path], socket_path: Path
+) -> None:
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        client.retire_device(str(devices[1]), force=True, dry_run=False)
+        client.readmit_device(str(devices[1]))
+        found = scrape(port)
+    assert _engines(found) == [str(device) for device in devices]
+    states = [name for name, value in found.items() if "device_state" in name and value]
+    assert sorted(states) == [f"everstep_device_state{{{device},ok}}" for device in devices]
+
+
+def test_what_the_recovery_of_a_closed_store_found_counts_no_more() -> None:
+    metrics, first, second = Metrics("0"), RecoveryReport(shard_count=3), RecoveryReport(shard_count=4)
+    metrics.add_recovery(first)
+    metrics.add_recovery(second)
+    assert metrics.registry.get_sample_value("everstep_recovery_shards") == 7
+    metrics.forget_recovery(first)
+    assert metrics.registry.get_sample_value("everstep_recovery_shards") == 4
 
 
 def test_what_recovery_found_is_among_them(node_config: Path, devices: list[Path], socket_path: Path) -> None:

@@ -34,9 +34,11 @@ def stored(devices: list[Path]) -> list[Path]:
 
 
 @contextmanager
-def scrubbing(config: Path, socket_path: Path, section: str) -> Generator[ControlClient]:
+def scrubbing(
+    config: Path, socket_path: Path, section: str, *, after_s: float = 1000.0
+) -> Generator[ControlClient]:
     with config.open("a") as file:
-        file.write(f"[verify]\nafter_s = 1000.0\n[scrub]\n{section}\n")
+        file.write(f"[verify]\nafter_s = {after_s}\n[scrub]\n{section}\n")
     with node_daemon(config, socket_path), connected(socket_path) as client:
         yield client
 
@@ -76,7 +78,7 @@ def metric(client: ControlClient, name: str) -> float:
 
 @pytest.mark.usefixtures("stored")
 def test_all_is_read_by_the_schedule(node_config: Path, socket_path: Path) -> None:
-    with scrubbing(node_config, socket_path, 'every = "1s"') as client:
+    with scrubbing(node_config, socket_path, 'every = "1s"', after_s=0.0) as client:
         wait_until(lambda: ended(client))
         scrub = newest(client)
         assert (scrub.planned_count, scrub.checkpoint_count, scrub.damaged) == (4, 4, ())

@@ -33,18 +33,22 @@ from everstep.checkpoint.store_format import (
     LockHolder,
     RetiredDevice,
     RunId,
+    ScrubMark,
+    ScrubPlace,
     Tag,
     decode_attempt,
     decode_disk_id,
     decode_floor,
     decode_lock,
     decode_run,
+    decode_scrub_mark,
     decode_tag,
     encode_attempt,
     encode_disk_id,
     encode_floor,
     encode_lock,
     encode_run,
+    encode_scrub_mark,
     encode_tag,
 )
 from everstep.checkpoint.value_format import decode_value, dump_values, encode_value, load_values
@@ -222,6 +226,12 @@ _REPLIES = (
     frames.Persisted(attempt=2, step=40, size_bytes=1, persist_s=0.5, devices_s=0.4, under_replicated=False),
     frames.ManifestBytes(re=3, manifest=b"x" * 40),
 )
+_SCRUB = ScrubMark(
+    store_id="d" * 32,
+    started_unix_s=1.5e9,
+    checkpoint_count=3,
+    place=ScrubPlace(owner_uid=7, run_id="f" * 32, checkpoint=CHECKPOINT),
+)
 _TAG = Tag(name="best so far", checkpoint=CHECKPOINT)
 _LOADER = LoaderState(
     fingerprint="abc", sample_count=1000, order=OrderSpec(kind=OrderKind.PERMUTED, seed=7), epoch=2, cursor=30
@@ -269,6 +279,9 @@ def _targets() -> dict[str, Target]:
         ),
         "floor": Target(lambda each: decode_floor(each, "floor.json"), (encode_floor(floor),), data),
         "tag": Target(lambda each: decode_tag(each, "tag", _TAG.file_name), (encode_tag(_TAG),), data),
+        "scrub_mark": Target(
+            lambda each: decode_scrub_mark(each, "scrub.json"), (encode_scrub_mark(_SCRUB),), data
+        ),
         "values": Target(lambda each: decode_value(load_values(each)), (values,), data),
         "loaders_in_values": Target(lambda each: find_loaders(0, each), (loaders, values), data),
         "loader_state": Target(lambda each: parse_state(_json(each)), (dump_values(_LOADER),), loader),

@@ -5,7 +5,7 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 LABELS = {
-    "version", "source", "result", "le", "device_index", "engine", "direct", "device", "state", "reason", "part",
+    "version", "source", "result", "le", "engine", "direct", "device", "state", "reason", "part",
 }  # fmt: skip
 """All that there are: none grows with the runs or their steps; a daemon has few devices."""
 

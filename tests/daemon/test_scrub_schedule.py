@@ -1,0 +1,163 @@
+"""When the schedule has something read: short lives of a daemon, with a clock that the test sets, and a real one."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import pytest
+from pausing import wait_until
+from scraping import scrape
+
+from everstep.checkpoint.scrub_mark import read_scrub_mark
+from everstep.checkpoint.store_format import ScrubMark
+from everstep.checkpoint.testing import make_state, opened, save
+from everstep.core.ids import CheckpointId
+from everstep.daemon.config import load_config
+from everstep.daemon.control_client import ControlClient, connected
+from everstep.daemon.node import Node
+from everstep.daemon.scrub_plan import Scrub
+from everstep.daemon.scrubber import Scrubber
+from everstep.daemon.stores import OpenStore
+from everstep.daemon.testing import node_daemon
+from everstep.daemon.views import ScrubView
+
+START_UNIX_S = 1.7e9
+DAY_S = 86400.0
+STEPS = (1, 2, 3)
+SLOW_SHARE = 0.02
+LAST = "everstep_scrub_last_completed_timestamp_seconds"
+
+
+@pytest.fixture
+def stored(devices: list[Path]) -> list[Path]:
+    with opened(devices) as (store, _):
+        run = store.run(os.geteuid(), "demo", create=True)
+        run.begin_attempt(1, fresh=False)
+        for step in STEPS:
+            save(run, make_state(store, step), CheckpointId(1, step))
+    return devices
+
+
+class Clock:
+    def __init__(self, now_unix_s: float) -> None:
+        self.now_unix_s = now_unix_s
+        self.asked = 0
+
+    def __call__(self) -> float:
+        self.asked += 1
+        return self.now_unix_s
+
+
+@contextlib.asynccontextmanager
+async def life(config: Path, clock: Clock) -> AsyncGenerator[tuple[Scrubber, OpenStore]]:
+    """One life of a daemon, in this process; it ends as a drained one does."""
+    node = Node(
+        load_config(config),
+        private=False,
+        version="0",
+        control_socket=config,
+    )
+    scrubber = Scrubber(node, clock=clock)
+    async with contextlib.AsyncExitStack() as held:
+        held.push_async_callback(node.stores.close)
+        store = await node.stores.open(["nvme0"])
+        async with asyncio.TaskGroup() as tasks:
+            node.use_tasks(tasks)
+            scrubber.watch(store)
+            yield scrubber, store
+            scrubber.stop()
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not reached():  # noqa: ASYNC110 (what is waited for tells nobody)
+            await asyncio.sleep(0.001)
+
+
+async def read_by(config: Path, clock: Clock) -> int | None:
+    """Return how many checkpoints a life reads that ends when nothing is due; None when nothing was."""
+    async with life(config, clock) as (scrubber, store):
+        await until(lambda: clock.asked >= 2)  # how far it is; whether something is due
+        if scrubber.view(store).newest is None:
+            return None
+        await until(lambda: _ended(scrubber.view(store)))
+        return _newest(scrubber.view(store)).checkpoint_count
+
+
+def _newest(view: ScrubView) -> Scrub:
+    assert view.newest is not None
+    return view.newest
+
+
+def _ended(view: ScrubView) -> bool:
+    return view.newest is not None and view.newest.ended_unix_s is not None
+
+
+def configure(config: Path, *, share: float = 1.0) -> None:
+    with config.open("a") as file:
+        file.write(f"[verify]\nafter_s = 0.0\n[scrub]\nbandwidth_share = {share}\n")
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_daemon_of_office_hours_reads_all_once_a_week(node_config: Path) -> None:
+    configure(node_config)
+    weeks = 4
+    found = [
+        asyncio.run(read_by(node_config, Clock(START_UNIX_S + (7 * week + day) * DAY_S)))
+        for week in range(weeks)
+        for day in range(5)
+    ]
+    read = [each for each in found if each is not None]
+    assert set(read) == {len(STEPS)}
+    assert weeks <= len(read) <= weeks + 1  # the days are not those of the store's own week
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_scrub_that_each_life_cuts_off_goes_on_where_it_was(node_config: Path) -> None:
+    configure(node_config, share=SLOW_SHARE)
+    counts = list[int]()
+    while sum(counts) < len(STEPS):
+        counts.append(asyncio.run(_cut_after_one(node_config, Clock(START_UNIX_S + len(counts) * DAY_S))))
+    assert len(counts) > 1
+    assert sum(counts) == len(STEPS)
+
+
+async def _cut_after_one(config: Path, clock: Clock) -> int:
+    async with life(config, clock) as (scrubber, store):
+        await until(lambda: clock.asked >= 3 and _newest(scrubber.view(store)).checkpoint_count > 0)
+        return _newest(scrubber.view(store)).checkpoint_count
+
+
+def test_a_real_daemon_goes_on_after_a_restart(
+    node_config: Path, socket_path: Path, stored: list[Path]
+) -> None:
+    configure(node_config, share=SLOW_SHARE)
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        wait_until(lambda: bool(newest := _scrub(client).newest) and newest.checkpoint_count > 0)
+    mark = _mark(stored)
+    assert mark is not None
+    assert 0 < mark.checkpoint_count < len(STEPS)
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        wait_until(lambda: _ended(_scrub(client)))
+        assert _newest(_scrub(client)).checkpoint_count == len(STEPS) - mark.checkpoint_count
+    done = _mark(stored)
+    assert done is not None
+    assert (done.started_unix_s, done.checkpoint_count) == (mark.started_unix_s, len(STEPS))
+    assert done.ended_unix_s is not None
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        wait_until(lambda: scrape(port)[LAST] == done.ended_unix_s)
+        assert _scrub(client).newest is None
+    assert _mark(stored) == done
+
+
+def _scrub(client: ControlClient) -> ScrubView:
+    (store,) = client.status().stores
+    return store.scrub
+
+
+def _mark(devices: list[Path]) -> ScrubMark | None:
+    with opened(devices, read_only=True) as (store, _):
+        return read_scrub_mark(store)
