@@ -145,18 +145,27 @@ def test_room_for_all_is_promised_before_a_byte_is_written(
     run: RunStore, dirs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promised, or allocated already: a file is allocated when its turn comes."""
+    promised: list[int] = []
     held: list[int] = []
-    write = RealStorage.write_segment
+    make, write = RealStorage.make_directory, RealStorage.write_segment
+
+    def making(ops: RealStorage, path: Path) -> bool:
+        promised.append(promised_bytes(run))
+        return make(ops, path)
 
     def looking(ops: RealStorage, *arguments: Any) -> float:
         allocated = sum(path.stat().st_blocks * 512 for each in dirs for path in each.rglob("*.safetensors"))
         held.append(allocated + promised_bytes(run))
         return write(ops, *arguments)
 
+    monkeypatch.setattr(RealStorage, "make_directory", making)
     monkeypatch.setattr(RealStorage, "write_segment", looking)
     state = make_state(run.store)
     save(run, state, OLD)
-    assert held[0] >= sum(align_up(plan.file_size_bytes) for plan in state.layout.segments)
+    needed = sum(align_up(plan.file_size_bytes) for plan in state.layout.segments)
+    assert len(promised) == len(dirs), "the generation's directories, before any file"
+    assert min(promised) >= needed
+    assert held[0] >= needed
 
 
 def promised_bytes(run: RunStore) -> int:
