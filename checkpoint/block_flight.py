@@ -123,11 +123,14 @@ class Flight:
         self._prepared.append(slot)
 
     def _submit(self) -> int:
+        before = self._queue.in_flight
         try:
             return self._queue.submit(self._prepared)
         except OSError as exc:
-            first = self._prepared[0]
-            raise self._span.failure(exc.errno or 0, self._positions[first], self._lengths[first]) from exc
+            refused = self._prepared[self._queue.in_flight - before]
+            raise self._span.failure(
+                exc.errno or 0, self._positions[refused], self._lengths[refused]
+            ) from exc
 
     def _reap(self) -> list[tuple[int, int]]:
         # A quarter at a time: few passages through the GIL, and three quarters keep the device busy meanwhile.

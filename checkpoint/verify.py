@@ -62,7 +62,7 @@ def verify_checkpoint(
     """Return what every byte of the checkpoint's shards is worth; damaged ones are offered no more.
 
     `engines` (one per device id, nobody else's during the call) make it faster; without them files are read block by
-    block, with direct I/O where they can do it. Takes 64 MiB of memory per device.
+    block, with direct I/O where they can do it. Takes 16 MiB of memory per device.
 
     Raises:
         NotFoundError: no such checkpoint here.

@@ -200,7 +200,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def __init__(self, node: "Node") -> None:
         self._node = node
         self._began_s = time.monotonic()
-        self._verifying = asyncio.Semaphore(1)  # each takes 64 MiB per device
+        self._verifying = asyncio.Semaphore(1)  # each takes 16 MiB per device
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
         """See node.proto."""

@@ -37,7 +37,7 @@ class Verifier:
         self._tasks: dict[OpenStore, asyncio.Task[None]] = {}
         self._reading: Counter[OpenStore] = Counter()
         self._found: dict[OpenStore, list[Verdict]] = {}
-        self._beside = asyncio.Semaphore(1)  # each takes 64 MiB per device
+        self._beside = asyncio.Semaphore(1)  # each takes 16 MiB per device
 
     def found(self, opened: OpenStore) -> tuple[Verdict, ...]:
         """Return what reading the newest checkpoints of a store has shown so far."""

@@ -181,6 +181,30 @@ def test_every_block_has_as_many_tries(
     assert len(set(both(made))) == 1
 
 
+def test_a_block_that_the_kernel_refuses_is_named_though_others_before_it_were_taken(
+    transfer: Callable[[TransferKind], Transfer], maps: ArenaMaps
+) -> None:
+    class WrongFile(ReluctantQueue):
+        """Asks for one block of a file that is not open."""
+
+        def prepare(self, slot: int, kind: TransferKind, **more: int) -> None:
+            wrong = more | {"file_fd": 1_000_000} if more["offset_bytes"] == 2 * PAGE else more
+            context.prepare(slot, kind, **wrong)
+
+        def submit(self, slots: Sequence[int]) -> int:
+            return context.submit(slots)
+
+    context = AioContext(DEPTH)
+    flight = Flight(
+        WrongFile(context, 0, lambda _: False), open_span(transfer(TransferKind.WRITE), maps), PAGE
+    )
+    with pytest.raises(OSError, match=f"write of {PAGE} bytes at byte {2 * PAGE}: Bad file") as caught:
+        flight.run(lambda _: None)
+    assert caught.value.errno == errno.EBADF
+    assert context.in_flight == 0
+    context.close()
+
+
 @KINDS
 def test_the_plain_engine_asks_again_too(
     transfer: Callable[[TransferKind], Transfer], monkeypatch: pytest.MonkeyPatch, kind: TransferKind
