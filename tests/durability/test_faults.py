@@ -15,9 +15,12 @@ import pytest
 from places import memory_folder
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.device_change import drain
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.store import Store
+from everstep.checkpoint.tags import add_tag, remove_tag
 from everstep.checkpoint.testing import FaultyStorage, State, load, make_state, opened, save, save_again
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import StorageError
@@ -68,6 +71,7 @@ def template() -> Generator[Template]:
                 save(run, made.states[checkpoint], checkpoint)
             run.set_complete_floor(OLD[1])
             run.set_complete_floor(FLOOR)
+            add_tag(run, "kept", FLOOR)
         for path in made.dirs:
             shutil.copytree(path, folder / "template" / path.name)
         yield made
@@ -83,6 +87,8 @@ class Operation:
     """Checkpoints that it may have removed even when it failed."""
     survives_one: bool = False
     """One failure costs a device and not the operation."""
+    recycles: bool = False
+    """Segments are written over files of deleted ones."""
 
 
 def persist(run: RunStore, template: Template) -> None:
@@ -96,6 +102,16 @@ def persist_again(run: RunStore, template: Template) -> None:
 
 def collect(run: RunStore, _: Template) -> None:
     assert collect_garbage(run, keep=Keep(last=1)).removed == (OLD[0],)
+
+
+def persist_over(run: RunStore, template: Template) -> None:
+    collect(run, template)
+    persist(run, template)
+
+
+def drain_one(run: RunStore, _: Template) -> None:
+    assert isinstance(run.store, Store)
+    drain(run.store, run.store.devices[0].device_id)
 
 
 def restore(run: RunStore, template: Template) -> None:
@@ -121,6 +137,14 @@ OPERATIONS = {
     "attempt": Operation(
         lambda run, _: run.begin_attempt(2, fresh=False), lambda run: run.highest_attempt() == 2
     ),
+    "commit over old files": Operation(
+        persist_over, lambda run: NEW in run.offered(), (OLD[0],), recycles=True
+    ),
+    "tag": Operation(
+        lambda run, _: add_tag(run, "best", OLD[1]), lambda run: run.tags() == {"best": OLD[1], "kept": FLOOR}
+    ),
+    "untag": Operation(lambda run, _: remove_tag(run, "kept"), lambda run: run.tags() == {}),
+    "drain": Operation(drain_one, lambda run: len(run.store.membership.draining) == 1),
     "restore": Operation(restore, lambda run: FLOOR in run.offered()),
     "verify": Operation(verify, lambda run: FLOOR in run.offered()),
 }
@@ -165,7 +189,7 @@ def test_every_call_of_an_operation_may_fail(template: Template, name: str, numb
     for fail_at in range(1, CALLS_MAX):
         template.copy()
         ops = FaultyStorage(RealStorage())
-        with opened(template.dirs, ops=ops.as_ops()) as (store, _):
+        with opened(template.dirs, ops=ops.as_ops(), recycles=operation.recycles) as (store, _):
             run = store.run(UID, "demo")
             ops.arm(fail_at, times=times, number=number)
             done = False
