@@ -3,6 +3,7 @@
 Nothing starts on import.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -10,9 +11,10 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from ..checkpoint.device import Device
 from ..checkpoint.device_set import DeviceSet, DeviceState
 from ..checkpoint.recovery import RecoveryReport
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, StorageError
 from ..proto import frames
 
 _PERSIST_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -143,6 +145,18 @@ class Metrics:
             ["device"],
             registry=self.registry,
         )
+        self._device_free = Gauge(
+            "everstep_device_free_bytes",
+            "Bytes that may still be written to a device's file system; NaN where it cannot be asked",
+            ["device"],
+            registry=self.registry,
+        )
+        self._device_full = Gauge(
+            "everstep_device_full",
+            "1 for a device that gets nothing more, because it has no room for it, 0 for the others",
+            ["device"],
+            registry=self.registry,
+        )
         self._device_pool = Gauge(
             "everstep_device_pool_bytes",
             "Bytes of deleted checkpoints that wait to be written over, or to be given back when room is needed",
@@ -194,6 +208,12 @@ class Metrics:
             self._of_store(devices, self._device_speed, str(device.path)).set_function(
                 lambda key=device.device_id: devices.speeds.reading(key).bytes_per_s or 0.0
             )
+            self._of_store(devices, self._device_free, str(device.path)).set_function(
+                lambda device=device: _free_bytes(devices, device)
+            )
+            self._of_store(devices, self._device_full, str(device.path)).set_function(
+                lambda device=device: _is_full(devices, device)
+            )
             self._of_store(devices, self._device_pool, str(device.path)).set_function(
                 lambda key=device.device_id: float(devices.pool.size_bytes(key))
             )
@@ -242,6 +262,18 @@ def _parts(costs: frames.Costs) -> dict[str, float]:
     return dict(
         zip(_COST_PARTS, (costs.eager_s, costs.wait_s, max(0.0, others_s), costs.guard_s), strict=True)
     )
+
+
+def _free_bytes(devices: DeviceSet, device: Device) -> float:
+    try:
+        return float(devices.ops.free_bytes(device.path))
+    except StorageError:  # its state says so
+        return math.nan
+
+
+def _is_full(devices: DeviceSet, device: Device) -> float:
+    free_bytes = _free_bytes(devices, device)
+    return float(not math.isnan(free_bytes) and bool(devices.space.shortage(device, int(free_bytes))))
 
 
 class MetricsServer:
