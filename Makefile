@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constr
 # The repository root must not be on sys.path: its folders are sub-packages of everstep, not modules.
 unexport PYTHONPATH
 .DELETE_ON_ERROR:
-.PHONY: help demo test check fmt proto types wheel-smoke soak bench-storage bench-stall clean
+.PHONY: help demo test check fmt proto types wheel-smoke soak fuzz bench-storage bench-stall clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ wheel-smoke: $(STAMP)  ## build the wheel, install it in an empty environment, u
 
 soak: $(STAMP)  ## search for lost checkpoints for DURATION seconds (SOAK_ARGS: --only, --seed)
 	$(BIN)/python tools/soak.py --duration $(DURATION) $(SOAK_ARGS)
+
+fuzz: $(STAMP)  ## fuzz the parser TARGET (tests/fuzz/targets.py) for DURATION seconds, by coverage where atheris is installed
+	$(BIN)/python tests/fuzz/fuzz_one.py $(TARGET) $(DURATION)
 
 bench-storage: $(STAMP)  ## ratios to fio and to what others use, one table; the rig of slow drives needs root (BENCH_ARGS)
 	$(BIN)/python bench/storage.py $(BENCH_ARGS)

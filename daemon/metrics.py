@@ -3,6 +3,7 @@
 Nothing starts on import.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -10,9 +11,10 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from ..checkpoint.device import Device
 from ..checkpoint.device_set import DeviceSet, DeviceState
 from ..checkpoint.recovery import RecoveryReport
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, StorageError
 from ..proto import frames
 
 _PERSIST_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -29,6 +31,42 @@ _RECOVERY: tuple[tuple[str, str, Callable[[RecoveryReport], float]], ...] = (
 
 _COST_PARTS = ("eager", "ranks", "boundary", "guard")
 """What is measured as it happens, and only grows; what steps took longer is an estimate."""
+
+
+def _free_bytes(devices: DeviceSet, device: Device) -> float:
+    try:
+        return float(devices.ops.free_bytes(device.path))
+    except StorageError:  # its state says so
+        return math.nan
+
+
+def _is_full(devices: DeviceSet, device: Device) -> float:
+    free_bytes = _free_bytes(devices, device)
+    return float(not math.isnan(free_bytes) and bool(devices.space.shortage(device, int(free_bytes))))
+
+
+_PER_DEVICE: tuple[tuple[str, str, Callable[[DeviceSet, Device], float]], ...] = (
+    (
+        "write_bytes_per_second",
+        "Speed of a device's own writes, averaged over the last seconds of them; 0 before the first large one",
+        lambda devices, device: devices.speeds.reading(device.device_id).bytes_per_s or 0.0,
+    ),
+    (
+        "pool_bytes",
+        "Bytes of deleted checkpoints that wait to be written over, or to be given back when room is needed",
+        lambda devices, device: float(devices.pool.size_bytes(device.device_id)),
+    ),
+    (
+        "free_bytes",
+        "Bytes that may still be written to a device's file system; NaN where it cannot be asked",
+        _free_bytes,
+    ),
+    (
+        "full",
+        "1 for a device that gets nothing more, because it has no room for it, 0 for the others",
+        _is_full,
+    ),
+)
 
 
 class Metrics:
@@ -137,18 +175,10 @@ class Metrics:
         )
         self._series: dict[DeviceSet, list[tuple[Gauge, tuple[str, ...]]]] = {}
         """What each open store has of its own."""
-        self._device_speed = Gauge(
-            "everstep_device_write_bytes_per_second",
-            "Speed of a device's own writes, averaged over the last seconds of them; 0 before the first large one",
-            ["device"],
-            registry=self.registry,
-        )
-        self._device_pool = Gauge(
-            "everstep_device_pool_bytes",
-            "Bytes of deleted checkpoints that wait to be written over, or to be given back when room is needed",
-            ["device"],
-            registry=self.registry,
-        )
+        self._per_device = [
+            (Gauge(f"everstep_device_{name}", text, ["device"], registry=self.registry), of)
+            for name, text, of in _PER_DEVICE
+        ]
         self._device_state = Gauge(
             "everstep_device_state",
             "1 for the state that a device is in, 0 for the others",
@@ -191,12 +221,10 @@ class Metrics:
     def add_devices(self, devices: DeviceSet) -> None:
         """Show the speed and state of a store's devices from now on, as they are when somebody asks."""
         for device in devices.devices:
-            self._of_store(devices, self._device_speed, str(device.path)).set_function(
-                lambda key=device.device_id: devices.speeds.reading(key).bytes_per_s or 0.0
-            )
-            self._of_store(devices, self._device_pool, str(device.path)).set_function(
-                lambda key=device.device_id: float(devices.pool.size_bytes(key))
-            )
+            for gauge, of in self._per_device:
+                self._of_store(devices, gauge, str(device.path)).set_function(
+                    lambda of=of, device=device: of(devices, device)
+                )
         members = {device.device_id: str(device.path) for device in devices.devices}
         members |= {missing.device_id: missing.path for missing in devices.missing}
         for device_id, path in members.items():

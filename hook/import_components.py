@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import msgspec
 import torch
 
 from ..core.errors import CorruptDataError, StateTypeError, UsageError
@@ -216,21 +217,32 @@ def _belongs(leaf: str, component: str) -> bool:
     return leaf.startswith(component) and not (rest and f"a{rest[0]}".isidentifier())
 
 
+class _Described(msgspec.Struct, frozen=True):
+    """What the document beside safetensors files says of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    alias_of: str | None = None
+
+
 def _as_they_were(described: Mapping[str, object], tensors: Mapping[str, object]) -> Tensors:
     """Return the tensors with their dtypes and shapes; one that is stored twice for its alias is one again."""
     found: Tensors = {}
     for name, tensor in tensors.items():
-        entry = described.get(name)
-        if not isinstance(entry, dict) or not isinstance(tensor, torch.Tensor):
+        if name not in described or not isinstance(tensor, torch.Tensor):
             raise CorruptDataError(f"the document beside the safetensors files does not describe {name!r}")
-        fields = cast(dict[str, object], entry)
-        dtype = torch_dtype(str(fields.get("dtype")))
-        shape = tuple(cast(list[int], fields.get("shape")))
+        try:
+            entry = msgspec.convert(described[name], _Described)
+        except msgspec.ValidationError as error:
+            raise CorruptDataError(
+                f"the document beside the safetensors files says of {name!r}: {error}"
+            ) from error
+        dtype, shape = torch_dtype(entry.dtype), entry.shape
         try:
             found[name] = (tensor if tensor.dtype == dtype else tensor.view(dtype)).reshape(shape)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # TypeError: a dimension beyond 64 bits
             raise CorruptDataError(f"{name!r} is no {dtype} of {list(shape)}: {error}") from error
-        holder = found.get(str(fields.get("alias_of")))
+        holder = found.get(entry.alias_of or "")
         if holder is not None and _alike(holder, found[name]):
             found[name] = holder
     return found

@@ -77,7 +77,7 @@ def _side_document(source: Path) -> Mapping[str, object] | None:
         return None
     try:
         document: object = msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptDataError(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict):
         return None
@@ -103,7 +103,7 @@ def _read_safetensors(source: Path) -> dict[str, object]:
         return _read_file(source)
     try:
         index = msgspec.json.decode(source.read_bytes(), type=_Index)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptDataError(f"{source} is no index of safetensors: {error}") from error
     found: dict[str, object] = {}
     for name in sorted(set(index.weight_map.values())):

@@ -128,7 +128,7 @@ def test_when_a_device_dies_what_is_committed_there_is_written_again_from_memory
     assert "shard_mended" in socket_path.with_name("daemon.log").read_text()
 
 
-def test_a_device_that_fills_gets_nothing_more_and_counts_as_well(
+def test_a_device_that_fills_gets_nothing_more_and_status_and_metrics_say_so(
     node_config: Path, disk: LoopDisk, devices: list[Path], socket_path: Path
 ) -> None:
     with (
@@ -143,14 +143,26 @@ def test_a_device_that_fills_gets_nothing_more_and_counts_as_well(
             ["dd", "if=/dev/zero", f"of={disk.path}/filler", "bs=64k"], capture_output=True, check=False
         )
         assert b"No space left" in filler.stderr
+        port = client.status().daemon.metrics_port
         arena.save(SECOND, seed=2, slot=1)
         saved = trainer.event(frames.Persisted)
         assert isinstance(saved, frames.Persisted)
         assert saved.step == 2
-        states = {device.path: device.state for device in client.status().stores[0].devices}
+        views = {device.path: device for device in client.status().stores[0].devices}
+        metrics = scrape(port)
+        (disk.path / "filler").unlink()
+        room_again = scrape(port)
         (run,) = _runs(devices[1:])
         arena.close()
-    assert set(states.values()) == {DeviceStatus.OK}
+    full, other = map(str, devices)
+    assert {view.state for view in views.values()} == {DeviceStatus.OK}
+    assert "has no room" in views[full].reason
+    assert not views[other].reason
+    assert [metrics[f"everstep_device_full{{{path}}}"] for path in (full, other)] == [1, 0]
+    assert (
+        metrics[f"everstep_device_free_bytes{{{full}}}"] < metrics[f"everstep_device_free_bytes{{{other}}}"]
+    )
+    assert room_again[f"everstep_device_full{{{full}}}"] == 0
     assert len(run) == 2
 
 

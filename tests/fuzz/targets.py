@@ -6,6 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
+from foreign_files import (
+    INDEX,
+    SAFETENSORS,
+    SIDE_DOCUMENT,
+    parse_index,
+    parse_safetensors,
+    parse_side_document,
+)
 
 from everstep.checkpoint.draft_format import decode_draft, encode_draft, written_pieces
 from everstep.checkpoint.layout_plan import plan_layout
@@ -52,7 +60,13 @@ from everstep.checkpoint.store_format import (
     encode_tag,
 )
 from everstep.checkpoint.value_format import decode_value, dump_values, encode_value, load_values
-from everstep.core.errors import CorruptDataError, DaemonUnavailableError, DataError, LoaderStateError
+from everstep.core.errors import (
+    CorruptDataError,
+    DaemonUnavailableError,
+    DataError,
+    LoaderStateError,
+    StateTypeError,
+)
 from everstep.core.ids import CheckpointId, run_id_of
 from everstep.core.version import VERSION
 from everstep.daemon.ledger_check import find_loaders
@@ -286,6 +300,9 @@ def _targets() -> dict[str, Target]:
         "loaders_in_values": Target(lambda each: find_loaders(0, each), (loaders, values), data),
         "loader_state": Target(lambda each: parse_state(_json(each)), (dump_values(_LOADER),), loader),
         "ledger": Target(lambda each: parse_ledger(_json(each)), (dump_values(_LEDGER),), loader),
+        "foreign_safetensors": Target(parse_safetensors, (SAFETENSORS,), data),
+        "foreign_index": Target(parse_index, (INDEX,), data),
+        "foreign_side_document": Target(parse_side_document, (SIDE_DOCUMENT,), (DataError, StateTypeError)),
         "request": Target(decode_request, tuple(pack(each)[_LENGTH_BYTES:] for each in _REQUESTS), frame),
         "reply": Target(
             decode_reply,
