@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 import torch.distributed as dist
@@ -98,6 +99,53 @@ def test_rank_0_says_for_all_whether_the_last_boundary_is_saved(rank: Make, has_
         each.start(0, Listener(has_time=believes))
     pair[1].ask_for_checkpoint("the notice")
     assert last_boundary(pair) == ("the notice", has_time)
+
+
+def test_a_request_after_a_notice_leaves_the_notice(rank: Make) -> None:
+    """Of any rank, in the same moment."""
+    pair = [rank(0), rank(1)]
+    pair[1].ask_for_checkpoint("the notice")
+    pair[0].ask_for_checkpoint()
+    pair[1].ask_for_checkpoint()
+    for each in pair:
+        each.start(0, Listener())
+    assert last_boundary(pair) == ("the notice", True)
+
+
+class AsksMeanwhile:
+    """The Store as rank 0 sees it: another rank asks between any two of its calls."""
+
+    def __init__(self, store: dist.Store, ask: Callable[[], None]) -> None:
+        self._store, self._ask = store, ask
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        call = getattr(self._store, name)
+
+        def and_ask(*arguments: object) -> object:
+            found = call(*arguments)
+            self._ask()
+            return found
+
+        return and_ask
+
+
+def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) -> None:
+    first, second = rank(0), rank(1)
+    asked = ["", "the notice"]
+
+    def ask() -> None:
+        if asked:
+            second.ask_for_checkpoint(asked.pop(0))
+            second._send(second._outbox)
+            second._outbox.clear()
+
+    ask()
+    real = first._store
+    first._store = cast("dist.Store", AsksMeanwhile(real, ask))
+    first._receive_requests()
+    first._store = real
+    first._receive_requests()
+    assert (first._requested, first._end) == (True, "the notice")
 
 
 def test_who_is_told_before_its_first_boundary_ends_alone_unless_all_are(rank: Make) -> None:
