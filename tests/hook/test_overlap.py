@@ -307,10 +307,20 @@ def flat(seed: int) -> Loop:
     return loop
 
 
+def inferred(seed: int) -> Loop:
+    """A frozen layer that was made in inference mode, so that nothing counts its versions, below one that trains."""
+    with torch.inference_mode():
+        base = nn.Linear(6, 6).requires_grad_(False)
+    loop = simple(seed, lambda: nn.Sequential(base, nn.Linear(6, 6)))
+    loop.objects["optimizer"].param_groups[0]["params"] = list(loop.objects["model"][1].parameters())
+    return loop
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lbfgs, gan, sam, accumulated, scaled, scheduled, averaged, shadowed, lazily_optimized, embedded, flat,
+        inferred,
     ],
 )  # fmt: skip
 def test_training_loops(make: Callable[[int], Loop], devices: list[Path], slow: Slow) -> None:
