@@ -366,6 +366,7 @@ class Snapshotter:
         facts: SnapshotFacts,
         values: bytes,
     ) -> None:
+        self._cuda.register(arena)  # CUDA may have come into use since it was mapped
         base, leaves, layout = arena.slot_address(slot), capture.leaves, places.layout
         slot_offset = base - arena.address
         wait_cuda = self._cuda.copy(
