@@ -41,7 +41,12 @@ class Unchanged:
         )
 
     def _read_versions(self) -> list[int]:
-        return list(map(attrgetter("_version"), self._tensors))
+        try:
+            return list(map(attrgetter("_version"), self._tensors))
+        except (
+            RuntimeError
+        ):  # one made in inference mode has none, and may be written to in inference mode alone
+            return [0 if tensor.is_inference() else tensor._version for tensor in self._tensors]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -59,18 +59,20 @@ class CudaCopies:
         self._costs, self._device_first = costs, device_first
         self._devices: dict[torch.device, CudaDevice] = {}
         self._passages: dict[torch.device, Passage] = {}
-        """Of the newest snapshot, until the guard."""
+        """Of the newest snapshot."""
         self._unread: dict[torch.device, Passage] = {}
         """Of a snapshot whose guard was passed, until all of it has happened."""
+        self._tried: set[int] = set()
         self._registered: set[int] = set()
 
     def register(self, arena: MappedArena) -> None:
-        """Pin the arena for this process when CUDA is in use; unpinned memory works, slower, and is said.
+        """Pin the arena for this process once CUDA is in use; unpinned memory works, slower, and is said.
 
-        In one call, so that no copy crosses from one registration into another.
+        Again is nothing. In one call, so that no copy crosses from one registration into another.
         """
-        if not torch.cuda.is_initialized():
+        if arena.number in self._tried or not torch.cuda.is_initialized():
             return
+        self._tried.add(arena.number)
         code = int(_cuda_runtime().cudaHostRegister(arena.address, arena.size_bytes, 0))
         if code == 0:
             self._registered.add(arena.number)
@@ -80,6 +82,7 @@ class CudaCopies:
 
     def unregister(self, arena: MappedArena) -> None:
         """Unpin before the arena is unmapped."""
+        self._tried.discard(arena.number)
         if arena.number in self._registered:
             self._registered.discard(arena.number)
             _cuda_runtime().cudaHostUnregister(arena.address)
@@ -114,12 +117,14 @@ class CudaCopies:
         return wait
 
     def guard(self) -> None:
-        """Make the compute streams wait until lazy tensors may be written; the host goes on."""
+        """Make the current streams wait until lazy tensors may be written; the host goes on.
+
+        Each writer's: several optimizers may run on streams of their own.
+        """
         for device, passage in self._passages.items():
             passage.guard(torch.cuda.current_stream(device))
         if not self._unread:
             self._unread = self._passages
-        self._passages = {}
 
     def _device(self, device: torch.device) -> CudaDevice:
         if device not in self._devices:

@@ -47,8 +47,9 @@ class Passage:
     """On the compute stream, before it waits for `copied`: as soon as training could have written."""
 
     def guard(self, compute: torch.cuda.Stream) -> None:
-        """Let the compute stream wait until the tensors may be written; the host goes on."""
-        self.guarded = event(compute)
+        """Let a writer's stream wait until the tensors may be written; the host goes on. The first one's is timed."""
+        if self.guarded is None:
+            self.guarded = event(compute)
         compute.wait_event(self.copied)
 
     @property

@@ -36,6 +36,11 @@ AGREE_DEADLINE_S = 300.0
 
 PLAN_DEADLINE_S = 60.0
 END = "end"
+"""Counts the ranks that were told to end."""
+NOTICE = "notice"
+"""Why the run is to end, whoever was told; never deleted."""
+REQUESTS = "requests"
+"""Counts the checkpoints that were asked for: no request is lost that comes while others are read."""
 FIGURES_S = 2.0
 """How often ranks tell rank 0 what they have measured."""
 
@@ -69,6 +74,8 @@ class StoreRanks:
         self._requested = self._closing = self._lost = False
         self._end = ""
         """Why the next plan's first boundary is the last one; on rank 0."""
+        self._request_count, self._noticed = 0, False
+        """What of the requests rank 0 has heard of."""
         self._confirming: tuple[str, threading.Timer] | None = None
         """Why this rank is to end, and what ends it alone if the others do not say so too."""
         self._listener: Listener | None = None
@@ -137,7 +144,10 @@ class StoreRanks:
 
     def ask_for_checkpoint(self, end: str = "") -> None:
         """Tell rank 0, which lists a boundary of its next plan."""
-        self._say("request", json.dumps(end))
+        if end:
+            self._say(NOTICE, json.dumps(end))
+        else:
+            self._say(REQUESTS, "+")
 
     def end_after(self, step: int) -> str:
         """Return what the plans say."""
@@ -243,7 +253,7 @@ class StoreRanks:
         for key, value in outbox:
             if value != "+":
                 self._store.set(key, value)
-            elif self._store.add(key, 1) == self.world_size:
+            elif self._store.add(key, 1) == self.world_size and key != REQUESTS:
                 self._store.set(f"all-{key}", "1")
 
     def _receive_plan(self) -> None:
@@ -259,11 +269,14 @@ class StoreRanks:
                 self._changed.notify_all()
 
     def _receive_requests(self) -> None:
-        if self._store.check(["request"]):
-            end = cast("str", json.loads(self._store.get("request")))
-            self._store.delete_key("request")
-            with self._changed:
-                self._requested, self._end = True, end or self._end
+        count = self._store.add(REQUESTS, 0)
+        noticed = not self._noticed and self._store.check([NOTICE])
+        end = cast("str", json.loads(self._store.get(NOTICE))) if noticed else ""
+        with self._changed:
+            if count > self._request_count:
+                self._request_count, self._requested = count, True
+            if noticed:
+                self._noticed, self._end = True, end
 
     def _receive_confirmations(self) -> None:
         """End together, not alone."""

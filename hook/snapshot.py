@@ -282,9 +282,12 @@ class Snapshotter:
         try:
             places = self._places_for(layout, capture, arena)
             self._copy(capture, places, arena, slot, facts=facts, values=values)
-        except EverstepError as error:
-            self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
-            return error.message
+        except BaseException as error:
+            reason = error.message if isinstance(error, EverstepError) else repr(error)
+            self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=reason[:500]))
+            if not isinstance(error, EverstepError):
+                raise
+            return reason
         return None
 
     def guard(self) -> float:
@@ -363,6 +366,7 @@ class Snapshotter:
         facts: SnapshotFacts,
         values: bytes,
     ) -> None:
+        self._cuda.register(arena)  # CUDA may have come into use since it was mapped
         base, leaves, layout = arena.slot_address(slot), capture.leaves, places.layout
         slot_offset = base - arena.address
         wait_cuda = self._cuda.copy(

@@ -119,6 +119,18 @@ class TestOrder:
         torch.cuda.synchronize()
         assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
 
+    def test_the_guard_orders_every_stream_that_writes(self, arena: MappedArena, copies: CudaCopies) -> None:
+        """Two optimizers, each on a stream of its own; the second one's weights are the copied ones."""
+        tensor = torch.full((1024,), 3.0, device="cuda")
+        wait = held_back(copies, arena, tensor)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            copies.guard()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            copies.guard()
+            tensor.fill_(9)
+        wait()
+        assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
+
     def test_without_the_guard_it_would(self, arena: MappedArena, copies: CudaCopies) -> None:
         """What makes the test above one: the copy is held back long enough for a kernel to come first."""
         tensor = torch.full((1024,), 3.0, device="cuda")
@@ -213,6 +225,14 @@ class TestPinning:
         copies.unregister(arena)
         assert [end.is_pinned() for end in ends] == [False, False]
         copies.unregister(arena)  # again is nothing
+
+    def test_registered_again_it_stays_as_it_is(
+        self, arena: MappedArena, copies: CudaCopies, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Before each snapshot, in case that CUDA came into use after the arena was mapped."""
+        copies.register(arena)
+        assert caplog.records == []
+        assert torch.frombuffer(arena.view(0, 8), dtype=torch.uint8).is_pinned()
 
     def test_an_arena_that_cannot_be_pinned_is_said_and_torch_goes_on(
         self, arena: MappedArena, copies: CudaCopies, caplog: pytest.LogCaptureFixture

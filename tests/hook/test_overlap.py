@@ -307,10 +307,53 @@ def flat(seed: int) -> Loop:
     return loop
 
 
+def inferred(seed: int) -> Loop:
+    """A frozen layer that was made in inference mode, so that nothing counts its versions, below one that trains."""
+    with torch.inference_mode():
+        base = nn.Linear(6, 6).requires_grad_(False)
+    loop = simple(seed, lambda: nn.Sequential(base, nn.Linear(6, 6)))
+    loop.objects["optimizer"].param_groups[0]["params"] = list(loop.objects["model"][1].parameters())
+    return loop
+
+
+class Codebook(nn.Module):
+    """A VQ layer whose forward moves its codes, a parameter without gradient, and no version with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.codes = nn.Linear(6, 6), nn.Embedding(4, 6)
+        self.codes.weight.requires_grad_(False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        found = self.layer(batch)
+        self.codes.weight.data.mul_(0.9).add_(found.detach().mean(0), alpha=0.1)
+        return found + self.codes.weight.mean(0)
+
+
+def forgetful(seed: int) -> Loop:
+    """Nothing but the forward pass writes to the codes, and nobody says so."""
+    return simple(seed, Codebook, lambda parameters: torch.optim.AdamW(parameters[:2], lr=0.01))
+
+
+def quantised(seed: int) -> Loop:
+    loop = forgetful(seed)
+    model, optimizer = loop.objects["model"], loop.objects["optimizer"]
+
+    def iterate(number: int, run: Run) -> None:
+        optimizer.zero_grad()
+        with run.mutating():
+            found = model(data(number, 4, 6))
+        found.square().mean().backward()
+        optimizer.step()
+
+    return Loop(loop.objects, iterate)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lbfgs, gan, sam, accumulated, scaled, scheduled, averaged, shadowed, lazily_optimized, embedded, flat,
+        inferred, quantised,
     ],
 )  # fmt: skip
 def test_training_loops(make: Callable[[int], Loop], devices: list[Path], slow: Slow) -> None:
@@ -502,6 +545,12 @@ def test_the_debug_mode_catches_what_moves_no_version(devices: list[Path], slow:
     failure = failure_of(loop, change, devices, slow, debug=True)
     name = "model.weight" if what == "weight" else "optimizer.state.weight.exp_avg"
     assert f"{name} was written to while its snapshot was being copied" in failure
+    assert "with run.mutating()" in failure
+
+
+def test_the_debug_mode_catches_a_codebook_that_forward_writes(devices: list[Path], slow: Slow) -> None:
+    failure = failure_of(forgetful(0), lambda: None, devices, slow, debug=True)
+    assert "model.codes.weight was written to while its snapshot was being copied" in failure
     assert "with run.mutating()" in failure
 
 

@@ -3,9 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from everstep.checkpoint.frequency_types import Limits
 from everstep.core.ids import CheckpointId
@@ -37,15 +39,15 @@ class Listener:
 
 
 @pytest.fixture
-def server() -> Iterator[list[dist.TCPStore]]:
+def server() -> Iterator[list[TCPStore]]:
     """The Store that torchrun's agent would serve; who empties the list ends it."""
-    made = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)]
+    made = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)]
     yield made
     made.clear()
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch, server: list[dist.TCPStore]) -> Iterator[Make]:
+def rank(monkeypatch: pytest.MonkeyPatch, server: list[TCPStore]) -> Iterator[Make]:
     """Make one rank of two."""
     made: list[StoreRanks] = []
     port = server[0].port
@@ -59,7 +61,7 @@ def rank(monkeypatch: pytest.MonkeyPatch, server: list[dist.TCPStore]) -> Iterat
     monkeypatch.setattr(
         ranks_module,
         "_own_client",
-        lambda: dist.TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
+        lambda: TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
     )
     yield make
     while made:
@@ -100,6 +102,53 @@ def test_rank_0_says_for_all_whether_the_last_boundary_is_saved(rank: Make, has_
     assert last_boundary(pair) == ("the notice", has_time)
 
 
+def test_a_request_after_a_notice_leaves_the_notice(rank: Make) -> None:
+    """Of any rank, in the same moment."""
+    pair = [rank(0), rank(1)]
+    pair[1].ask_for_checkpoint("the notice")
+    pair[0].ask_for_checkpoint()
+    pair[1].ask_for_checkpoint()
+    for each in pair:
+        each.start(0, Listener())
+    assert last_boundary(pair) == ("the notice", True)
+
+
+class AsksMeanwhile:
+    """The Store as rank 0 sees it: another rank asks between any two of its calls."""
+
+    def __init__(self, store: Store, ask: Callable[[], None]) -> None:
+        self._store, self._ask = store, ask
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        call = getattr(self._store, name)
+
+        def and_ask(*arguments: object) -> object:
+            found = call(*arguments)
+            self._ask()
+            return found
+
+        return and_ask
+
+
+def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) -> None:
+    first, second = rank(0), rank(1)
+    asked = ["", "the notice"]
+
+    def ask() -> None:
+        if asked:
+            second.ask_for_checkpoint(asked.pop(0))
+            second._send(second._outbox)
+            second._outbox.clear()
+
+    ask()
+    real = first._store
+    first._store = cast("Store", AsksMeanwhile(real, ask))
+    first._receive_requests()
+    first._store = real
+    first._receive_requests()
+    assert (first._requested, first._end) == (True, "the notice")
+
+
 def test_who_is_told_before_its_first_boundary_ends_alone_unless_all_are(rank: Make) -> None:
     """Its peer has died; the thread that reads the others' confirmations does not run yet."""
     alone = threading.Event()
@@ -107,7 +156,7 @@ def test_who_is_told_before_its_first_boundary_ends_alone_unless_all_are(rank: M
     assert alone.wait(CONFIRM_S + DEADLINE_S)
 
 
-def test_who_is_told_after_the_store_was_lost_ends_alone(rank: Make, server: list[dist.TCPStore]) -> None:
+def test_who_is_told_after_the_store_was_lost_ends_alone(rank: Make, server: list[TCPStore]) -> None:
     alone, survivor = threading.Event(), rank(1)
     survivor.start(0, Listener())
     server.clear()

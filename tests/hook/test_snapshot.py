@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from everstep.hook import copier as copier_module
 from everstep.hook.copy_plan import Moves
 from everstep.hook.gather import copy
 from everstep.hook.run import Run
+from everstep.hook.slot_places import Places
 
 
 @pytest.fixture(autouse=True)
@@ -262,6 +264,35 @@ class Holder:
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         self.state = state
+
+
+def test_a_slot_is_given_back_whatever_happens_at_the_boundary(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More often than there are slots."""
+    slots = 2
+
+    def fail(places: Places, capture: object) -> None:
+        raise RuntimeError("out of luck")
+
+    objects = made()
+    with attached(device, objects, final=False) as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(Places, "unchanged", fail)
+            iterate(run, objects)
+            assert run.wait(20)
+            run._snapshotter.prepare()
+            arena = run._snapshotter._arena
+            assert arena is not None
+            for _ in range(slots + 1):
+                with pytest.raises(RuntimeError, match="out of luck"):
+                    iterate(run, objects, checkpoint=True)
+                until_s = time.monotonic() + 20
+                while len(arena.free) < slots:  # the daemon gives it back
+                    assert time.monotonic() < until_s
+                    time.sleep(0.01)
+        until_taken(run, objects)
+        assert run.report().skipped == {}
 
 
 class TestReport:

@@ -86,7 +86,7 @@ def main() -> None:
     rank = dist.get_rank() if distributed else 0
 
     if args.needed_s is not None and distributed and rank == dist.get_world_size() - 1:
-        Pace.needed_s = property(lambda pace: args.needed_s)
+        setattr(Pace, "needed_s", args.needed_s)  # noqa: B010  a property, for which the type checker wants a setter
     inner = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
     ddp = distributed and not args.replicated
     model = nn.parallel.DistributedDataParallel(inner) if ddp else inner
