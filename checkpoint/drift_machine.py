@@ -179,6 +179,11 @@ def _difference(older: Block, newer: Block, chance: float) -> float:
     """Return how far two stretches are apart; 1 is what is neither chance nor too little to care about."""
     if newer.samples < 2:
         return 0.0  # a single one is an exception until there is a second
+    return max(_apart(older, newer, chance), _apart_as_ratio(older, newer, chance))
+
+
+def _apart(older: Block, newer: Block, chance: float) -> float:
+    """Return the difference of the means."""
     scale = 1 / older.samples + 1 / newer.samples
     pooled = scale * (older.squares + newer.squares) / (older.samples + newer.samples - 2)
     # Welch's, too: a stretch that holds both the old and the new is no new one.
@@ -188,3 +193,21 @@ def _difference(older: Block, newer: Block, chance: float) -> float:
     limit = few * chance * math.sqrt(max(pooled, welch)) + DRIFT_Z * ignored * math.sqrt(scale)
     difference = abs(newer.mean - older.mean)
     return difference / limit if limit > 0 else 0.0
+
+
+def _apart_as_ratio(older: Block, newer: Block, chance: float) -> float:
+    """Return the same of the means' ratio.
+
+    Times vary by a share of themselves, so that a fall to a fifth is clear long before the difference exceeds what the
+    longer ones varied by. Of exponential times, which vary by all of themselves, one of 3,600 looks like a change.
+    """
+    if older.mean <= 0 or newer.mean <= 0:
+        return 0.0
+    older_share = older.squares / older.mean / older.mean
+    newer_share = newer.squares / newer.mean / newer.mean
+    scale = 1 / older.samples + 1 / newer.samples
+    pooled = scale * (older_share + newer_share) / (older.samples + newer.samples - 2)
+    welch = newer_share / (newer.samples - 1) / newer.samples
+    few = 1 + 1 / min(older.samples, newer.samples)
+    limit = few * chance * math.sqrt(max(pooled, welch)) + DRIFT_Z * DRIFT_SHARE * math.sqrt(scale)
+    return abs(math.log(newer.mean) - math.log(older.mean)) / limit

@@ -2,7 +2,8 @@
 
 Every rank measures (`observe`, `figures`); rank 0 decides for all of them (`hear`, `due`). First a profile, as
 CheckFreq has it: some steps without checkpoints. Then it adapts in both directions. A bound that is surely and by far
-not kept raises the interval at once; all other changes wait for some checkpoints after the last one.
+not kept raises the interval at once, and what is surely no longer what it was may change it at once; all other changes
+wait for some checkpoints after the last one.
 """
 
 import math
@@ -33,7 +34,7 @@ UNKNOWN_MAX = 8
 """So many times as far apart are checkpoints at most while none has become durable."""
 
 CALM_CHECKPOINTS = 5
-"""Between two changes of the interval, but for what is urgent."""
+"""Between two changes of the interval, but for what is urgent or new."""
 URGENT = 1.25
 """A bound that surely needs an interval so many times as long is waited for no longer."""
 LOWER_SHARE = 0.8
@@ -146,7 +147,7 @@ class FrequencyMachine:
         self._interval = memory.interval_steps
         self._slower_s = memory.slower_s
         self._is_settled = memory.interval_steps is not None
-        self._changed_at = 0
+        self._changed_at = self._drifts_known = 0
         self._last_listed = self._looked_at = step
         self._peers: Sequence[Figures] = ()
         self._figures = self._meter.figures
@@ -214,19 +215,25 @@ class FrequencyMachine:
         if not self._is_settled:
             self._settle(aim)
         elif aim != self._interval and self._should_change(target, step, aim, most):
-            self._interval, self._changed_at = aim, self._meter.taken
+            self._change(aim)
+
+    def _change(self, interval: int) -> None:
+        self._interval = interval
+        self._changed_at, self._drifts_known = self._meter.taken, self._meter.drifts
 
     def _settle(self, aim: int) -> None:
         """Until all that a checkpoint costs was measured once, each new figure counts at once."""
         self._is_settled = self._figures.stall is not None and self._figures.persist is not None
         if not self._is_settled:
             aim = max(aim, PROFILE_STEPS * min(self._meter.taken, UNKNOWN_MAX))
-        self._interval, self._changed_at = aim, self._meter.taken
+        self._change(aim)
 
     def _should_change(self, target: Target, step: Spread, aim: int, most: float) -> bool:
         assert self._interval is not None
         interval = self._interval + ROUNDING_STEPS
-        if self._meter.taken < self._changed_at + CALM_CHECKPOINTS:
+        # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many ranks some always see one by chance.
+        is_new = self._meter.drifts > self._drifts_known
+        if self._meter.taken < self._changed_at + CALM_CHECKPOINTS and not is_new:
             return target.sure_s > URGENT * interval * step.high
         return target.need_s > interval * step.mean or aim <= LOWER_SHARE * interval or self._interval > most
 

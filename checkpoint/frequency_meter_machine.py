@@ -127,6 +127,8 @@ class CostMeter:
         known = self._slower.spread
         self._unpaired_max = UNPAIRED_MAX if known is not None and known.count > 1 else 1
         """The first two comparisons are not waited for."""
+        self.drifts = 0
+        """How often something measured turned out to be no longer what it was."""
         self._last_s: float | None = None
         self._measured = Block(0, 0.0, 0.0)
         self.steps = 0
@@ -146,11 +148,11 @@ class CostMeter:
             case CheckpointTaken():
                 self._checkpoint_taken()
             case CheckpointStalled():
-                self._stall.add(observation.stall_s)
+                self.drifts += self._stall.add(observation.stall_s)
             case CheckpointPersisted():
                 self._size_bytes = observation.size_bytes
-                self._persist.add(observation.persist_s)
-                self._held.add(observation.held_s)
+                self.drifts += self._persist.add(observation.persist_s)
+                self.drifts += self._held.add(observation.held_s)
             case StorageKnown():
                 self._storage = observation
             case Failed():
@@ -257,6 +259,7 @@ class CostMeter:
             self._held_back = [step_s]
         for each_s in self._held_back:
             if self._step.add(each_s):
+                self.drifts += 1
                 self._cycle = None  # steps are no longer what they were: nothing to compare them with
             if self._cycle is not None:
                 self._cycle.quiet.add(each_s)
@@ -292,7 +295,7 @@ class CostMeter:
             self.pauses += cycle.long.count
         slower_s = cycle.slower_s(with_long=with_long)
         if slower_s is not None:
-            self._slower.add(slower_s)
+            self.drifts += self._slower.add(slower_s)
             self.compared = SlowerSteps(
                 steps=self.compared.steps + cycle.busy.count + cycle.long.count,
                 total_s=self.compared.total_s + slower_s * cycle.checkpoints,

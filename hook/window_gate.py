@@ -4,8 +4,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..core.errors import DaemonUnavailableError, EverstepError
+from ..core.errors import DaemonUnavailableError, DeadlineError, EverstepError
 
+SILENCE_S = 600.0
+"""A daemon that has written no segment for so long, though devices retry and are replaced, hangs."""
 _LOOK_S = 0.1
 """How soon a wait notices that the daemon is gone: nothing else would wake it."""
 
@@ -13,9 +15,9 @@ _LOOK_S = 0.1
 class WindowGate:
     """One snapshot on its way through a ring. `written` and `fail` are called on the reader thread."""
 
-    def __init__(self, is_lost: Callable[[], bool]) -> None:
-        """`is_lost` tells whether the daemon that writes it is gone."""
-        self._is_lost = is_lost
+    def __init__(self, is_lost: Callable[[], bool], *, silence_s: float = SILENCE_S) -> None:
+        """`is_lost` tells whether the daemon that writes it is gone; `silence_s` is how long it may write nothing."""
+        self._is_lost, self._silence_s = is_lost, silence_s
         self._changed = threading.Condition()
         self._written: set[int] = set()
         self._error: EverstepError | None = None
@@ -42,11 +44,20 @@ class WindowGate:
         Raises:
             EverstepError: it never will be, as `fail` was told.
             DaemonUnavailableError: the daemon is gone.
+            DeadlineError: it has written nothing for `silence_s` while it was waited for.
         """
-        began_s = time.perf_counter()
+        began_s = heard_s = time.perf_counter()
         with self._changed:
+            known = len(self._written)
             while segment not in self._written:
                 self._check()
+                if len(self._written) > known:
+                    known, heard_s = len(self._written), time.perf_counter()
+                elif time.perf_counter() > heard_s + self._silence_s:
+                    raise DeadlineError(
+                        f"segment {segment} was not written: the daemon has written none for {self._silence_s:.0f} s",
+                        hint="a device may hang: see `everstep status`, the daemon's log and the kernel's",
+                    )
                 self._changed.wait(_LOOK_S)
         self.waited_s += time.perf_counter() - began_s
 

@@ -97,6 +97,21 @@ def test_the_budget_holds_again_after_a_change_and_after_its_end(
     assert training.share(training.taken[over + SETTLED]) <= budget
 
 
+@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("drive_noise", [0.0, 0.3])
+def test_a_device_that_recovers_takes_the_interval_along_though_its_speed_varies(
+    drive_noise: float, seed: int
+) -> None:
+    """A fall to a fifth is no noise: waiting until its samples outweigh the slow ones' took up to 17 checkpoints."""
+    now = [replace(NORMAL, step_s=0.015, copy_s=0.005, persist_s=0.1, drive_noise=drive_noise)]
+    training = Training(lambda _: now[0], Limits(budget=0.9), seed=seed).run_checkpoints(20)
+    now[0] = replace(now[0], persist_s=0.5)
+    slow = training.run_checkpoints(SETTLED).decision.interval_steps
+    assert slow * 0.015 >= 0.4
+    now[0] = replace(now[0], persist_s=0.1)
+    assert training.run_checkpoints(SETTLED).decision.interval_steps <= slow / 2
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize(

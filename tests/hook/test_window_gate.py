@@ -1,10 +1,11 @@
 """Who copies through a ring waits for its windows, and learns when there will be none."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from everstep.core.errors import DaemonUnavailableError, StorageError
+from everstep.core.errors import DaemonUnavailableError, DeadlineError, StorageError
 from everstep.hook.window_gate import WindowGate
 
 
@@ -44,6 +45,27 @@ def test_after_the_end_it_is_too_late() -> None:
     gate = WindowGate(lambda: False)
     gate.end()
     assert not gate.fail(StorageError("it broke"))
+
+
+def test_a_daemon_that_writes_nothing_more_holds_nobody_for_ever() -> None:
+    gate = WindowGate(lambda: False, silence_s=0.2)
+    gate.written(3)
+    with pytest.raises(DeadlineError, match=r"segment 4 was not written: .* none for 0 s"):
+        gate.wait(4)
+
+
+def test_each_window_that_is_written_prolongs_the_wait() -> None:
+    gate, progress = WindowGate(lambda: False, silence_s=1.0), threading.Event()
+
+    def write() -> None:
+        for segment in range(12):  # slower altogether than the silence allowed
+            progress.wait(0.2)
+            gate.written(segment)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write)
+        gate.wait(11)
+    assert gate.waited_s > 1.0
 
 
 def test_a_daemon_that_is_gone_is_noticed() -> None:

@@ -35,6 +35,8 @@ class World:
     eager_s: float = 0.005
     copy_s: float = 0.1
     persist_s: float = 0.8
+    drive_noise: float = 0.0
+    """Coefficient of variation of a write."""
     commit_s: float = 0.0
     """For syncs, and for other ranks; the devices are free meanwhile."""
     slower: float = 0.02
@@ -154,7 +156,7 @@ class Training:
         self.step += 1
         world = self.world(self.step)
         is_busy = bool(self._in_flight)
-        base_s = world.step_s * self._noise(world)
+        base_s = world.step_s * self._noise(world.noise)
         pause_s = world.pause_s if world.pause_s and self.step % world.pause_every == 0 else 0.0
         step_s = base_s * (1 + world.slower * is_busy)
         guard_s = 0.0
@@ -170,11 +172,11 @@ class Training:
         if self._is_due():
             self._checkpoint(world)
 
-    def _noise(self, world: World) -> float:
+    def _noise(self, variation: float) -> float:
         """Return a factor with mean 1; a gamma distribution is never negative and skewed, as steps are."""
-        if not world.noise:
+        if not variation:
             return 1.0
-        shape = world.noise**-2
+        shape = variation**-2
         return self._random.gammavariate(shape, 1 / shape)
 
     def _is_due(self) -> bool:
@@ -202,9 +204,10 @@ class Training:
         self.excess_s[-1] += world.eager_s
         copied_s = self.now_s + world.copy_s
         self._guard_until_s = copied_s
-        self._device_free_s = max(copied_s, self._device_free_s) + world.persist_s
+        persist_s = world.persist_s * self._noise(world.drive_noise)
+        self._device_free_s = max(copied_s, self._device_free_s) + persist_s
         committed_s = self._device_free_s + world.commit_s
-        told = CheckpointPersisted(size_bytes=10**9, persist_s=world.persist_s, held_s=committed_s - begun_s)
+        told = CheckpointPersisted(size_bytes=10**9, persist_s=persist_s, held_s=committed_s - begun_s)
         self._in_flight.append((committed_s, told, holds))
 
     def _persisted(self) -> None:
