@@ -33,8 +33,11 @@ class Policy(Protocol):
     in_flight_max: int
     waits: bool
     """Where no place is free: for one, instead of skipping the checkpoint."""
-    last_before_s: float
-    """How long before an announced end of the machine it begins a checkpoint; 0: it heeds no announcement."""
+
+    @property
+    def last_before_s(self) -> float:
+        """How long before an announced end of the machine it begins a checkpoint; 0: it heeds no announcement."""
+        ...
 
     def steps_until_look(self, step: int, idle_in_s: float) -> int:
         """Return how many steps to train before `is_due` is asked. `idle_in_s`: until everything is written."""

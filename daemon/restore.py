@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint.catalogue import CheckpointInfo
 from ..checkpoint.checksum import first_bad_block
-from ..checkpoint.manifest_format import encode_manifest
+from ..checkpoint.manifest_format import decode_manifest, encode_manifest
 from ..checkpoint.segment_check import CHUNK_SIZE_BYTES
 from ..checkpoint.shard_reader import ShardReader
 from ..core.errors import CorruptDataError, DataError
@@ -94,7 +94,7 @@ class Restorer:
     async def manifest(self, rank: RankRecord, frame: frames.GetManifest) -> frames.ManifestBytes:
         """Return a committed shard's manifest."""
         checkpoint = CheckpointId(frame.attempt, frame.step)
-        encoded = await in_thread(lambda: encode_manifest(rank.run.store.manifest(checkpoint, frame.rank)))
+        encoded = await in_thread(rank.run.store.manifest_content, checkpoint, frame.rank)
         return frames.ManifestBytes(re=frame.request_id, manifest=encoded)
 
     def _in_memory(self, rank: RankRecord, checkpoint: CheckpointId) -> tuple[Arena, Snapshot] | None:
@@ -139,8 +139,8 @@ class Restorer:
         self, lease: Lease, checkpoint: CheckpointId, frame: frames.Fetch
     ) -> tuple[frames.Streaming, int]:
         node, run = self._node, lease.rank.run
-        manifest = await in_thread(run.store.manifest, checkpoint, frame.rank)
-        encoded = await in_thread(encode_manifest, manifest)
+        encoded = await in_thread(run.store.manifest_content, checkpoint, frame.rank)
+        manifest = await in_thread(decode_manifest, encoded)
         reader = await in_thread(ShardReader, run.store, manifest)
         try:
             wish = Wish(slot_size_bytes=CHUNK_SIZE_BYTES, slot_count=ring_slots(reader))
