@@ -53,6 +53,12 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[tupl
     return sha.hexdigest()
 
 
+def believe(needed_s: float | None) -> None:
+    """Let the last rank think that a checkpoint takes so long."""
+    if needed_s is not None and dist.get_rank() == dist.get_world_size() - 1:
+        setattr(Pace, "needed_s", needed_s)  # noqa: B010  a property, for which the type checker wants a setter
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", nargs="+", required=True)
@@ -73,6 +79,8 @@ def main() -> None:
     parser.add_argument("--replicated", action="store_true", help="no DDP; say that all ranks hold the same")
     parser.add_argument("--request-at", type=int, default=-1, help="the last rank asks for a checkpoint here")
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--notice", help="a file that announces the end")
+    parser.add_argument("--lease", type=float, help="seconds from the restore on")
     parser.add_argument(
         "--needed-s", type=float, help="how long a checkpoint takes, as the last rank believes"
     )
@@ -85,8 +93,7 @@ def main() -> None:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if distributed else 0
 
-    if args.needed_s is not None and distributed and rank == dist.get_world_size() - 1:
-        setattr(Pace, "needed_s", args.needed_s)  # noqa: B010  a property, for which the type checker wants a setter
+    believe(args.needed_s)
     inner = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
     ddp = distributed and not args.replicated
     model = nn.parallel.DistributedDataParallel(inner) if ddp else inner
@@ -110,6 +117,7 @@ def main() -> None:
             fresh=args.fresh,
             takeover=args.takeover,
             replicated=args.replicated,
+            preemption=everstep.Preemption(notice_file=args.notice),
             slots=3,  # a slot is free again a moment after the next checkpoint is complete: the third spares a skip
         ) as run
     ):
@@ -123,6 +131,8 @@ def main() -> None:
             finished=run.finished,
             state=digest(inner, optimizer, []),
         )
+        if args.lease:
+            run.lease(args.lease)
         for epoch in run.epochs(args.epochs):
             for x, y, ids in loader:
                 loss = (model(x) - y).square().mean() * loader.weight

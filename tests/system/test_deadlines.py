@@ -3,17 +3,19 @@
 import os
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from in_process import Training, service, training
+from in_process import Training, assert_restores, manifests, service, training
+from overlapping import slow_copies
 
 import everstep
-from everstep.hook.notice import ENDED_STATUS
+from everstep.hook.notice import ENDED_STATUS, SIGTERM, Notice
 from everstep.hook.pace import Pace
-from everstep.hook.trainer_testing import Job
+from everstep.hook.trainer_testing import Job, Trainer
 
 NEVER = "100000"
 TORCHRUN_WAITS_S = 30.0
@@ -70,6 +72,31 @@ def test_ranks_that_measure_differently_end_alike(job: Job) -> None:
     ended = re.findall(r"run_ended run=small reason=SIGTERM last_complete=(\S+) in_time=(\S+)", first.log)
     assert len(ended) == 2, first.log
     assert ended[0] == ended[1] == (f"1.{last_step(first.steps)}", "True")
+
+
+def ends(trainer: Trainer) -> set[str]:
+    """Return what the ranks said when they ended: one text if all said the same."""
+    assert trainer.log.count("run_ended run=small") == 2, trainer.log
+    return set(re.findall("run_ended run=small (.*)", trainer.log))
+
+
+def test_all_ranks_end_with_the_same_checkpoint_after_a_notice(job: Job) -> None:
+    notice = job.folder / "spot"
+    first = job.start(
+        "--every", NEVER, "--step-s", "0.02", "--epochs", "500", "--notice", str(notice), ranks=2
+    )
+    first.until_step(5)
+    notice.touch()
+    first.finish()
+    (ended,) = ends(first)
+    assert ended == f"reason={notice} is there last_complete=1.{last_step(first.steps)} in_time=True"
+
+
+def test_all_ranks_end_with_the_same_checkpoint_before_a_lease_ends(job: Job) -> None:
+    first = job.start("--every", NEVER, "--step-s", "0.02", "--epochs", "500", "--lease", "8", ranks=2)
+    assert first.finish() == 0
+    (ended,) = ends(first)
+    assert ended == f"reason=the lease ends last_complete=1.{last_step(first.steps)} in_time=True"
 
 
 def test_the_survivor_of_a_dead_rank_ends_at_once(job: Job) -> None:
@@ -224,3 +251,51 @@ def test_where_no_new_checkpoint_fits_the_one_under_way_is_waited_for(
             trained.step()
         assert ended.value.code == 0
         assert trained.run.report().last_complete == f"1.{under_way}"
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_an_end_that_comes_while_a_copy_runs_waits_for_it(
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch, has_time: bool
+) -> None:
+    """And then saves this boundary, or leaves it at that."""
+    with service(), slow_copies(monkeypatch) as slow, training(storage, slots=3) as trained:
+        trained.save()
+        slow.arm()
+        trained.run.checkpoint()
+        trained.step()
+        under_way = trained.run.steps
+        monkeypatch.setattr(Pace, "needed_s", 0.1 if has_time else 1000.0)
+        trained.run._end._on_notice(Notice(reason=SIGTERM, until_s=time.monotonic() + 60, ends=True))
+        opening = threading.Timer(0.2, slow.open)
+        opening.start()
+        with pytest.raises(SystemExit):
+            trained.run.step()  # no optimizer has waited for the copy
+        opening.join()
+        assert trained.run.report().last_complete == f"1.{under_way + has_time}"
+
+
+def test_two_snapshots_between_seal_and_commit_are_both_committed_as_they_were(storage: list[Path]) -> None:
+    with service() as daemon, training(storage, slots=3) as trained:
+        del trained.saved[trained.save()]  # collected when newer ones are complete
+        before = trained.run.report()
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            for number in (1, 2):
+                trained.run.checkpoint()
+                trained.step()
+                trained.saved[f"1.{trained.run.steps}"] = trained.weights()
+                until_s = time.monotonic() + 20
+                while trained.run.report().checkpoints_sealed < before.checkpoints_sealed + number:
+                    assert time.monotonic() < until_s
+                    time.sleep(0.01)
+            assert trained.run.report().checkpoints_complete == before.checkpoints_complete
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+        assert trained.run.wait(60)
+        report = trained.run.report()
+        assert report.checkpoints_complete == before.checkpoints_complete + 2
+        assert (report.failures, report.skipped) == ((), before.skipped)
+    for name in sorted(trained.saved, key=lambda name: int(name.partition(".")[2]), reverse=True):
+        assert_restores(storage, trained.saved, name)
+        for manifest in manifests(storage, name):
+            manifest.unlink()
