@@ -171,7 +171,7 @@ def test_steady_noise_changes_the_interval_less_and_less() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_evaluations_are_no_cost(budget: float, noise: float) -> None:
-    world = replace(NORMAL, copy_s=0.2, pause_s=60.0, pause_every=37, noise=noise)
+    world = replace(NORMAL, copy_s=0.3, pause_s=60.0, pause_every=37, noise=noise)
     training = Training(lambda _: world, Limits(budget=budget))
     undisturbed = Training(lambda _: replace(world, pause_s=0.0), Limits(budget=budget))
     assert share_once_decided(training) <= budget
