@@ -39,6 +39,8 @@ URGENT = 1.25
 """A bound that surely needs an interval so many times as long is waited for no longer."""
 LOWER_SHARE = 0.8
 """The interval goes down when it can become a fifth shorter: less is not worth a change."""
+FAR_LOWER = 0.5
+"""To half and less it goes down without waiting, if something is no longer what it was."""
 PROBE_INTERVALS_MAX = 3
 """How long a checkpoint waits for quiet steps; then somebody else keeps the steps busy."""
 RESOLUTION = 0.5
@@ -233,7 +235,8 @@ class FrequencyMachine:
         interval = self._interval + ROUNDING_STEPS
         # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many ranks some always see one by chance.
         is_new = self._meter.drifts > self._drifts_known
-        if self._meter.taken < self._changed_at + CALM_CHECKPOINTS and not is_new:
+        is_far = target.need_s > URGENT * interval * step.mean or aim <= FAR_LOWER * interval
+        if self._meter.taken < self._changed_at + CALM_CHECKPOINTS and not (is_new and is_far):
             return target.sure_s > URGENT * interval * step.high
         return target.need_s > interval * step.mean or aim <= LOWER_SHARE * interval or self._interval > most
 

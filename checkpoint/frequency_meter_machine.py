@@ -35,8 +35,8 @@ PAUSE_NEEDS = 8
 """Steps to be known before one can be an exception."""
 PAUSES_MAX = 2
 """Of quiet steps in a row; one more, and they are the rule."""
-FIRST_STEPS, FIRST_KEPT = 2, 8
-"""Long busy steps are no pauses where they come right after at least half of so many checkpoints."""
+FIRST_STEPS, FIRST_KEPT, FIRST_NEEDS = 2, 8, 2
+"""Long busy steps are no pauses where they come right after at least half of so many checkpoints, and not after one."""
 
 QUIET_ENOUGH = 8
 """Quiet steps, besides twice the busy ones, that make a cycle's comparison as good as it can become."""
@@ -290,7 +290,7 @@ class CostMeter:
 
     def _compare(self, cycle: _Cycle) -> None:
         """Count what a cycle's busy steps took longer, the long ones only where checkpoints bring them about."""
-        with_long = 2 * sum(self._long_first) >= len(self._long_first)
+        with_long = sum(self._long_first) >= max(FIRST_NEEDS, len(self._long_first) / 2)
         if not with_long:
             self.pauses += cycle.long.count
         slower_s = cycle.slower_s(with_long=with_long)

@@ -1,6 +1,7 @@
 """The controller on a simulated run: it keeps the budget whatever changes, and comes back when the change is over."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_simulator import Training, World
 
-from everstep.checkpoint.drift_machine import exactly
+from everstep.checkpoint.drift_machine import DRIFT_Z, SURE_Z, exactly
 from everstep.checkpoint.frequency_machine import (
     CALM_CHECKPOINTS,
     PROFILE_STEPS,
@@ -69,6 +70,23 @@ def assert_calm(training: Training, since_checkpoint: int) -> None:
     assert all(gap >= CALM_CHECKPOINTS for gap in gaps), training.changes
 
 
+def until_decided(training: Training, steps_max: int = 20_000) -> int:
+    """Train as many steps as the interval of confidence asks for; return how many those were."""
+    begun = training.step
+    training.run_checkpoints(SETTLED)
+    while training.decision.steps_undecided and training.step < begun + steps_max:
+        training.run(min(training.decision.steps_undecided, 4000))
+    assert training.decision.steps_undecided == 0
+    return training.step - begun
+
+
+def share_once_decided(training: Training) -> float:
+    """Return the true share of cost once it is decided."""
+    until_decided(training)
+    decided = training.step
+    return training.run_checkpoints(25).share(decided)
+
+
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
@@ -121,14 +139,25 @@ def test_a_device_that_recovers_takes_the_interval_along_though_its_speed_varies
 )
 def test_with_noise_the_budget_holds_once_it_is_decided(world: World, budget: float, seed: int) -> None:
     noisy = replace(world, noise=0.3)
-    training = Training(lambda _: noisy, Limits(budget=budget), seed=seed).run_checkpoints(SETTLED)
-    while training.decision.steps_undecided and training.step < 20_000:
-        training.run(min(training.decision.steps_undecided, 4000))
-    assert training.decision.steps_undecided == 0
-    decided = training.step
-    training.run_checkpoints(25)
-    assert training.share(decided) <= budget
+    training = Training(lambda _: noisy, Limits(budget=budget), seed=seed)
+    assert share_once_decided(training) <= budget
     assert_calm(training, SETTLED)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
+def test_with_noise_the_budget_holds_again_after_a_change_and_after_its_end(
+    before: World, after: World, budget: float
+) -> None:
+    """A change must be clear by DRIFT_Z deviations, an interval by SURE_Z: that takes so many times as many steps."""
+    now = [replace(before, noise=0.3)]
+    training = Training(lambda _: now[0], Limits(budget=budget), seed=7)
+    until_decided(training)
+    for world in (after, before):
+        noisy = now[0] = replace(world, noise=0.3)
+        begins_so = Training(lambda _, noisy=noisy: noisy, Limits(budget=budget), seed=8)
+        training.run(math.ceil((DRIFT_Z / SURE_Z) ** 2 * until_decided(begins_so)))
+        assert share_once_decided(training) <= budget
 
 
 def test_steady_noise_changes_the_interval_less_and_less() -> None:
@@ -139,11 +168,30 @@ def test_steady_noise_changes_the_interval_less_and_less() -> None:
     assert len(late) <= 1
 
 
-def test_evaluations_are_no_cost() -> None:
-    world = replace(NORMAL, pause_s=60.0, pause_every=37)
-    training = Training(lambda _: world).run_checkpoints(40)
-    undisturbed = Training(lambda _: NORMAL).run_checkpoints(40)
-    assert training.decision.interval_steps == undisturbed.decision.interval_steps
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_evaluations_are_no_cost(budget: float, noise: float) -> None:
+    world = replace(NORMAL, copy_s=0.3, pause_s=60.0, pause_every=37, noise=noise)
+    training = Training(lambda _: world, Limits(budget=budget))
+    undisturbed = Training(lambda _: replace(world, pause_s=0.0), Limits(budget=budget))
+    assert share_once_decided(training) <= budget
+    assert share_once_decided(undisturbed) <= budget
+    intervals = training.decision.interval_steps, undisturbed.decision.interval_steps
+    assert intervals[0] == pytest.approx(intervals[1], rel=0.35 if noise else 0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_budget_holds_after_restarts(budget: float, noise: float) -> None:
+    """Each goes on with what was known: what it may cost is known from its first checkpoint on."""
+    world = replace(NORMAL, copy_s=0.3, noise=noise)
+    training = Training(lambda _: world, Limits(budget=budget))
+    share_once_decided(training)
+    for kind in FailureKind:
+        training.run(training.decision.interval_steps // 2)
+        training.restart(kind)
+        restarted = training.step
+        assert training.run_checkpoints(25).share(restarted) <= budget
 
 
 def test_a_restart_goes_on_with_what_was_learnt() -> None:

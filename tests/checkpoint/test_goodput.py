@@ -1,7 +1,9 @@
 """Failures replayed under every policy: the time adds up, and ours is never far from the best."""
 
 import itertools
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -189,13 +191,50 @@ def test_ours_is_never_two_percent_worse_than_the_best_and_beats_checkfreq_where
         return replace(phase, costs=phase.costs.times(stall=stall_s / 0.05))
 
     phases = tuple(with_stall(phase) for phase in (JOB.phases[0], *change))
-    found = compare(replace(JOB, phases=phases), tuple(FailureProcess), runs=2, seed=1)
+    assert_near_the_best(replace(JOB, phases=phases))
+
+
+@pytest.mark.parametrize("stall_s", [0.3, 2.0])
+@pytest.mark.parametrize("gpus", [1024, 65_536])
+@pytest.mark.parametrize("change", ["a device a fifth slower", "shorter steps", "a neighbour"])
+def test_the_same_for_jobs_that_rarely_and_that_often_fail(change: str, gpus: int, stall_s: float) -> None:
+    """With 65,536 GPUs a failure comes each 46 minutes: a spot instance's two minutes are an interval's length."""
+    costs = replace(COSTS, stall_s=stall_s)
+    changed = {
+        "a device a fifth slower": costs.times(persist=1.2),
+        "shorter steps": costs.times(step=1 / 3),
+        "a neighbour": costs.times(step=2.0, stall=2.0),
+    }[change]
+    phases = (
+        Phase(begin_s=0.0, costs=costs),
+        Phase(begin_s=THIRD_S, costs=changed),
+        Phase(begin_s=2 * THIRD_S, costs=costs),
+    )
+    assert_near_the_best(replace(JOB, phases=phases, mtbf_s=mtbf_of_gpus(gpus)))
+
+
+def luck(runs: Sequence[Outcome]) -> float:
+    """Return the deviation of goodput that comes from when in an interval failures happen to strike."""
+    lost_s = [math.sqrt(run.failures / 12) * run.wall_s / max(run.checkpoints, 1) for run in runs]
+    return math.hypot(*lost_s) / sum(run.wall_s for run in runs)
+
+
+def assert_near_the_best(job: Job) -> None:
+    """Not 2 % of goodput worse than the best of the others; better than CheckFreq where costs change.
+
+    What a failure loses is uniform between nothing and an interval. Where few failures came both are level within two
+    deviations of that: with 1,024 GPUs one fails every other day, and one that strikes just before a checkpoint of ours
+    outweighs what CheckFreq's checkpoints cost all day.
+    """
+    found = compare(job, tuple(FailureProcess), runs=2, seed=1)
     for process in FailureProcess:
         ours = goodput(list(found["everstep"][process]))
         best = max(goodput(list(found[name][process])) for name in OTHERS)
-        assert ours >= best - 0.02, process
-        if change:
-            assert ours > goodput(list(found["CheckFreq"][process])), process
+        assert ours >= (1 - 0.02) * best, process
+        if len(job.phases) > 1:
+            others = found["CheckFreq"][process]
+            chance = math.hypot(luck(found["everstep"][process]), luck(others))
+            assert ours > goodput(list(others)) - 2 * chance, process
 
 
 def test_the_budget_holds_in_every_replay() -> None:
