@@ -41,8 +41,7 @@ def _age(mark: ScrubMark) -> tuple[float, bool, int]:
 def _read(store: DeviceSet, device: Device) -> ScrubMark | None:
     path = device.path / SCRUB_NAME
     try:
-        with store.watching(device.device_id):
-            content = store.ops.read_small(path, SMALL_FILE_BYTES_MAX, owner_uid=store.uid)
+        content = store.ops.read_small(path, SMALL_FILE_BYTES_MAX, owner_uid=store.uid)
         mark = None if content is None else decode_scrub_mark(content, str(path))
     except (StorageError, DataError) as exc:
         _log.warning("scrub_mark_not_read path=%s reason=%s", path, exc)

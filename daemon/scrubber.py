@@ -89,11 +89,11 @@ class Scrubber:
         return ScrubStarted(checkpoint_count=checkpoint_count, size_bytes=size_bytes)
 
     async def _keep_schedule(self, opened: OpenStore, every_s: float) -> None:
-        await asyncio.sleep(self._node.config.verify.after_s)  # a restart may restore first
         store_id = opened.store.store_id
         course = Course(opened, await in_thread(read_scrub_mark, opened.store), clock=self._clock)
         if course.mark is not None:
             self._show_end(course.mark.ended_unix_s)
+        await asyncio.sleep(self._node.config.verify.after_s)  # a restart may restore first
         while True:
             now_unix_s = self._clock()
             if is_due(course.mark, now_unix_s, every_s, store_id) and not self._goes_on(opened):

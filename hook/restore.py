@@ -1,6 +1,7 @@
 """Bringing a run back: all ranks agree on the newest checkpoint, check that it fits, then read, verify and copy it."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -41,6 +42,10 @@ OWN_COMPONENTS = frozenset({RUN_COMPONENT, RNG_NAME, HISTORY_NAME})
 
 IMPORTED_NOTE = "imported"
 """A checkpoint whose notes have this came from other tools (`everstep import`) and may lack components."""
+
+LOOKS_IN_MEMORY = 2
+"""When a device fails, the daemon may write a snapshot again, with other headers, while it is read in memory: the second
+look waits for that, and knows them."""
 
 FETCH_DEADLINE_S = 3600.0
 """Reading a shard takes as long as the devices take; a dead daemon is noticed at once."""
@@ -123,6 +128,8 @@ class RestoreSearch:
     is_mixed: bool = False
     """Tensors of the components hold bytes of a checkpoint that could not be read to its end."""
     skipped: list[str] = field(default_factory=list[str])
+    _damaged: Counter[CheckpointId] = field(default_factory=Counter[CheckpointId])
+    """How often each was found damaged in memory."""
 
     def run(self) -> Fetched | None:
         """Return the shard to apply, or None when there is nothing to restore.
@@ -171,12 +178,9 @@ class RestoreSearch:
         found, error = self._fetch_checked(choice)
         if not self._all_well("fit", choice, found, error):
             return None
-        assert found is not None
-        error = self._receive(found)
-        if isinstance(error, DamagedMemoryError):
-            self.give_back(found)
-            found, error = self._fetch_from_devices(choice, error)
-            error = error if found is None else self._receive(found)
+        while found is not None and isinstance(error := self._receive(found), DamagedMemoryError):
+            self._pass_over(choice, found, error)
+            found, error = self._fetch_checked(choice)
         if not self._all_well("restore", choice, found, error):
             return None
         assert found is not None
@@ -204,29 +208,28 @@ class RestoreSearch:
         self.skipped.append(reason)
         return False
 
-    def _fetch_checked(
-        self, choice: Choice, *, from_devices: bool = False
-    ) -> tuple[Fetched | None, EverstepError | None]:
-        found: Fetched | None = None
-        try:
-            found = self._fetch(choice, from_devices=from_devices)
-            check_replicated(found.manifest, self.ranks.world_size)
-            self._check(found)
-        except DamagedMemoryError as error:
-            if found is not None:
-                self.give_back(found)
-            return self._fetch_from_devices(choice, error)
-        except EverstepError as error:
-            if found is not None:
-                self.give_back(found)
-            return None, error
-        return found, None
+    def _fetch_checked(self, choice: Choice) -> tuple[Fetched | None, EverstepError | None]:
+        while True:
+            found: Fetched | None = None
+            try:
+                found = self._fetch(choice)
+                check_replicated(found.manifest, self.ranks.world_size)
+                self._check(found)
+            except DamagedMemoryError as error:
+                self._pass_over(choice, found, error)
+            except EverstepError as error:
+                if found is not None:
+                    self.give_back(found)
+                return None, error
+            else:
+                return found, None
 
-    def _fetch_from_devices(
-        self, choice: Choice, reason: DamagedMemoryError
-    ) -> tuple[Fetched | None, EverstepError | None]:
-        logger.error("memory_damaged checkpoint=%s reason=%s", choice.checkpoint, reason)
-        return self._fetch_checked(choice, from_devices=True)
+    def _pass_over(self, choice: Choice, found: Fetched | None, error: DamagedMemoryError) -> None:
+        """Memory was found damaged: look again, and from then on at the devices."""
+        if found is not None:
+            self.give_back(found)
+        self._damaged[choice.checkpoint] += 1
+        logger.error("memory_damaged checkpoint=%s reason=%s", choice.checkpoint, error)
 
     def _check(self, found: Fetched) -> None:
         """Compare structures first, then what is compared by its bytes, which are small and read for that."""
@@ -254,7 +257,7 @@ class RestoreSearch:
             return error
         return None
 
-    def _fetch(self, choice: Choice, *, from_devices: bool) -> Fetched:
+    def _fetch(self, choice: Choice) -> Fetched:
         wanted = choice.checkpoint
         reply, fd = self.link.client.request(
             lambda number: frames.Fetch(
@@ -262,7 +265,7 @@ class RestoreSearch:
                 attempt=wanted.attempt,
                 step=wanted.step,
                 rank=choice.shard,
-                from_devices=from_devices,
+                from_devices=self._damaged[wanted] >= LOOKS_IN_MEMORY,
             ),
             FETCH_DEADLINE_S,
         )
