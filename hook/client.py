@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import socket
+import struct
 import threading
 import weakref
 from collections.abc import Callable
@@ -54,6 +55,7 @@ class DaemonClient:
             self._sock.close()
             raise
         self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_DEADLINE_S))
         self._thread = threading.Thread(target=self._read_loop, name="everstep-reader", daemon=True)
         self._thread.start()
         _open_clients.add(self)
@@ -74,6 +76,8 @@ class DaemonClient:
             except OSError as error:
                 broken = DaemonUnavailableError(f"the daemon does not take frames: {error}")
                 self._broken = broken
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)  # half a frame may be out
                 raise broken from error
 
     def ask(self, make: Callable[[int], Request]) -> "Future[Answer]":
@@ -171,6 +175,11 @@ class DaemonClient:
             with contextlib.suppress(KeyError):
                 _, future = self._pending.popitem()
                 future.set_exception(error)
+
+
+def _timeval(seconds: float) -> bytes:
+    """Return a struct timeval."""
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def _connect(path: Path) -> socket.socket:

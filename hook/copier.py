@@ -66,8 +66,8 @@ class CopyJob:
     """Hears of each segment whose last move has been made."""
     wait_cuda: Callable[[], None]
     """Returns when the copies on the side stream have ended."""
-    finish: Callable[[], None]
-    """Runs after the copy: seals."""
+    finish: Callable[[float], None]
+    """Runs after the copy, with the seconds that it took: seals."""
     fail: Callable[[EverstepError], None]
     done: threading.Event = field(default_factory=threading.Event)
     copy_s: float = 0.0
@@ -89,7 +89,7 @@ class CopyJob:
             self.copy_s = time.perf_counter() - began_s
             if self._changed is not None:
                 raise self._changed
-            self.finish()
+            self.finish(self.copy_s)
         except EverstepError as error:
             self.fail(error)
         except Exception as error:  # logged and reported: the thread must live for the next job
@@ -171,5 +171,5 @@ class Copier:
                 return
             job.run()
             with self._changed:
-                self._job = None
+                self._job = job = None  # what it refers to is as large as the state's tensors
                 self._changed.notify_all()

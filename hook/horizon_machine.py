@@ -40,9 +40,9 @@ class Planner:
     _last: Plan | None = None
 
     def first(self, step: int) -> Plan:
-        """Return plan 0, for the boundaries after `step`."""
+        """Return plan 0, for the boundary after `step`: how many more make a second is known only then."""
         assert self._last is None
-        return self._make(0, step + 1, step + 1 + LOOKAHEAD_BOUNDARIES, requested=False)
+        return self._make(0, step + 1, step + 2, requested=False)
 
     def wants_next(self, step: int) -> bool:
         """Tell whether the next plan should be made: half of the last one is used up."""
@@ -54,12 +54,10 @@ class Planner:
         """Return the plan that follows; what is requested becomes its first boundary.
 
         With an end, for whatever reason, that is the last one: it gets a checkpoint only if one is requested.
-        `step_s` is what a step takes: the longer, the fewer a plan covers.
+        `step_s` is what a step takes: the longer, the fewer a plan covers; 0: nobody knows yet, and it covers one.
         """
         assert self._last is not None
-        covers = (
-            max(1, min(LOOKAHEAD_BOUNDARIES, int(LOOKAHEAD_S / step_s))) if step_s else LOOKAHEAD_BOUNDARIES
-        )
+        covers = max(1, min(LOOKAHEAD_BOUNDARIES, int(LOOKAHEAD_S / step_s))) if step_s else 1
         start = self._last.horizon
         return self._make(self._last.number + 1, start, start + covers, requested=requested, end=end)
 

@@ -67,7 +67,7 @@ class Notice:
 
 
 class NoticeWatch:
-    """Waits for the announcement and tells it once. Made on the main thread where SIGTERM is to be heard.
+    """Waits for an announcement and tells it once, and SIGTERM besides; made on the main thread where that is heard.
 
     The main thread may be inside a collective whose peer has died, where no Python handler of a signal ever runs. So
     the signal comes through the wake-up descriptor, which the interpreter's own handler writes to in whatever thread.
@@ -110,18 +110,22 @@ class NoticeWatch:
     # -- the thread
 
     def _work(self) -> None:
-        preemption = self._preemption
         reason = self._wait()
+        if reason and reason != SIGTERM:
+            self._tell(reason)
+            reason = self._heard(None)
         if not reason:
             return
-        until_s = time.monotonic() + preemption.grace_s
-        ends = preemption.ends or reason == SIGTERM
-        self._on_notice(Notice(reason=reason, until_s=until_s, ends=ends))
-        if reason == SIGTERM and self._heard(preemption.grace_s) != "":
-            logger.error(
-                "run_ended reason=a second SIGTERM, or no boundary within %.0f s", preemption.grace_s
-            )
+        self._tell(SIGTERM)
+        grace_s = self._preemption.grace_s
+        if self._heard(grace_s) != "":
+            logger.error("run_ended reason=a second SIGTERM, or no boundary within %.0f s", grace_s)
             end_now()
+
+    def _tell(self, reason: str) -> None:
+        until_s = time.monotonic() + self._preemption.grace_s
+        ends = self._preemption.ends or reason == SIGTERM
+        self._on_notice(Notice(reason=reason, until_s=until_s, ends=ends))
 
     def _wait(self) -> str:
         """Return what was announced; empty when the watch is closed."""

@@ -126,6 +126,8 @@ class StoreRanks:
     def is_due(self, step: int) -> bool:
         """Look into the plans; wait at the horizon, at most a minute (then checkpoints stop, training goes on)."""
         with self._changed:
+            if self._lost:
+                return False
             self._step = step
             if self.rank == 0 and self._planner.wants_next(step):
                 self._publish(self._next_plan())
@@ -193,6 +195,8 @@ class StoreRanks:
 
     def _say(self, key: str, value: str, checkpoint: CheckpointId | None = None) -> None:
         with self._changed:
+            if self._lost:
+                return
             self._outbox.append((key, value))
             if checkpoint is not None and checkpoint not in self._told:
                 self._open.setdefault(checkpoint, set())

@@ -44,8 +44,8 @@ IMPORTED_NOTE = "imported"
 """A checkpoint whose notes have this came from other tools (`everstep import`) and may lack components."""
 
 LOOKS_IN_MEMORY = 2
-"""When a device fails, the daemon may write a snapshot again, with other headers, while it is read in memory: the second
-look waits for that, and knows them."""
+"""When a device fails, the daemon may write a snapshot again, with other headers, while it is read in memory: the
+second look waits for that, and knows them."""
 
 FETCH_DEADLINE_S = 3600.0
 """Reading a shard takes as long as the devices take; a dead daemon is noticed at once."""
@@ -273,6 +273,15 @@ class RestoreSearch:
         assert fd is not None
         digest = reply.layout_digest if isinstance(reply, frames.Fetched) else ""
         arena = MappedArena(reply.arena, fd, reply.slot_size_bytes, reply.slot_count, digest)
+        try:
+            return self._open(choice, reply, arena)
+        except BaseException:
+            arena.close()
+            if isinstance(reply, frames.Streaming):
+                self.link.tell(frames.Release(arena=arena.number))
+            raise
+
+    def _open(self, choice: Choice, reply: frames.Fetched | frames.Streaming, arena: MappedArena) -> Fetched:
         manifest = decode_manifest(reply.manifest)
         if isinstance(reply, frames.Streaming):
             headers = {
@@ -289,11 +298,7 @@ class RestoreSearch:
             for segment, offset in zip(manifest.segments, reply.segment_offsets_bytes, strict=True)
         }
         content = arena.view(0, reply.arena_size_bytes)
-        try:
-            memory = ShardMemory(manifest, content, offsets, ahead=not torch.cuda.is_initialized())
-        except EverstepError:
-            arena.close()
-            raise
+        memory = ShardMemory(manifest, content, offsets, ahead=not torch.cuda.is_initialized())
         stored = StoredState(manifest, memory)
         return Fetched(choice=choice, manifest=manifest, stored=stored, arena=arena, bulk=memory)
 

@@ -153,18 +153,24 @@ class Run:
             attempt=self.attempt,
             events=self._stream_events,
         )
+        found = None
         try:
             found = search.run()
+            if found is not None:
+                search.is_mixed = True  # until all of it is in its place: an object may refuse its part
+                self._apply(found, search)
+                search.is_mixed = False
         finally:
             if search.is_mixed:
+                if found is not None:
+                    search.give_back(found)
                 self._unusable = CorruptDataError(
-                    "restore() failed: the objects hold parts of a checkpoint that could not be read to its end",
+                    "restore() failed: the objects hold parts of a checkpoint that could not be restored to its end",
                     hint="build them anew in a new process",
                 )
         if found is None:
             say_nothing_restored(self.name, self._link)
             return None
-        self._apply(found, search)
         self._learn_from(found)
         self._restored = Restored(
             attempt=found.choice.checkpoint.attempt,

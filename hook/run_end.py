@@ -64,8 +64,12 @@ class RunEnd:
         return time.monotonic() + (self._pace.needed_s or 0.0) + begins_s >= end.until_s
 
     def _ask(self, end: Notice) -> None:
-        self._until_s = end.until_s
+        self._ends_by(end)
         self._ranks.ask_for_checkpoint(end.reason if end.ends else "")
+
+    def _ends_by(self, end: Notice) -> None:
+        if end.ends:
+            self._until_s = min(end.until_s, self._until_s or end.until_s)
 
     def _measure(self) -> None:
         now_s = time.monotonic()
@@ -104,7 +108,7 @@ class RunEnd:
     def _on_notice(self, notice: Notice) -> None:
         left_s = notice.until_s - time.monotonic()
         logger.warning("run_ends run=%s reason=%s left_s=%.0f", self._name, notice.reason, left_s)
-        self._until_s = notice.until_s
+        self._ends_by(notice)
         if notice.reason == SIGTERM:
             self._ranks.confirm_end(notice.reason, self._leave_alone)
         else:

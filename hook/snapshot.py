@@ -407,15 +407,15 @@ class Snapshotter:
             before=before,
             copied=sealing.copied,
             wait_cuda=wait_cuda,
-            finish=lambda: self._seal(job, sealing, facts.checkpoint),
+            finish=lambda copy_s: self._seal(copy_s, sealing, facts.checkpoint),
             fail=lambda error: self._drop(arena, slot, facts.checkpoint, error),
         )
         self._copier.submit(job)
 
     # -- on the copy thread
 
-    def _seal(self, job: CopyJob, sealing: SlotSealing, checkpoint: CheckpointId) -> None:
-        self._costs.copy_s += job.copy_s - sealing.waited_s
+    def _seal(self, copy_s: float, sealing: SlotSealing, checkpoint: CheckpointId) -> None:
+        self._costs.copy_s += copy_s - sealing.waited_s
         sealing.seal()
         self._costs.sealed += 1
         self._on_sealed(checkpoint)

@@ -132,6 +132,24 @@ class TestWithADaemon:
             reply, _ = client.request(lambda number: frames.ListOffers(request_id=number))
             assert isinstance(reply, frames.Offers)
 
+    def test_a_daemon_that_takes_nothing_stops_nobody_for_long(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("everstep.hook.client.SEND_DEADLINE_S", 0.3)
+        with connected(path) as client:
+
+            def send_for_ever() -> None:
+                while True:
+                    client.send(frames.ListOffers(request_id=10**9))
+
+            os.kill(client.welcome.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(DaemonUnavailableError, match="does not take frames"):
+                    send_for_ever()
+                assert client.broken is not None
+            finally:
+                os.kill(client.welcome.pid, signal.SIGCONT)
+
     def test_closing_again_is_nothing(self, path: Path) -> None:
         client = connect(path)
         client.close()

@@ -54,7 +54,7 @@ def job(
     unchanged: Unchanged | None = None,
     *,
     wait_cuda: Callable[[], None] = nothing,
-    finish: Callable[[], None] | None = None,
+    finish: Callable[[float], None] | None = None,
     begin: Callable[[], None] = nothing,
     segments: list[int] | None = None,
 ) -> CopyJob:
@@ -70,7 +70,7 @@ def job(
         unchanged=unchanged or Unchanged([], [], []),
         keep_alive=[tensor for pair in pairs for tensor in pair],
         wait_cuda=wait_cuda,
-        finish=finish or outcome.seal,
+        finish=finish or (lambda _: outcome.seal()),
         fail=outcome.errors.append,
     )
 
@@ -108,7 +108,7 @@ def test_the_guard_waits_for_the_copy_and_says_how_long(copier: Copier, gate: th
 
 def test_the_guard_does_not_wait_for_sealing(copier: Copier) -> None:
     sealing, outcome = threading.Event(), Outcome()
-    copier.submit(job(outcome, [(torch.ones(4), torch.zeros(4))], finish=lambda: assert_set(sealing)))
+    copier.submit(job(outcome, [(torch.ones(4), torch.zeros(4))], finish=lambda _: assert_set(sealing)))
     copier.guard()
     assert copier.busy
     assert not copier.drain(0.0)
@@ -202,7 +202,7 @@ class TestUnchanged:
 
 class TestFailures:
     def test_one_of_sealing_is_reported_and_the_thread_lives_on(self, copier: Copier) -> None:
-        def fail() -> None:
+        def fail(_: float) -> None:
             raise EverstepError("sealing failed")
 
         outcome = Outcome()

@@ -28,6 +28,16 @@ def test_a_request_becomes_a_boundary_that_no_rank_has_passed() -> None:
     assert following.steps == (plan.horizon,)
 
 
+def test_no_plan_reaches_further_than_about_a_second_or_is_made_before_anybody_knows_how_far_that_is() -> (
+    None
+):
+    """What is asked for with long steps would begin eight of them later."""
+    planner = Planner(due=FixedInterval(1000).due)
+    spans = [planner.first(0)]
+    spans += [planner.next(requested=False, step_s=step_s) for step_s in (0.0, 10.0, 0.5, 0.001)]
+    assert [plan.horizon - plan.start for plan in spans] == [1, 1, 1, 2, 8]
+
+
 def test_the_last_boundary_gets_a_checkpoint_only_if_there_is_time_for_it() -> None:
     for saved in (True, False):
         planner, horizon = Planner(due=FixedInterval(1).due), Horizon()

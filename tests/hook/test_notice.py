@@ -51,6 +51,16 @@ def test_a_file_that_appears_is_told(watch: Watch, tmp_path: Path) -> None:
     assert (notice.reason, notice.ends) == (f"{tmp_path}/notice is there", False)
 
 
+def test_sigterm_is_heard_after_another_announcement(watch: Watch, tmp_path: Path) -> None:
+    told = watch(Preemption(notice_file=tmp_path / "notice", grace_s=100.0, ends=False))
+    (tmp_path / "notice").touch()
+    assert told.get(timeout=DEADLINE_S).reason.endswith("is there")
+    os.kill(os.getpid(), signal.SIGTERM)
+    notice = told.get(timeout=DEADLINE_S)
+    assert (notice.reason, notice.ends) == (SIGTERM, True)
+    assert told.empty()
+
+
 def test_a_command_is_asked_until_it_succeeds(watch: Watch, tmp_path: Path) -> None:
     told = watch(Preemption(notice_command=["test", "-e", str(tmp_path / "notice")]))
     (tmp_path / "notice").touch()

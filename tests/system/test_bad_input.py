@@ -463,8 +463,8 @@ class TestDamage:
         """Damaged where only weights lie: what is compared before anything is written can be read."""
         saved = saved_run(storage, width=400_000)
         for name in saved:
-            (path,) = segments(storage[0], name)
-            flip(path, 9 * MIB)
+            paths = [path for device in storage for path in segments(device, name)]
+            flip(max(paths, key=lambda path: path.stat().st_size), 9 * MIB)
         with service():
             with contextlib.suppress(KeyboardInterrupt), training(storage, width=400_000) as trained:
                 with refused(CorruptDataError, "none of the 2 checkpoints", *saved, hint="fresh=True"):
@@ -476,6 +476,26 @@ class TestDamage:
                 assert fresh.run.restore() is None
                 fresh.save()
         assert_restores(storage, fresh.saved, width=400_000)
+
+    def test_an_object_that_refuses_its_part_leaves_nothing_to_train_on(self, storage: list[Path]) -> None:
+        """The others may hold theirs by then."""
+
+        class Refuses:
+            def state_dict(self) -> dict[str, int]:
+                return {"known": 1}
+
+            def load_state_dict(self, _: dict[str, int]) -> None:
+                raise LookupError("made for another version")
+
+        with service():
+            with training(storage, more=Refuses()) as trained:
+                trained.save()
+            with contextlib.suppress(KeyboardInterrupt), training(storage, more=Refuses()) as again:
+                with pytest.raises(LookupError, match="another version"):
+                    again.run.restore()
+                with refused(CorruptDataError, "hold parts of a checkpoint", hint="new process"):
+                    again.run.step()
+                raise KeyboardInterrupt
 
     def test_an_abandoned_branch_stays_abandoned(self, storage: list[Path]) -> None:
         """The restart after a restore of an older step goes on from the newest attempt, not from the largest step."""
