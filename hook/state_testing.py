@@ -74,7 +74,7 @@ class StoredFiles:
 def store(components: Sequence[Component], *, device_count: int = 2) -> StoredState:
     """Return the components' state as it would come back from that many devices."""
     files = store_files(components, device_count=device_count)
-    memory = ShardMemory(files.manifest, files.slot, files.offsets)
+    memory = ShardMemory(files.manifest, files.slot, files.offsets, ahead=False)
     memory.receive()
     return StoredState(files.manifest, memory)
 

@@ -38,7 +38,7 @@ def stored(devices: list[Path]) -> list[Path]:
 def checking(config: Path, socket_path: Path) -> Generator[ControlClient]:
     """A daemon that begins to verify at once."""
     with config.open("a") as file:
-        file.write("[verify]\nafter_s = 0.0\n")
+        file.write('[verify]\nafter_s = 0.0\n[scrub]\nevery = "never"\n')
     with node_daemon(config, socket_path), connected(socket_path) as client:
         yield client
 
