@@ -8,8 +8,8 @@ What one question of each kind takes of the daemon's processor time (`--count 15
     status     0.7 ms   what `everstep status` asks: a few messages, nothing parsed
     scrape       2 ms   Prometheus: the metrics as text
     show        32 ms   the wide checkpoint's overview: 5 MB read and their digest checked, the first leaf decoded
-    manifest            the same 5 MB for a trainer that restores, which decodes them: read, and their digest checked; not
-                        measured since the daemon no longer decodes them itself (560 ms)
+    manifest            the same 5 MB for a trainer that restores, which decodes them: read, and their digest checked;
+                        not measured since the daemon no longer decodes them itself (560 ms)
 """
 
 import argparse
