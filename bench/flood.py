@@ -41,7 +41,8 @@ def flooded(socket_path: Path) -> Generator[None]:
     process = subprocess.Popen([sys.executable, __file__, str(socket_path)], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
-        process.stdout.readline()  # it has begun
+        if not process.stdout.readline():
+            raise RuntimeError("the flood did not begin; its error stands above")
         yield
     finally:
         process.terminate()

@@ -53,6 +53,7 @@ class Connection:
         self._closed = True
         self._loop.remove_reader(self._sock.fileno())
         if self._writing:
+            self._writing = False
             self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
         self._reader.close()

@@ -92,8 +92,10 @@ class Session:
         self._node.tokens.revoke(self._token)
         if self._allocation is not None:
             self._allocation.cancel()
-        self._connection.close_when_sent()
-        self._node.session_ended(self)
+        try:
+            self._connection.close_when_sent()
+        finally:  # whatever becomes of the socket
+            self._node.session_ended(self)
 
     # -- frames
 

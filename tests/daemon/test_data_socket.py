@@ -183,6 +183,19 @@ class TestLeases:
             assert refused.code == "RunBusyError"
             assert "takeover" in refused.hint
 
+    def test_a_trainer_that_leaves_answers_unread_gives_its_run_back(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        """The daemon waits to write to it, and hears of its end by a reset."""
+        with FakeTrainer(socket_path) as first:
+            first.open_run(devices)
+            for _ in range(2000):  # more than the socket holds, less than gets one cut off
+                first.send(frames.ListOffers(request_id=first.number()))
+            with FakeTrainer(socket_path) as other:
+                other.open_run(devices, name="other")  # by now the daemon has answered all it could
+        with FakeTrainer(socket_path) as second:
+            assert isinstance(second.open_run(devices), frames.RunOpened)
+
     def test_a_dead_trainers_forked_children_do_not_keep_its_lease(
         self, socket_path: Path, devices: list[Path]
     ) -> None:
