@@ -68,16 +68,18 @@ def persist_shard(
     device_ids: Collection[str] | None = None,
     on_failed_try: Callable[[FailedTry], object] = ignore_try,
     gate: CopyGate | None = None,
+    is_checked: bool = False,
 ) -> PersistResult:
     """Return when the shard in this slot is durable and committed, and in the run's catalogue.
 
-    `draft` is checked first. The slot must not change meanwhile, except that this call writes headers and zero
-    padding into it. `engines` holds one engine per device id that takes transfers of several threads. The segments are
-    dealt to the writable devices (of `device_ids`, if given). When some fail or are full, they are dealt anew to the
-    rest, and `on_failed_try` hears of it in this thread. With a `gate` the slot is still being filled: each segment is
-    written when it is copied, and the manifest when the snapshot is sealed. Where segments take turns in the slot (the
-    gate's `is_ring`) nothing is dealt anew once one has given up its place: no error is a NoSpaceError from then on,
-    after which the same call may go well, and a second call with that gate is refused.
+    `draft` is checked first, unless the caller has done so (`is_checked`). The slot must not change meanwhile, except
+    that this call writes headers and zero padding into it. `engines` holds one engine per device id that takes
+    transfers of several threads. The segments are dealt to the writable devices (of `device_ids`, if given). When
+    some fail or are full, they are dealt anew to the rest, and `on_failed_try` hears of it in this thread. With a
+    `gate` the slot is still being filled: each segment is written when it is copied, and the manifest when the
+    snapshot is sealed. Where segments take turns in the slot (the gate's `is_ring`) nothing is dealt anew once one
+    has given up its place: no error is a NoSpaceError from then on, after which the same call may go well, and a
+    second call with that gate is refused.
 
     Raises:
         CopyAbandonedError: the snapshot was given up; nothing of this call remains.
@@ -87,7 +89,8 @@ def persist_shard(
         StorageError: no device is left; the message names the last, and says so when the outcome is unknown.
         DeadlineError: a device hangs in the kernel and may still read from the slot: do not use it again.
     """
-    check_draft(draft, arena.slot_size_bytes, is_ring=gate is not None and gate.is_ring)
+    if not is_checked:
+        check_draft(draft, arena.slot_size_bytes, is_ring=gate is not None and gate.is_ring)
     started_s = time.perf_counter()
     if gate is not None and gate.is_spent:
         raise StorageError(f"{_unsaved(draft)}: {_NOT_IN_MEMORY}", hint="the next checkpoint stands for it")

@@ -4,7 +4,8 @@ JSON like a manifest's payload, with the segments as planned and without a frame
 announces it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -34,23 +35,11 @@ from .manifest_parts_format import (
     valid_json,
 )
 from .manifest_types import Draft, Piece, SegmentRecord
+from .shard_rules_plan import check_draft, check_rank
 
 
 class _DraftDoc(Struct, forbid_unknown_fields=True):
-    checkpoint: Point
-    rank: Count
-    world_size: Positive
-    parent: Point | None
-    layout_digest: str
-    notes: dict[str, str]
-    leaves: tuple[DraftLeafDoc, ...]
-    aliases: tuple[AliasDoc, ...]
-    segments: tuple[PlanDoc, ...]
-    values: msgspec.Raw
-
-
-class _EncodedDoc(Struct):
-    """The same fields, some of them encoded before."""
+    """A draft, with `_Common` and the values as encoded."""
 
     checkpoint: Point
     rank: Count
@@ -66,15 +55,18 @@ class _EncodedDoc(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Common:
-    """What all drafts of a layout have in common."""
+    """What all drafts of a layout have in common, as encoded."""
 
-    leaves: msgspec.Raw
-    aliases: msgspec.Raw
-    segments: msgspec.Raw
+    leaves: bytes
+    aliases: bytes
+    segments: bytes
 
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_DraftDoc)
+_LEAVES = msgspec.json.Decoder(tuple[DraftLeafDoc, ...])
+_ALIASES = msgspec.json.Decoder(tuple[AliasDoc, ...])
+_SEGMENTS = msgspec.json.Decoder(tuple[PlanDoc, ...])
 
 
 class DraftEncoder:
@@ -98,16 +90,16 @@ class DraftEncoder:
         first, common = self._common
         assert draft.leaves is first.leaves
         assert draft.segments is first.segments
-        document = _EncodedDoc(
+        document = _DraftDoc(
             checkpoint=point(draft.checkpoint),
             rank=draft.rank,
             world_size=draft.world_size,
             parent=point(draft.parent) if draft.parent else None,
             layout_digest=draft.layout_digest,
             notes=draft.notes,
-            leaves=common.leaves,
-            aliases=common.aliases,
-            segments=common.segments,
+            leaves=msgspec.Raw(common.leaves),
+            aliases=msgspec.Raw(common.aliases),
+            segments=msgspec.Raw(common.segments),
             values=msgspec.Raw(draft.values),
         )
         content = _ENCODER.encode(document)
@@ -126,14 +118,54 @@ def _common(draft: Draft) -> _Common:
     if pieces:
         raise CorruptDataError(f"the leaf {next(iter(pieces))!r} of a piece is not in the draft")
     return _Common(
-        leaves=_raw(leaves),
-        aliases=_raw([alias_doc(alias) for alias in draft.aliases]),
-        segments=_raw([plan_doc(plan) for plan in draft.segments]),
+        leaves=_ENCODER.encode(leaves),
+        aliases=_ENCODER.encode([alias_doc(alias) for alias in draft.aliases]),
+        segments=_ENCODER.encode([plan_doc(plan) for plan in draft.segments]),
     )
 
 
-def _raw(documents: object) -> msgspec.Raw:
-    return msgspec.Raw(_ENCODER.encode(documents))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Believed:
+    """The last draft that was checked, what it shares with others as it came, and the slot that it was checked for."""
+
+    draft: Draft
+    common: _Common
+    slot_size_bytes: int
+    is_ring: bool
+
+
+class DraftReader:
+    """Reads the drafts of one rank. What a draft shares with the one before is parsed and checked once.
+
+    It takes 12 µs a leaf, and of two checkpoints in a row it is hardly ever different.
+    """
+
+    def __init__(self) -> None:
+        """Know no draft yet."""
+        self._believed: _Believed | None = None
+
+    def read(self, content: bytes, slot_size_bytes: int, *, is_ring: bool = False) -> Draft:
+        """Return the draft in `content`, checked for a slot of this size. May be called on several threads.
+
+        Raises:
+            CorruptDataError: not a draft, or a rule of `check_draft` does not hold.
+        """
+        document = _document_of(content)
+        common, known = _common_of(document), self._believed
+        if known is not None and (known.common, known.slot_size_bytes, known.is_ring) == (
+            common,
+            slot_size_bytes,
+            is_ring,
+        ):
+            draft = _like(known.draft, document)
+            check_rank(draft.checkpoint, draft.parent, draft.rank, draft.world_size)
+            return draft
+        draft = _draft_of(document)
+        check_draft(draft, slot_size_bytes, is_ring=is_ring)
+        self._believed = _Believed(
+            draft=draft, common=common, slot_size_bytes=slot_size_bytes, is_ring=is_ring
+        )
+        return draft
 
 
 def decode_draft(content: bytes) -> Draft:
@@ -142,13 +174,28 @@ def decode_draft(content: bytes) -> Draft:
     Raises:
         CorruptDataError: not a draft.
     """
+    return _draft_of(_document_of(content))
+
+
+def _document_of(content: bytes) -> _DraftDoc:
     if len(content) > MANIFEST_SIZE_BYTES_MAX:
         raise CorruptDataError(f"a draft of {len(content)} bytes is over the limit")
+    with _corrupt_where_wrong():
+        return _DECODER.decode(content)
+
+
+@contextmanager
+def _corrupt_where_wrong() -> Generator[None]:
     try:
-        document = _DECODER.decode(content)
-        return _draft_of(document)
+        yield
     except (msgspec.MsgspecError, ValueError, RecursionError, StateTypeError) as exc:
         raise CorruptDataError(f"the draft does not hold together: {exc}") from exc
+
+
+def _common_of(document: _DraftDoc) -> _Common:
+    return _Common(
+        leaves=bytes(document.leaves), aliases=bytes(document.aliases), segments=bytes(document.segments)
+    )
 
 
 def written_pieces(draft: Draft, records: Iterable[SegmentRecord]) -> tuple[Piece, ...]:
@@ -171,16 +218,33 @@ def written_pieces(draft: Draft, records: Iterable[SegmentRecord]) -> tuple[Piec
 
 
 def _draft_of(document: _DraftDoc) -> Draft:
-    return Draft(
-        checkpoint=CheckpointId(*document.checkpoint),
-        rank=document.rank,
-        world_size=document.world_size,
-        parent=CheckpointId(*document.parent) if document.parent else None,
-        layout_digest=document.layout_digest,
-        leaves=tuple(leaf_of(leaf) for leaf in document.leaves),
-        aliases=tuple(alias_of(alias) for alias in document.aliases),
-        pieces=tuple(planned_piece_of(leaf.name, piece) for leaf in document.leaves for piece in leaf.pieces),
-        segments=tuple(plan_of(plan) for plan in document.segments),
-        values=parsed_values(document.values),
-        notes=document.notes,
-    )
+    with _corrupt_where_wrong():
+        leaves = _LEAVES.decode(document.leaves)
+        return Draft(
+            checkpoint=CheckpointId(*document.checkpoint),
+            rank=document.rank,
+            world_size=document.world_size,
+            parent=CheckpointId(*document.parent) if document.parent else None,
+            layout_digest=document.layout_digest,
+            leaves=tuple(leaf_of(leaf) for leaf in leaves),
+            aliases=tuple(alias_of(alias) for alias in _ALIASES.decode(document.aliases)),
+            pieces=tuple(planned_piece_of(leaf.name, piece) for leaf in leaves for piece in leaf.pieces),
+            segments=tuple(plan_of(plan) for plan in _SEGMENTS.decode(document.segments)),
+            values=parsed_values(document.values),
+            notes=document.notes,
+        )
+
+
+def _like(known: Draft, document: _DraftDoc) -> Draft:
+    """Return the draft of a document whose leaves, aliases, pieces and segments are those of a known one."""
+    with _corrupt_where_wrong():
+        return replace(
+            known,
+            checkpoint=CheckpointId(*document.checkpoint),
+            rank=document.rank,
+            world_size=document.world_size,
+            parent=CheckpointId(*document.parent) if document.parent else None,
+            layout_digest=document.layout_digest,
+            values=parsed_values(document.values),
+            notes=document.notes,
+        )

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ..core.errors import CorruptDataError, FormatVersionError, StateTypeError
 from ..core.ids import CheckpointId, is_id
 from .manifest_types import HEADER_ALIGNMENT_BYTES, SegmentEntry
@@ -142,7 +144,7 @@ def _header_text(entries: Sequence[SegmentEntry], stamp: SegmentStamp) -> bytes:
             "shape": entry.shape,
             "data_offsets": (entry.begin, entry.end),
         }
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    return msgspec.json.encode(document)  # as it stands: no spaces, UTF-8
 
 
 def header_size_of(prefix: bytes, file_size_bytes: int) -> int:

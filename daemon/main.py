@@ -22,6 +22,7 @@ from ..core.version import VERSION
 from .config import DaemonConfig, load_config, private_config
 from .control import ControlServer, serve_control
 from .hand_over import ask_holder
+from .heap import give_freed_memory_back
 from .node import Node
 from .peer import identify
 from .service_manager import notify
@@ -60,6 +61,7 @@ def run_daemon(*, config_path: Path | None, socket_path: Path | None, private: b
             config, daemon=msgspec.structs.replace(config.daemon, socket=str(socket_path))
         )
     os.umask(0o077)
+    give_freed_memory_back()
     with _listen(config.socket_path(), private=private) as listener:
         asyncio.run(_serve(config, listener, private=private))
 

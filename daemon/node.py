@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.keep import Keep
 from ..core.errors import (
     ConfigError,
@@ -441,6 +442,7 @@ class Node:
     def drop_memory(self, rank: RankRecord) -> "list[asyncio.Task[None]]":
         """Close all arenas of a rank that nobody comes back to; done when their memory is free."""
         rank.end_streams()
+        rank.drafts = DraftReader()
         return [self._close_arena(rank, number) for number in list(rank.arenas)]
 
     def _close_arena(self, rank: RankRecord, number: int) -> "asyncio.Task[None]":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..checkpoint.copy_gate import CopyGate
+from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.keep import Keep
 from ..checkpoint.manifest_types import Draft, Manifest
 from ..checkpoint.run_store import RunStore
@@ -141,6 +142,8 @@ class RankRecord:
     """Snapshots that are written while they are being copied, by (arena, slot)."""
     costs: frames.Costs | None = None
     """What its trainer has said last; None: nothing since it attached."""
+    drafts: DraftReader = field(default_factory=DraftReader)
+    """Reads what its trainer says of its snapshots."""
     streams: dict[int, Stream] = field(default_factory=dict[int, Stream])
     """Shards on their way to the lessee, by the arena of their ring."""
 

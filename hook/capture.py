@@ -5,7 +5,7 @@ modules and optimizers stands until one of its watches says otherwise; then only
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence, Set
+from collections.abc import Container, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import cast
@@ -14,6 +14,7 @@ import torch
 
 from ..checkpoint.leaf import Alias, LeafSpec
 from ..core.errors import UsageError
+from .lazy_leaves import LazyLeaves, noted
 from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
 from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain
 from .tensor_watch import TensorWatch
@@ -36,6 +37,8 @@ class StateCapture:
     laziness: tuple[Laziness, ...]
     on_cuda: tuple[bool, ...]
     addresses: tuple[int, ...]
+    lazy: LazyLeaves
+    """Those that are not eager; they keep memory of the state."""
     known: dict[str, LeafSpec] = field(repr=False)
     """Specs of all tensors by name, aliases included; they spare the next capture some of its work."""
     walk: "_Walk | None" = field(repr=False)
@@ -101,7 +104,12 @@ class _Walk:
     ) -> None:
         self.parts = parts
         self.names = {entry.spec.name for entry in held}
-        self._watches = [*watches, TensorWatch(entry.original for entry in held)]
+        self._watches = watches
+        lazy = [
+            entry for entry in held if entry.laziness is not Laziness.EAGER and entry.spec.name not in inside
+        ]
+        self._lazy_names, self._lazy, self._lazy_addresses = _columns(lazy)
+        self._tensors = TensorWatch((entry.original for entry in held), self._lazy)
         ranges = sorted(
             (entry.address, entry.address + entry.size_bytes)
             for entry in held
@@ -110,8 +118,12 @@ class _Walk:
         self._begins = [begin for begin, _ in ranges]
         self._ends = [end for _, end in ranges]
 
-    def holds(self) -> bool:
-        return all(watch.holds() for watch in self._watches)
+    def look(self) -> LazyLeaves | None:
+        """Return its lazy leaves as they are now, or None when something else has changed."""
+        if not all(watch.holds() for watch in self._watches):
+            return None
+        found = self._tensors.look()
+        return found and LazyLeaves(self._lazy_names, self._lazy, self._lazy_addresses, found)
 
     def touches(self, entry: _Entry) -> bool:
         """Tell whether an entry has memory in common with these. No range lies in another: their ends rise, too."""
@@ -195,15 +207,15 @@ def capture_state(components: Sequence[Captured], *, previous: StateCapture | No
     """
     walk = previous.walk if previous is not None else None
     known = previous.known if previous is not None else {}
-    if walk is not None and walk.holds():
-        capture = _capture_rest(components, walk, known)
+    if walk is not None and (lazy := walk.look()) is not None:
+        capture = _capture_rest(components, walk, lazy, known)
         if capture is not None:
             return capture
     return _capture_all(components, known)
 
 
 def _capture_rest(
-    components: Sequence[Captured], walk: _Walk, known: dict[str, LeafSpec]
+    components: Sequence[Captured], walk: _Walk, lazy: LazyLeaves, known: dict[str, LeafSpec]
 ) -> StateCapture | None:
     """Return a capture of which only that is read anew which no watch watches; None where memory is shared with it."""
     sink = _Sink(known, walk.names)
@@ -225,7 +237,8 @@ def _capture_rest(
         if name in walk.parts:
             parts.append(walk.parts[name].current())
         parts.append(_part(found, inside))
-    return _joined(parts, sink.values, known, walk, walked=False)
+    lazy = lazy.followed_by(_lazy_of(entries, inside))
+    return _joined(parts, sink.values, lazy, known, walk, walked=False)
 
 
 def _capture_all(components: Sequence[Captured], known: dict[str, LeafSpec]) -> StateCapture:
@@ -254,6 +267,7 @@ def _capture_all(components: Sequence[Captured], known: dict[str, LeafSpec]) -> 
     return _joined(
         joined,
         sink.values,
+        _lazy_of(everything, inside),
         {entry.spec.name: entry.spec for entry in everything},
         None if crossing else _Walk(parts, watches, all_held, set(inside)),
         walked=True,
@@ -263,6 +277,7 @@ def _capture_all(components: Sequence[Captured], known: dict[str, LeafSpec]) -> 
 def _joined(
     parts: Sequence[_Part],
     values: dict[str, object],
+    lazy: LazyLeaves,
     known: dict[str, LeafSpec],
     walk: _Walk | None,
     *,
@@ -279,6 +294,7 @@ def _joined(
         laziness=whole.laziness,
         on_cuda=whole.on_cuda,
         addresses=whole.addresses,
+        lazy=lazy,
         known=known,
         walk=walk,
         walked=walked,
@@ -301,6 +317,22 @@ def _part(entries: Sequence[_Entry], inside: dict[str, _Entry]) -> _Part:
             for index, entry in enumerate(holders)
             if entry.tensor is not entry.original
         ),
+    )
+
+
+def _lazy_of(entries: Iterable[_Entry], inside: Container[str]) -> LazyLeaves:
+    names, tensors, addresses = _columns(
+        entry for entry in entries if entry.laziness is not Laziness.EAGER and entry.spec.name not in inside
+    )
+    return LazyLeaves(names, tensors, addresses, noted(tensors))
+
+
+def _columns(entries: Iterable[_Entry]) -> tuple[list[str], list[torch.Tensor], list[int]]:
+    found = list(entries)
+    return (
+        [entry.spec.name for entry in found],
+        [entry.tensor for entry in found],
+        [entry.address for entry in found],
     )
 
 

@@ -5,48 +5,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-
-import torch
 
 from ..core.errors import EverstepError, UsageError
 from .copy_plan import Moves
 from .gather import copy
+from .lazy_leaves import NONE, LazyLeaves
 
 logger = logging.getLogger(__name__)
 
 GUARD_SLICE_S = 1.0
-
-
-class Unchanged:
-    """Lazy tensors that only a hooked optimizer may change: the same until the copy ends or the guard is passed."""
-
-    def __init__(
-        self, names: Sequence[str], tensors: Sequence[torch.Tensor], addresses: Sequence[int]
-    ) -> None:
-        """Note how often they were written; they are at `addresses`."""
-        self._names, self._tensors, self._addresses = names, tensors, list(addresses)
-        self._versions = self._read_versions()
-
-    def check(self) -> None:
-        """Raise UsageError when one has moved or been written."""
-        addresses, versions = list(map(torch.Tensor.data_ptr, self._tensors)), self._read_versions()
-        if (addresses, versions) == (self._addresses, self._versions):
-            return
-        found, seen = zip(addresses, versions, strict=True), zip(self._addresses, self._versions, strict=True)
-        changed = next(name for name, now, then in zip(self._names, found, seen, strict=True) if now != then)
-        raise UsageError(
-            f"{changed} changed while its snapshot was being copied; the snapshot was dropped",
-            hint="wrap code that writes to it outside an optimizer in `with run.mutating():`",
-        )
-
-    def _read_versions(self) -> list[int]:
-        try:
-            return list(map(attrgetter("_version"), self._tensors))
-        except (
-            RuntimeError
-        ):  # one made in inference mode has none, and may be written to in inference mode alone
-            return [0 if tensor.is_inference() else tensor._version for tensor in self._tensors]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +22,7 @@ class CopyJob:
 
     moves: Sequence[Moves]
     """In the order of the segments."""
-    unchanged: Unchanged
+    lazy: LazyLeaves
     keep_alive: list[object]
     """Tensors whose memory is read."""
     begin: Callable[[], None]
@@ -96,6 +63,7 @@ class CopyJob:
             logger.warning("copy_failed", exc_info=error)  # CUDA's failures of earlier work come here, too
             self.fail(EverstepError(f"the copy failed: {str(error) or type(error).__name__}"))
         finally:
+            self.lazy = NONE
             self.keep_alive.clear()
 
     def _move(self) -> None:
@@ -111,7 +79,7 @@ class CopyJob:
                 return
             self._compared = True
             try:
-                self.unchanged.check()
+                self.lazy.check()
             except UsageError as error:
                 self._changed = error
 

@@ -1,17 +1,12 @@
 """Where the leaves of a capture go in a slot, and when each may be copied."""
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import cast
-
-import torch
+from collections.abc import Sequence
 
 from ..checkpoint.draft_format import DraftEncoder
 from ..checkpoint.layout_plan import Layout
 from .capture import StateCapture
-from .copier import Unchanged
-from .copy_plan import CopyPlan, Moves, Placed, picker
-from .state_protocol import Laziness, TensorLeaf
+from .copy_plan import CopyPlan, Moves, Placed
+from .state_protocol import Laziness
 
 
 class Places:
@@ -33,24 +28,6 @@ class Places:
         largest = max(eager, key=lambda place: place.size_bytes, default=None)
         self.largest_eager_leaf = layout.leaves[largest.leaf].name if largest is not None else ""
         self.all_lazy = [place for place in placed if not is_eager[place.leaf]]
-        lazy = [index for index, eager in enumerate(is_eager) if not eager]
-        self._lazy_names = [layout.leaves[index].name for index in lazy]
-        self._lazy_leaves = picker(lazy)
-        self._lazy_addresses = picker(lazy)
-
-    def unchanged(self, capture: StateCapture) -> Unchanged:
-        """Return what must not change until it is copied."""
-        tensors = list(map(_tensor_of, self._lazy_leaves(capture.leaves)))
-        return Unchanged(self._lazy_names, tensors, self._lazy_addresses(capture.addresses))
-
-    def memory(self, capture: StateCapture) -> list[object]:
-        """Return what keeps the memory that is read.
-
-        Whoever sets `.data` frees the memory that a tensor had: memmove would not survive it, and what is allocated
-        there next and set as `.data` again would look as if nothing had moved.
-        """
-        lazy = map(_tensor_of, self._lazy_leaves(capture.leaves))
-        return [capture.leaves, list(map(torch.Tensor.untyped_storage, lazy))]
 
     def lazy_moves(self, addresses: Sequence[int], base: int) -> tuple[Moves, ...]:
         """Return the moves of what may wait, in the order of the segments."""
@@ -61,9 +38,6 @@ class Places:
         return (
             self.layout is layout and self._laziness == capture.laziness and self._on_cuda == capture.on_cuda
         )
-
-
-_tensor_of = cast("Callable[[TensorLeaf], torch.Tensor]", attrgetter("tensor"))
 
 
 def _places(layout: Layout) -> list[Placed]:

@@ -23,6 +23,7 @@ from .cuda_copy import CudaCopies, CudaWindows, is_capturing
 from .cuda_device import CudaPiece
 from .debug_check import SlotCheck
 from .gather import copy
+from .lazy_leaves import NONE
 from .link import Link
 from .mapped_arena import MappedArena
 from .report import CostBook
@@ -134,8 +135,11 @@ class Snapshotter:
 
     def _capture(self) -> StateCapture:
         """Return the state by reference; the last capture's description spares most of the work."""
-        self._last = capture_state(self._components, previous=self._last)
-        return self._last
+        capture = capture_state(self._components, previous=self._last)
+        self._last = replace(
+            capture, lazy=NONE
+        )  # memory that a tensor gives up is not kept until the next one
+        return capture
 
     def _find_arena(self, layout: Layout, capture: StateCapture) -> MappedArena | None:
         """Return the arena of `layout`, or None after asking for one."""
@@ -401,8 +405,8 @@ class Snapshotter:
         self._costs.largest_eager_leaf = places.largest_eager_leaf
         job = CopyJob(
             moves=moves,
-            unchanged=places.unchanged(capture),
-            keep_alive=places.memory(capture),
+            lazy=capture.lazy,
+            keep_alive=[leaves],
             begin=sealing.begin,
             before=before,
             copied=sealing.copied,

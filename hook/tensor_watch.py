@@ -1,10 +1,15 @@
-"""Proof that tensors look and lie as they did: type, dtype, device, shape, strides, gradient, address."""
+"""Proof that tensors look and lie as they did: type, dtype, device, shape, strides, gradient, address.
 
-from collections.abc import Callable, Iterable
+A state of ten thousand tensors does not stay in a processor's caches: all that is asked of one is asked at once.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
 import torch
+
+from .lazy_leaves import Noted, noted
 
 CHUNK = 1024
 """Tensors compared in one call: so many stay in the processor's caches between the address and the rest."""
@@ -17,24 +22,37 @@ class _Guards(Protocol):
 class TensorWatch:
     """What tensors looked like when this was made; it keeps them alive."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Look at the tensors."""
-        once = list({id(tensor): tensor for tensor in tensors}.values())
+    def __init__(self, tensors: Iterable[torch.Tensor], lazy: Sequence[torch.Tensor] = ()) -> None:
+        """Look at the tensors. Those of them that are `lazy`, each once, are noted whenever they are looked at."""
+        is_lazy = set(map(id, lazy))
+        others = {id(tensor): tensor for tensor in tensors if id(tensor) not in is_lazy}
+        ordered = [*lazy, *others.values()]
         with torch.enable_grad():  # without, torch's guards do not look at requires_grad
-            self._chunks = [_Chunk(once[begin : begin + CHUNK]) for begin in range(0, len(once), CHUNK)]
+            self._chunks = [
+                _Chunk(ordered[begin : begin + CHUNK], lazy[begin : begin + CHUNK])
+                for begin in range(0, len(ordered), CHUNK)
+            ]
 
-    def holds(self) -> bool:
-        """Tell whether all are as they were."""
+    def look(self) -> Noted | None:
+        """Return what the lazy ones are now, in their order; None where not all tensors are as they were."""
+        found = Noted([], [])
         try:
             with torch.enable_grad():
-                return all(chunk.holds() for chunk in self._chunks)
+                for chunk in self._chunks:
+                    if not chunk.holds():
+                        return None
+                    now = noted(chunk.lazy)
+                    found.versions.extend(now.versions)
+                    found.storages.extend(now.storages)
         except RuntimeError:  # one has no address any more
-            return False
+            return None
+        return found
 
 
 class _Chunk:
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], lazy: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
+        self.lazy = lazy
         self._addresses = self._read_addresses()
         self._look = _by_guard(tensors) or _by_attributes(tensors)
 

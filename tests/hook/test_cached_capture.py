@@ -340,11 +340,11 @@ class TestTensorWatch:
         tensor = torch.zeros(2, 3)
         with torch.set_grad_enabled(grad):
             watch = TensorWatch([torch.zeros(()), tensor, tensor])
-            assert watch.holds()
+            assert watch.look() is not None
             tensor.add_(1)
-            assert watch.holds()
+            assert watch.look() is not None
             change(tensor)
-            assert not watch.holds()
+            assert watch.look() is None
 
     def test_a_tensor_without_an_address_is_a_change(self) -> None:
         tensor = torch.zeros(2)
@@ -352,7 +352,18 @@ class TestTensorWatch:
         with torch.no_grad():
             tensor.set_(torch.zeros(2).untyped_storage())
             tensor.untyped_storage().resize_(0)
-        assert not watch.holds()
+        assert watch.look() is None
+
+    def test_it_notes_the_lazy_ones_in_their_order(self) -> None:
+        tensors = [torch.zeros(1) for _ in range(tensor_watch.CHUNK + 5)]
+        lazy = [tensors[-1], *tensors[1:]][: tensor_watch.CHUNK + 2]
+        for count, tensor in enumerate(lazy):
+            for _ in range(count % 7):
+                tensor.add_(1)
+        found = TensorWatch(tensors, lazy).look()
+        assert found is not None
+        assert found.versions == [count % 7 for count in range(len(lazy))]
+        assert [each.data_ptr() for each in found.storages] == [each.data_ptr() for each in lazy]
 
     def test_torch_still_has_the_comparison_that_makes_it_fast(self) -> None:
         assert tensor_watch._by_guard([torch.zeros(2)]) is not None

@@ -8,9 +8,10 @@ import torch
 
 from everstep.core.errors import EverstepError, UsageError
 from everstep.hook import copier as copier_module
-from everstep.hook.copier import Copier, CopyJob, Unchanged
+from everstep.hook.copier import Copier, CopyJob
 from everstep.hook.copy_plan import CopyPlan, Moves, Placed
 from everstep.hook.gather import copy
+from everstep.hook.lazy_leaves import NONE, LazyLeaves, noted
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def nothing() -> None: ...
 def job(
     outcome: Outcome,
     pairs: list[tuple[torch.Tensor, torch.Tensor]],
-    unchanged: Unchanged | None = None,
+    lazy: LazyLeaves = NONE,
     *,
     wait_cuda: Callable[[], None] = nothing,
     finish: Callable[[float], None] | None = None,
@@ -67,7 +68,7 @@ def job(
         moves=plan.at([of.data_ptr() for of, _ in pairs], 0),
         begin=begin,
         copied=outcome.copied.append,
-        unchanged=unchanged or Unchanged([], [], []),
+        lazy=lazy,
         keep_alive=[tensor for pair in pairs for tensor in pair],
         wait_cuda=wait_cuda,
         finish=finish or (lambda _: outcome.seal()),
@@ -75,8 +76,8 @@ def job(
     )
 
 
-def watched(name: str, tensor: torch.Tensor) -> Unchanged:
-    return Unchanged([name], [tensor], [tensor.data_ptr()])
+def watched(name: str, tensor: torch.Tensor) -> LazyLeaves:
+    return LazyLeaves([name], [tensor], [tensor.data_ptr()], noted([tensor]))
 
 
 def test_after_the_guard_the_sources_may_change(copier: Copier) -> None:
@@ -141,7 +142,7 @@ def test_a_copy_that_fails_waits_for_what_devices_still_write(copier: Copier) ->
     assert [error.message for error in outcome.errors] == ["too large"]
 
 
-class TestUnchanged:
+class TestLazyLeaves:
     def test_a_leaf_that_changed_in_place_drops_the_snapshot_by_its_name(
         self, copier: Copier, gate: threading.Event
     ) -> None:
@@ -226,12 +227,15 @@ class TestFailures:
         self, copier: Copier, gate: threading.Event
     ) -> None:
         outcome = Outcome()
-        made = job(outcome, [(torch.ones(4), torch.zeros(4))])
+        source = torch.ones(4)
+        made = job(outcome, [(source, torch.zeros(4))], watched("model.frozen", source))
         copier.submit(made)
         assert len(made.keep_alive) == 2
+        assert len(made.lazy.noted.storages) == 1
         gate.set()
         assert copier.drain(20)
         assert made.keep_alive == []
+        assert made.lazy is NONE
 
 
 def test_closing_ends_the_running_job_first(gate: threading.Event) -> None:

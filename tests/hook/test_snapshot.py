@@ -272,13 +272,13 @@ def test_a_slot_is_given_back_whatever_happens_at_the_boundary(
     """More often than there are slots."""
     slots = 2
 
-    def fail(places: Places, capture: object) -> None:
+    def fail(places: Places, addresses: object, base: int) -> None:
         raise RuntimeError("out of luck")
 
     objects = made()
     with attached(device, objects, final=False) as run:
         with monkeypatch.context() as patch:
-            patch.setattr(Places, "unchanged", fail)
+            patch.setattr(Places, "lazy_moves", fail)
             iterate(run, objects)
             assert run.wait(20)
             run._snapshotter.prepare()
