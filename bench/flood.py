@@ -3,13 +3,12 @@
     python bench/flood.py SOCKET                 # until it is ended; used by bench/storage.py in a process of its own
     python bench/flood.py SOCKET --count 50      # what each kind costs the daemon, one after the other
 
-What one question of each kind takes of the daemon's processor time (`--count 15`, 2 cores, 2026-11-22):
+What one question of each kind takes of the daemon's processor time (`--count 50`, 2 cores, 2026-11-22):
 
-    status     0.7 ms   what `everstep status` asks: a few messages, nothing parsed
+    status       1 ms   what `everstep status` asks: a few messages, nothing parsed
     scrape       2 ms   Prometheus: the metrics as text
     show        32 ms   the wide checkpoint's overview: 5 MB read and their digest checked, the first leaf decoded
-    manifest            the same 5 MB for a trainer that restores, which decodes them: read, and their digest checked;
-                        not measured since the daemon no longer decodes them itself (560 ms)
+    manifest    28 ms   the same 5 MB for a trainer that restores, which decodes them: read, and their digest checked
 """
 
 import argparse
