@@ -35,7 +35,7 @@ class Contents:
         plain = set(self._types) <= {dict}
         self._values_of = _values_of_dict if plain else _values_of_any
         self._sizes = list(map(len, found))
-        self._keys = list[object](chain.from_iterable(found))
+        self._keys = list[object](chain.from_iterable(filter(None, found)))
         # Equal strings are equal names; keys of other kinds (tensors) may not even compare.
         self._alike = eq if all(type(key) is str for key in self._keys) else same
         values = self._values(found)
@@ -49,9 +49,10 @@ class Contents:
         found = list(tables)
         if list(map(len, found)) != self._sizes or list(map(type, found)) != self._types:
             return False
-        if not self._alike(list(chain.from_iterable(found)), self._keys):
+        full = list(filter(None, found))  # most of a model's are empty
+        if not self._alike(list(chain.from_iterable(full)), self._keys):
             return False
-        values = self._values(found)
+        values = self._values(full)
         if not self._any_loose:
             return same(values, self._seen)
         loose = compress(values, self._loose)
