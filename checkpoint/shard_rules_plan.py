@@ -157,6 +157,8 @@ def _check_key(piece: PlannedPiece, leaf: LeafSpec) -> None:
     """A whole leaf is stored under its name; rows of one under `<name>@<start>:<stop>`."""
     if piece.size_bytes == leaf.size_bytes:
         expected = leaf.name
+    elif not leaf.size_bytes:
+        raise CorruptDataError(f"leaf {leaf.name!r} is empty, its piece {piece.key!r} is not")
     elif not leaf.is_contiguous or not leaf.shape:
         raise CorruptDataError(f"leaf {leaf.name!r} is not in row-major order and cannot be stored in pieces")
     else:

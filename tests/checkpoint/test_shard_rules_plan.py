@@ -130,6 +130,8 @@ BIG_PIECE = DRAFT.pieces[0]
         (edit("pieces", 0, leaf="nobody"), "unknown leaf"),
         (edit("pieces", 0, leaf="half"), "written as F32"),
         (edit("pieces", 0, size_bytes=BIG_PIECE.size_bytes + 4), "bytes, its entry"),
+        (edit("leaves", 0, shape=(0, 1024), global_shape=(0, 1024)), "'big' is empty"),
+        (edit("leaves", 0, shape=(4, 0), global_shape=(4, 0)), "'big' is empty"),
         (edit("pieces", 0, offset_in_leaf_bytes=4), "begins at byte 4, expected 0"),
     ],
 )
