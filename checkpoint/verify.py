@@ -2,13 +2,14 @@
 
 import mmap
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..core.errors import CorruptDataError, DataError, StorageError
 from ..core.ids import CheckpointId
+from .damage import clear_damage, record_damage
 from .engine import Engine
 from .manifest_types import Manifest, SegmentRecord
 from .plain_engine import PlainEngine
@@ -37,8 +38,13 @@ class SegmentVerdict:
     size_bytes: int
     bad_block: int | None = None
     """Index of the first 4 MiB block that is not what was committed."""
-    problem: str = ""
-    """Empty when every byte is what was committed."""
+    error: DataError | StorageError | None = None
+    """None when every byte is what was committed."""
+
+    @property
+    def problem(self) -> str:
+        """The error as text; empty when there is none."""
+        return "" if self.error is None else str(self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,8 @@ def verify_checkpoint(
 ) -> CheckpointVerdict:
     """Return what every byte of the checkpoint's shards is worth; damaged ones are offered no more.
 
+    What an earlier reading has shown of a shard that is intact is taken back.
+
     `engines` (one per device id, nobody else's during the call) make it faster; without them files are read block by
     block, with direct I/O where they can do it. Takes 16 MiB of memory per device.
 
@@ -81,10 +89,18 @@ def verify_checkpoint(
                 continue
             found = _verify_shard(run, manifest, engines or {})
             segments += found
-            problem = next((segment.problem for segment in found if segment.problem), "")
-            if problem:
-                run.mark_damaged(checkpoint, rank, problem, generation=manifest.generation)
+            _remember(run, manifest, [segment.error for segment in found if segment.error is not None])
     return CheckpointVerdict(checkpoint=checkpoint, segments=tuple(segments), problems=tuple(problems))
+
+
+def _remember(run: RunStore, manifest: Manifest, errors: Sequence[DataError | StorageError]) -> None:
+    """Remember what a shard is worth; of several errors one that a restart would not show by itself."""
+    checkpoint, rank, generation = manifest.checkpoint, manifest.rank, manifest.generation
+    if errors:
+        worst = next((error for error in errors if isinstance(error, CorruptDataError)), errors[0])
+        record_damage(run, checkpoint, rank, worst, generation=generation)
+    else:
+        clear_damage(run, checkpoint, rank, generation=generation)
 
 
 def _verify_shard(run: RunStore, manifest: Manifest, engines: Mapping[str, Engine]) -> list[SegmentVerdict]:
@@ -104,14 +120,15 @@ def _verify_shard(run: RunStore, manifest: Manifest, engines: Mapping[str, Engin
 def _verify_segment(
     run: RunStore, manifest: Manifest, record: SegmentRecord, arena: ArenaRange, engine: Engine
 ) -> SegmentVerdict:
-    path, bad, problem = "", None, ""
+    path, bad = "", None
+    error: DataError | StorageError | None = None
     try:
         path = str(run.segment_path(record))
         bad = _first_bad_block(run, manifest, record, arena, engine)
         if bad is not None:
-            problem = str(corrupt_block(run.segment_path(record), bad))
+            error = corrupt_block(run.segment_path(record), bad)
     except (DataError, StorageError) as exc:
-        problem = str(exc)
+        error = exc.with_traceback(None)
     return SegmentVerdict(
         rank=manifest.rank,
         segment=record.segment,
@@ -119,7 +136,7 @@ def _verify_segment(
         path=path,
         size_bytes=record.file_size_bytes,
         bad_block=bad,
-        problem=problem,
+        error=error,
     )
 
 
@@ -131,9 +148,12 @@ def _first_bad_block(
     handle = ops.open_segment_for_read(path)
     try:
         for chunk in chunks_of(record, path):
-            read_chunk(ops, handle, arena, chunk, engine)
-            bad = bad_block(arena, chunk)
-            if bad is not None:
+            for _ in range(2):  # again if it is not right: that tells a bad transfer from bad data
+                read_chunk(ops, handle, arena, chunk, engine)
+                bad = bad_block(arena, chunk)
+                if bad is None:
+                    break
+            else:
                 return bad
     finally:
         ops.close(handle)
