@@ -103,7 +103,7 @@ class Verifier:
         self, opened: OpenStore, run: RunStore, checkpoint: CheckpointId, background: "Background | None"
     ) -> Verdict:
         stop = threading.Event()
-        engines = {key: Restrained(queue, stop, background) for key, queue in opened.queues.items()}
+        engines = {key: Restrained(queue.beside, stop, background) for key, queue in opened.queues.items()}
         memory = node_views.in_memory(self._node, run)
         work = asyncio.ensure_future(
             in_thread(store_views.verify, run, checkpoint, engines=engines, in_memory=memory)
