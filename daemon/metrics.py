@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from ..checkpoint.device import Device
 from ..checkpoint.device_set import DeviceSet, DeviceState
 from ..checkpoint.recovery import RecoveryReport
-from ..core.errors import ConfigError, StorageError
+from ..core.errors import ConfigError
 from ..proto import frames
+from .stores import OpenStore
 
 _PERSIST_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
@@ -33,33 +34,36 @@ _COST_PARTS = ("eager", "ranks", "boundary", "guard")
 """What is measured as it happens, and only grows; what steps took longer is an estimate."""
 
 
-def _free_bytes(devices: DeviceSet, device: Device) -> float:
-    try:
-        return float(devices.ops.free_bytes(device.path))
-    except StorageError:  # its state says so
-        return math.nan
+def _free_bytes(opened: OpenStore, device: Device) -> float:
+    space = opened.space.reading(device.device_id).space
+    return math.nan if space is None else float(space.free_bytes)
 
 
-def _is_full(devices: DeviceSet, device: Device) -> float:
-    free_bytes = _free_bytes(devices, device)
-    return float(not math.isnan(free_bytes) and bool(devices.space.shortage(device, int(free_bytes))))
+def _is_full(opened: OpenStore, device: Device) -> float:
+    space = opened.space.reading(device.device_id).space
+    return float(space is not None and bool(opened.store.space.shortage(device, space.free_bytes)))
 
 
-_PER_DEVICE: tuple[tuple[str, str, Callable[[DeviceSet, Device], float]], ...] = (
+_PER_DEVICE: tuple[tuple[str, str, Callable[[OpenStore, Device], float]], ...] = (
     (
         "write_bytes_per_second",
         "Speed of a device's own writes, averaged over the last seconds of them; 0 before the first large one",
-        lambda devices, device: devices.speeds.reading(device.device_id).bytes_per_s or 0.0,
+        lambda opened, device: opened.store.speeds.reading(device.device_id).bytes_per_s or 0.0,
     ),
     (
         "pool_bytes",
         "Bytes of deleted checkpoints that wait to be written over, or to be given back when room is needed",
-        lambda devices, device: float(devices.pool.size_bytes(device.device_id)),
+        lambda opened, device: float(opened.store.pool.size_bytes(device.device_id)),
     ),
     (
         "free_bytes",
-        "Bytes that may still be written to a device's file system; NaN where it cannot be asked",
+        "Bytes that may still be written to a device's file system, as it said last; NaN where it cannot be asked",
         _free_bytes,
+    ),
+    (
+        "space_age_seconds",
+        "Since a device was asked for its free bytes; it grows while the device does not answer",
+        lambda opened, device: opened.space.reading(device.device_id).age_s,
     ),
     (
         "full",
@@ -218,12 +222,16 @@ class Metrics:
         """Say which engine a device has and why, and whether it goes past the page cache."""
         self._of_store(devices, self._engine_info, str(path), engine, str(direct).lower(), reason).set(1)
 
-    def add_devices(self, devices: DeviceSet) -> None:
-        """Show the speed and state of a store's devices from now on, as they are when somebody asks."""
+    def add_devices(self, opened: OpenStore) -> None:
+        """Show the speed and state of a store's devices from now on, as they are when somebody asks.
+
+        What asks a device itself is sampled (space_watch.py): a scrape never waits for one.
+        """
+        devices = opened.store
         for device in devices.devices:
             for gauge, of in self._per_device:
                 self._of_store(devices, gauge, str(device.path)).set_function(
-                    lambda of=of, device=device: of(devices, device)
+                    lambda of=of, device=device: of(opened, device)
                 )
         members = {device.device_id: str(device.path) for device in devices.devices}
         members |= {missing.device_id: missing.path for missing in devices.missing}
