@@ -171,6 +171,10 @@ class Metrics:
             "everstep_scrub_last_completed_timestamp_seconds",
             "Unix time at which the newest scrub had read all, also before a restart; 0 before the first",
         )
+        self.scrub_late_s = self._gauge(
+            "everstep_scrub_late_seconds",
+            "How much later than promised the scrub that goes on ends, at its share of the devices' speed; 0 in time",
+        )
         self._engine_info = Gauge(
             "everstep_engine_info",
             "Constant 1 for each open device, labelled with its engine and why it has this one",

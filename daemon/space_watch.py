@@ -51,7 +51,7 @@ class SpaceWatch:
         self._devices = tuple(devices)
         self._answers: dict[str, tuple[Space | None, str, float]] = {}
         self._began_s = time.monotonic()
-        self._has_answered = threading.Semaphore(0)
+        self._has_answered = {device.device_id: threading.Event() for device in self._devices}
         self._is_over = threading.Event()
 
     def start(self) -> None:
@@ -61,8 +61,8 @@ class SpaceWatch:
                 target=self._keep_asking, args=(device,), name="everstep-space", daemon=True
             ).start()  # a daemon thread: the process may end although a device hangs
         deadline_s = time.monotonic() + FIRST_ANSWER_S
-        for _ in self._devices:
-            self._has_answered.acquire(timeout=max(deadline_s - time.monotonic(), 0.0))
+        for answered in self._has_answered.values():
+            answered.wait(max(deadline_s - time.monotonic(), 0.0))
 
     def stop(self) -> None:
         """Ask no more."""
@@ -81,6 +81,6 @@ class SpaceWatch:
             except OSError as error:
                 space, reason = None, f"{device.path}: {error.strerror}"
             self._answers[device.device_id] = (space, reason, asked_s)
-            self._has_answered.release()
+            self._has_answered[device.device_id].set()
             if self._is_over.wait(ASK_EVERY_S):
                 return
