@@ -110,7 +110,7 @@ class Metrics:
             "everstep_recycled_bytes", "Of these, bytes that were written over files of deleted checkpoints"
         )
         self.restored_total = Counter(
-            "everstep_restores", "Shards handed to trainers, verified", ["source"], registry=self.registry
+            "everstep_restores", "Shards that trainers have taken whole, every byte verified", ["source"], registry=self.registry
         )
         self.restore_failed_total = self._counter(
             "everstep_restores_failed", "Shards that failed verification"

@@ -121,7 +121,6 @@ class Restorer:
             rank.rank,
             snapshot.checkpoint,
         )
-        self._node.metrics.restored_total.labels("memory").inc()
         fetched = frames.Fetched(
             re=request_id,
             arena=arena.number,
@@ -154,7 +153,6 @@ class Restorer:
         if not lease.is_valid:
             stream.end()
             lease.check()
-        node.metrics.restored_total.labels("disk").inc()
         logger.info(
             "restore_from_disk run=%s rank=%d checkpoint=%s shard=%d",
             run.run_id,

@@ -145,6 +145,8 @@ class Session:
                 rank.stream(frame.arena).taken(frame.slot)
             case frames.Release():
                 rank.stream(frame.arena).end()
+            case frames.Restored():
+                node.metrics.restored_total.labels("memory" if frame.in_memory else "disk").inc()
             case frames.Seal():
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pausing import wait_until
 from scraping import scrape
 
 from everstep.checkpoint.recovery import RecoveryReport
@@ -50,6 +51,34 @@ def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path]
             after[f"everstep_device_write_bytes_per_second{{{device}}}"] == 0
         )  # too little was written to tell
     assert _engines(after) == [str(device) for device in devices]
+
+
+def test_a_restore_counts_when_the_trainer_has_verified_it(
+    node_config: Path, socket_path: Path
+) -> None:
+    """What lies in memory is handed over as it is; only the trainer knows whether it was right."""
+    memory, disk = "everstep_restores_total{memory}", "everstep_restores_total{disk}"
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run([Path("nvme0"), Path("nvme1")])
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(1, 1), seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            arena.close()
+        with FakeTrainer(socket_path) as again:
+            again.open_run([Path("nvme0"), Path("nvme1")])
+            assert isinstance(again.fetch(CheckpointId(1, 1)), frames.Fetched)
+            shard = again.fetch(CheckpointId(1, 1), from_devices=True)
+            assert isinstance(shard, frames.Streaming)
+            assert not again.stream(shard)[1].code
+            found = scrape(port)
+            assert (found[memory], found[disk], found["everstep_restores_failed_total"]) == (0, 0, 1)
+            again.send(frames.Restored(in_memory=False))
+            wait_until(lambda: scrape(port)[disk] == 1)
+            again.send(frames.Restored(in_memory=True))
+            wait_until(lambda: scrape(port)[memory] == 1)
 
 
 def _engines(samples: dict[str, float]) -> list[str]:
