@@ -259,7 +259,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         views = store_views.checkpoint_views(run, node_views.in_memory(self._node, run))
         view = next(each for each in views if each.checkpoint == checkpoint)
         removed = await in_thread(store_views.remove, run, checkpoint, force=request.force)
-        self._node.metrics.deleted_total.inc(removed.checkpoint_count)
+        self._node.metrics.persists.deleted_total.inc(removed.checkpoint_count)
         logger.info("removed_by_hand run=%s checkpoint=%s force=%s", run.run_id, checkpoint, request.force)
         return pb.RemoveCheckpointResponse(removed=summary_to_message(view), freed_bytes=removed.freed_bytes)
 
@@ -272,7 +272,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         store_views.check_no_tags(run, force=request.force)
         await self._forget_memory(run)
         removed = await in_thread(store_views.remove_all, run, force=request.force)
-        self._node.metrics.deleted_total.inc(removed.checkpoint_count)
+        self._node.metrics.persists.deleted_total.inc(removed.checkpoint_count)
         logger.info("run_removed_by_hand run=%s checkpoints=%d", run.run_id, removed.checkpoint_count)
         return pb.RemoveRunResponse(removed_count=removed.checkpoint_count, freed_bytes=removed.freed_bytes)
 

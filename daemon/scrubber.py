@@ -53,7 +53,7 @@ class Scrubber:
         self._paces: dict[OpenStore, ScrubPace] = {}
         """Of the scrubs that go on."""
         self._last_unix_s = 0.0
-        node.metrics.scrub_late_s.set_function(self._late_s)
+        node.metrics.readings.late_s.set_function(self._late_s)
 
     def watch(self, opened: OpenStore) -> None:
         """Scrub a store by the schedule from now on."""
@@ -156,7 +156,7 @@ class Scrubber:
 
     def _show_end(self, ended_unix_s: float | None) -> None:
         self._last_unix_s = max(self._last_unix_s, ended_unix_s or 0.0)
-        self._node.metrics.scrub_last_s.set(self._last_unix_s)
+        self._node.metrics.readings.last_s.set(self._last_unix_s)
 
     def _goes_on(self, opened: OpenStore) -> bool:
         scrub = self._scrubs.get(opened)
@@ -201,7 +201,7 @@ class Scrubber:
         verifier, metrics = self._node.verifier, self._node.metrics
 
         def moved(device_id: str, size_bytes: int, took_s: float) -> None:
-            metrics.scrubbed_bytes.inc(size_bytes)
+            metrics.readings.scrubbed_bytes.inc(size_bytes)
             pace.moved(device_id, size_bytes, took_s)
 
         try:
@@ -213,7 +213,7 @@ class Scrubber:
             )
         except NotFoundError:
             return scrub
-        metrics.scrub_damaged_total.inc(sum(bool(segment.problem) for segment in verdict.segments))
+        metrics.readings.damaged_total.inc(sum(bool(segment.problem) for segment in verdict.segments))
         if not verdict.is_intact:
             verifier.record_damage(opened, verdict)
         size_bytes = sum(segment.size_bytes for segment in verdict.segments)

@@ -159,7 +159,7 @@ class Verifier:
     def _record(self, opened: OpenStore, verdict: Verdict, event: str) -> None:
         self._found[opened].append(verdict)
         result = "intact" if verdict.is_intact else "damaged"
-        self._node.metrics.verified_total.labels(result).inc()
+        self._node.metrics.readings.verified_total.labels(result).inc()
         logger.log(
             logging.INFO if verdict.is_intact else logging.ERROR,
             "%s run=%s checkpoint=%s result=%s seconds=%.3f problems=%s",

@@ -53,9 +53,7 @@ def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path]
     assert _engines(after) == [str(device) for device in devices]
 
 
-def test_a_restore_counts_when_the_trainer_has_verified_it(
-    node_config: Path, socket_path: Path
-) -> None:
+def test_a_restore_counts_when_the_trainer_has_verified_it(node_config: Path, socket_path: Path) -> None:
     """What lies in memory is handed over as it is; only the trainer knows whether it was right."""
     memory, disk = "everstep_restores_total{memory}", "everstep_restores_total{disk}"
     with node_daemon(node_config, socket_path), connected(socket_path) as client:
@@ -102,10 +100,10 @@ def test_a_device_that_is_taken_back_is_there_once(
 
 def test_what_the_recovery_of_a_closed_store_found_counts_no_more() -> None:
     metrics, first, second = Metrics("0"), RecoveryReport(shard_count=3), RecoveryReport(shard_count=4)
-    metrics.add_recovery(first)
-    metrics.add_recovery(second)
+    metrics.devices.add_recovery(first)
+    metrics.devices.add_recovery(second)
     assert metrics.registry.get_sample_value("everstep_recovery_shards") == 7
-    metrics.forget_recovery(first)
+    metrics.devices.forget_recovery(first)
     assert metrics.registry.get_sample_value("everstep_recovery_shards") == 4
 
 
@@ -159,9 +157,9 @@ def costs(
 def test_what_checkpoints_cost_is_summed_over_ranks() -> None:
     metrics = Metrics("1.2.3")
     first, second = costs(100.0, 3.0, {SLOT: 1}), costs(150.0, 2.5, {SLOT: 2, SkipReason.PEER: 4})
-    metrics.add_costs(None, first)
-    metrics.add_costs(first, second)
-    metrics.add_costs(None, first)
+    metrics.costs.add(None, first)
+    metrics.costs.add(first, second)
+    metrics.costs.add(None, first)
     value = metrics.registry.get_sample_value
     assert value("everstep_training_seconds_total") == 250.0
     parts = [
@@ -181,7 +179,7 @@ def test_an_estimate_that_goes_up_and_down_ends_where_it_stands(told_s: list[flo
     metrics, before = Metrics("1.2.3"), None
     for slower_s in told_s:
         now = costs(1.0, slower_s)
-        metrics.add_costs(before, now)
+        metrics.costs.add(before, now)
         before = now
     shown = metrics.registry.get_sample_value("everstep_checkpoint_slower_steps_seconds")
     assert shown == pytest.approx(told_s[-1], abs=1e-6)

@@ -61,7 +61,7 @@ def store(devices: list[Path], drives: Drives) -> Generator[OpenStore]:
 def test_a_scrape_does_not_wait_for_a_device_that_hangs(drives: Drives, store: OpenStore) -> None:
     bad, good = (device.path for device in store.store.devices)
     metrics = Metrics("test")
-    metrics.add_devices(store)
+    metrics.devices.add(store)
     port, server = metrics.serve(0)
     try:
         assert math.isnan(scrape(port)[f"everstep_device_free_bytes{{{bad}}}"])  # nobody was asked yet
