@@ -74,8 +74,8 @@ class Turns(Generic[_T]):
     def __init__(self) -> None:
         self._restores = _Round[_T]()
         self._others = _Round[_T]()
-        self._owed_bytes = 0.0
-        """What restores have had ahead of the others' share."""
+        self._ahead_bytes = 0
+        """What restores have had beyond `RESTORE_WEIGHT` times the others, since both wait."""
 
     def __bool__(self) -> bool:
         return bool(self._restores or self._others)
@@ -89,14 +89,14 @@ class Turns(Generic[_T]):
     def take(self) -> _T:
         """Return the piece that is served next; one must wait."""
         if not (self._restores and self._others):
-            self._owed_bytes = 0.0
+            self._ahead_bytes = 0
             return (self._restores or self._others).take().item
-        if self._owed_bytes >= PIECE_BYTES:
+        if self._ahead_bytes >= RESTORE_WEIGHT * PIECE_BYTES:
             taken = self._others.take()
-            self._owed_bytes -= taken.size_bytes
+            self._ahead_bytes -= RESTORE_WEIGHT * taken.size_bytes
         else:
             taken = self._restores.take()
-            self._owed_bytes += taken.size_bytes / RESTORE_WEIGHT
+            self._ahead_bytes += taken.size_bytes
         return taken.item
 
 

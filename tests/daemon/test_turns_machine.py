@@ -62,8 +62,8 @@ def test_restores_go_ahead_and_the_rest_keeps_its_share(restores: list[int], oth
         assert moved or urgency is Urgency.RESTORE
         moved[urgency] += size
         left[urgency] -= 1
-        owed = moved[Urgency.RESTORE] / RESTORE_WEIGHT - moved[Urgency.OTHER]
-        assert 0 <= owed <= 2 * PIECE_BYTES
+        ahead = moved[Urgency.RESTORE] - RESTORE_WEIGHT * moved[Urgency.OTHER]
+        assert 0 <= ahead < (RESTORE_WEIGHT + 1) * PIECE_BYTES
 
 
 @given(st.integers(0, 40 * PIECE_BYTES))
