@@ -16,6 +16,7 @@ from .plain_engine import PlainEngine
 from .run_store import RunStore
 from .segment_check import (
     CHUNK_SIZE_BYTES,
+    Chunk,
     bad_block,
     check_segment_file,
     chunks_of,
@@ -23,7 +24,7 @@ from .segment_check import (
     read_chunk,
 )
 from .segment_format import parse_header
-from .storage_ops import ArenaRange
+from .storage_ops import ArenaRange, SegmentHandle, StorageOps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,17 +149,22 @@ def _first_bad_block(
     handle = ops.open_segment_for_read(path)
     try:
         for chunk in chunks_of(record, path):
-            for _ in range(2):  # again if it is not right: that tells a bad transfer from bad data
-                read_chunk(ops, handle, arena, chunk, engine)
-                bad = bad_block(arena, chunk)
-                if bad is None:
-                    break
-            else:
+            bad = _bad_block(ops, handle, arena, chunk, engine)
+            if bad is not None:  # again: that tells a bad transfer from bad data
+                bad = _bad_block(ops, handle, arena, chunk, engine)
+            if bad is not None:
                 return bad
     finally:
         ops.close(handle)
     _check_pieces(manifest, record, ops.read_head(path, record.header_size_bytes))
     return None
+
+
+def _bad_block(
+    ops: StorageOps, handle: SegmentHandle, arena: ArenaRange, chunk: Chunk, engine: Engine
+) -> int | None:
+    read_chunk(ops, handle, arena, chunk, engine)
+    return bad_block(arena, chunk)
 
 
 def _check_pieces(manifest: Manifest, record: SegmentRecord, header: bytes) -> None:

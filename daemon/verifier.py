@@ -80,8 +80,8 @@ class Verifier:
         run: RunStore,
         checkpoint: CheckpointId,
         *,
-        moved: "Moved | None" = None,
-        patience_s: "Patience | None" = None,
+        moved: "Moved" = lambda _device, _size, _took_s: None,
+        patience_s: "Patience" = lambda _device, _size: GIVE_WAY_S_MAX,
     ) -> Verdict:
         """Return what `verify` does, read in the background: a share of each device's speed, and one at a time.
 
@@ -91,8 +91,8 @@ class Verifier:
         background = Background(
             share=self._node.config.scrub.bandwidth_share,
             is_needed=lambda: opened.is_needed,
-            moved=moved or (lambda *_: None),
-            patience_s=patience_s or (lambda *_: GIVE_WAY_S_MAX),
+            moved=moved,
+            patience_s=patience_s,
         )
         async with self._beside:
             return await self.verify(run, checkpoint, background=background)

@@ -1,5 +1,6 @@
 """The metrics as Prometheus gets them: over HTTP, from a real daemon."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def test_a_restore_counts_when_the_trainer_has_verified_it(node_config: Path, so
         with FakeTrainer(socket_path) as again:
             again.open_run([Path("nvme0"), Path("nvme1")])
             assert isinstance(again.fetch(CheckpointId(1, 1)), frames.Fetched)
+            os.close(again.reader.take_fd())
             shard = again.fetch(CheckpointId(1, 1), from_devices=True)
             assert isinstance(shard, frames.Streaming)
             assert not again.stream(shard)[1].code
