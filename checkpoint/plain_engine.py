@@ -3,15 +3,14 @@
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
 
 from .arena_map import ArenaMaps
 from .block_io import ASK_AGAIN_PAUSE_S, ASKED_AGAIN_MAX, NOT_NOW, Span, open_span
 from .engine import EngineConfig, EngineKind, Progress, Transfer, TransferDone, TransferKind, no_progress
 
 THREADS_MAX = 4
-"""Calls at once, of which the caller's thread makes one. Each moves 1 MiB without the GIL; a drive of 2.5 GB/s takes
-those of four threads as fast as they come, and more would stand in each other's way at the file's lock."""
+"""Calls at once, of which the caller's thread makes one. A device queue has several such engines; more threads would
+stand in each other's way at the lock that writing holds on a file."""
 
 
 class PlainEngine:
@@ -24,9 +23,6 @@ class PlainEngine:
         self._on_progress = on_progress
         self._maps = ArenaMaps()
         self._thread_count = min(THREADS_MAX, self._config.queue_depth)
-        self._helpers = ThreadPoolExecutor(
-            max(self._thread_count - 1, 1), thread_name_prefix="everstep-plain"
-        )
 
     def run(self, transfer: Transfer) -> TransferDone:
         """Move every byte, see `Engine.run`."""
@@ -37,10 +33,16 @@ class PlainEngine:
 
     def _move(self, span: Span) -> None:
         blocks = _Blocks(span, span.block_size_bytes(self._config.block_size_bytes), self._on_progress)
-        count = min(self._thread_count, blocks.count)
-        helping = [self._helpers.submit(blocks.move_all) for _ in range(count - 1)]
+        # Threads of this transfer alone: an engine that is idle has none.
+        helpers = [
+            threading.Thread(target=blocks.move_all, name="everstep-plain")
+            for _ in range(min(self._thread_count, blocks.count) - 1)
+        ]
+        for helper in helpers:
+            helper.start()
         blocks.move_all()
-        wait(helping)
+        for helper in helpers:
+            helper.join()
         blocks.raise_error()
 
     def forget(self, arena_fd: int) -> None:
@@ -48,8 +50,7 @@ class PlainEngine:
         self._maps.forget(arena_fd)
 
     def close(self) -> None:
-        """End the threads and unmap every arena."""
-        self._helpers.shutdown()
+        """Unmap every arena."""
         self._maps.close()
 
 

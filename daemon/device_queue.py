@@ -12,8 +12,7 @@ from ..core.errors import DeadlineError
 from .turns_machine import Turns, Urgency, cut
 
 QUEUE_LANES = 4
-"""So many pieces are under way at once: with pieces of 64 MiB what ADR 0019 wants in flight, and the kernel never waits
-for the next one while a thread waits for the GIL."""
+"""So many pieces are under way at once: their 512 MiB are what two whole transfers had in flight (ADR 0034)."""
 
 
 class DeviceQueue:

@@ -20,7 +20,7 @@ from everstep.daemon.turns_machine import RESTORE_WEIGHT
 
 PIECE = 4096
 LARGE = 24
-"""Pieces of a large segment: 1.5 GiB in pieces of 64 MiB."""
+"""Pieces of a large segment: 3 GiB in pieces of 128 MiB."""
 
 Places = list[tuple[int, TransferKind]]
 """Arena and direction of each piece, in the order in which they began."""
