@@ -133,8 +133,11 @@ class Flight:
             ) from exc
 
     def _reap(self) -> list[tuple[int, int]]:
-        # A quarter at a time: few passages through the GIL, and three quarters keep the device busy meanwhile.
-        return _wait(self._queue, max(1, self._queue.in_flight // 4))
+        # A quarter at a time: few passages through the GIL, and three quarters keep the device busy meanwhile. Once the
+        # last block is under way nothing follows, so that one passage is enough.
+        is_last = self._next_bytes >= self._span.io_length_bytes and not self._prepared
+        in_flight = self._queue.in_flight
+        return _wait(self._queue, in_flight if is_last else max(1, in_flight // 4))
 
     def _complete(self, slot: int, result: int) -> None:
         position_bytes, asked_bytes = self._positions[slot], self._lengths[slot]

@@ -52,6 +52,13 @@ class ShardRecord:
     """Bytes of its segments by device."""
     problem: str = ""
     """Why the shard is not offered; empty when it is intact as far as metadata tell."""
+    bad_content: str = ""
+    """What reading its bytes has shown and nobody has disproved since: it is not offered either. Empty: nothing."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Return why the shard is not offered; none when it is intact as far as anybody knows."""
+        return tuple(filter(None, (self.problem, self.bad_content)))
 
 
 def shard_record(manifest: ManifestHead, content: bytes, problem: str = "") -> ShardRecord:
@@ -113,7 +120,7 @@ def describe(
     """Return what the shards (by rank, at least one) of one checkpoint say of it."""
     ranks = tuple(sorted(shards))
     first = shards[ranks[0]]
-    problems = [f"rank {rank}: {shards[rank].problem}" for rank in ranks if shards[rank].problem]
+    problems = [f"rank {rank}: {problem}" for rank in ranks for problem in shards[rank].problems]
     if any(shard.world_size != first.world_size for shard in shards.values()):
         problems.append("its shards name different world sizes")
     state = CheckpointState.LOCAL

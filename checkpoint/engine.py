@@ -14,7 +14,7 @@ BLOCK_SIZE_MULTIPLE_BYTES = 4096
 QUEUE_DEPTH_MAX = 1024  # fs.aio-max-nr is 65,536 for the whole node
 
 Progress = Callable[[int], None]
-"""Called by an engine in its thread with the bytes of the running transfer moved so far; must not block."""
+"""Called by an engine, one call at a time, with the bytes of the running transfer moved so far; must not block."""
 
 
 class TransferKind(Enum):
@@ -32,7 +32,7 @@ class EngineKind(Enum):
     URING = "uring"
     """io_uring: as AIO, and asynchronous for any file."""
     PLAIN = "plain"
-    """pwrite and pread, one block at a time; any file."""
+    """pwrite and pread from a few threads; any file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..core.errors import CorruptDataError, DataError, MemoryRefusedError
+from .damage import record_damage
 from .engine import Engine
 from .manifest_types import Manifest, Piece, SegmentRecord
 from .run_store import RunStore
@@ -74,7 +75,7 @@ def read_shard(
         try:
             pieces = _place(manifest, arena, zip(manifest.segments, offsets, strict=True))
         except DataError as exc:
-            run.mark_damaged(manifest.checkpoint, manifest.rank, str(exc), generation=manifest.generation)
+            record_damage(run, manifest.checkpoint, manifest.rank, exc, generation=manifest.generation)
             raise
     return FetchedShard(
         pieces=pieces,

@@ -9,6 +9,8 @@ from .engine import BLOCK_SIZE_MULTIPLE_BYTES, QUEUE_DEPTH_MAX, EngineKind, Tran
 KIB, MIB = 1024, 1024 * 1024
 BLOCK_SIZES_BYTES = (256 * KIB, MIB, 4 * MIB, 16 * MIB)
 DEPTHS = (1, 4, 8, 16, 32, 64)
+PLAIN_DEPTHS = (1, 4)
+"""The plain engine has no more threads."""
 
 QUEUE_FILLED_MIN = 4
 """A transfer that fills the queue only once measures how it begins and ends."""
@@ -69,15 +71,12 @@ class Recommendation:
 
 
 def cells(kinds: Sequence[EngineKind], size_bytes: int) -> list[Cell]:
-    """Return every cell whose queue a file of `size_bytes` fills at least four times over.
-
-    The plain engine has one block in flight.
-    """
+    """Return every cell whose queue a file of `size_bytes` fills at least four times over."""
     return [
         Cell(engine=kind.value, block_size_bytes=block, queue_depth=depth)
         for kind in kinds
         for block in BLOCK_SIZES_BYTES
-        for depth in (DEPTHS if kind is not EngineKind.PLAIN else (1,))
+        for depth in (DEPTHS if kind is not EngineKind.PLAIN else PLAIN_DEPTHS)
         if QUEUE_FILLED_MIN * block * depth <= size_bytes
     ]
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from .checksum import first_bad_block
+from .damage import record_damage
 from .engine import EngineConfig
 from .leaf_runs_plan import LeafRun, leaf_runs
 from .manifest_types import BLOCK_SIZE_BYTES, Manifest, SegmentRecord
@@ -132,7 +133,7 @@ class LeafReader:
                     return
         error = corrupt_block(segment.handle.path, block)
         read = segment.manifest
-        self._run.mark_damaged(read.checkpoint, read.rank, str(error), generation=read.generation)
+        record_damage(self._run, read.checkpoint, read.rank, error, generation=read.generation)
         raise error
 
 

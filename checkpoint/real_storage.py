@@ -13,6 +13,7 @@ from ..core.errors import CorruptDataError, StorageError
 from . import linux
 from .direct_io import ASSUMED_ALIGNMENT, alignment_in, try_to_read
 from .engine import Engine, Transfer, TransferKind
+from .linux import DioAlignment
 from .manifest_types import HEADER_ALIGNMENT_BYTES
 from .segment_format import align_up
 from .sole_holder import move_alone
@@ -43,7 +44,11 @@ class _FileLock:
 
 
 class RealStorage:
-    """`StorageOps` on the real file system. Stateless: one instance may serve all threads."""
+    """`StorageOps` on the real file system. One instance may serve all threads."""
+
+    def __init__(self) -> None:
+        self._tried: dict[int, DioAlignment | None] = {}
+        """What a try has shown of direct I/O, by st_dev, where files do not say it (before Linux 6.1)."""
 
     def make_directory(self, path: Path) -> bool:
         """See StorageOps."""
@@ -153,7 +158,7 @@ class RealStorage:
         """See StorageOps."""
         handle: SegmentHandle | None = None
         with contextlib.suppress(OSError, StorageError):
-            handle = _open_segment(source, os.O_WRONLY)
+            handle = self._open_segment(source, os.O_WRONLY)
             if move_alone(handle.fd, source, target) is not None:
                 return replace(handle, path=target)
         if handle is not None:
@@ -220,11 +225,11 @@ class RealStorage:
 
     def open_new_segment(self, path: Path) -> SegmentHandle:
         """See StorageOps."""
-        return _open_segment(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        return self._open_segment(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
 
     def open_segment_for_read(self, path: Path) -> SegmentHandle:
         """See StorageOps."""
-        return _open_segment(path, os.O_RDONLY)
+        return self._open_segment(path, os.O_RDONLY)
 
     def reserve(self, handle: SegmentHandle, size_bytes: int) -> None:
         """See StorageOps. A file system without fallocate gives no promise of space: the write then fails cleanly."""
@@ -296,6 +301,54 @@ class RealStorage:
         with _named(handle.path, "closing"):
             os.close(handle.fd)
 
+    def _open_segment(self, path: Path, flags: int) -> SegmentHandle:
+        """Open with O_DIRECT, then ask the opened file whether it can do it; else go through the page cache."""
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+        with _named(path, "opening"):
+            try:
+                fd = os.open(path, flags | os.O_DIRECT, 0o600)
+            except OSError as exc:
+                if exc.errno != errno.EINVAL:
+                    raise
+                # Some file systems leave the new name behind when they refuse O_DIRECT.
+                if flags & os.O_CREAT:
+                    path.unlink(missing_ok=True)
+                return SegmentHandle(
+                    path=path, fd=os.open(path, flags, 0o600), is_direct=False, alignment_bytes=0
+                )
+            try:
+                alignment_bytes = self._usable_alignment(fd, path, is_written=bool(flags & os.O_WRONLY))
+                if not alignment_bytes:
+                    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+            except OSError:
+                os.close(fd)
+                raise
+        return SegmentHandle(path=path, fd=fd, is_direct=alignment_bytes > 0, alignment_bytes=alignment_bytes)
+
+    def _usable_alignment(self, fd: int, path: Path, *, is_written: bool) -> int:
+        """Return the alignment of direct I/O, or 0 when the file has none that our 4096-aligned layout satisfies.
+
+        A file that says nothing is read from, to see; what is written is tried on another one, since this one may be
+        somebody's (a recycled file is opened before it is known to be ours alone), and once for each file system.
+        """
+        found = linux.dio_alignment(fd)
+        if found is None:
+            found = self._tried_alignment(fd, path) if is_written else _readable_alignment(fd)
+        if found is None or not found.is_possible:
+            return 0
+        largest = max(found.memory_bytes, found.offset_bytes)
+        return 0 if HEADER_ALIGNMENT_BYTES % largest else largest
+
+    def _tried_alignment(self, fd: int, path: Path) -> DioAlignment | None:
+        file_system_id = os.fstat(fd).st_dev
+        if file_system_id not in self._tried:
+            self._tried[file_system_id] = alignment_in(path.parent)
+        return self._tried[file_system_id]
+
+
+def _readable_alignment(fd: int) -> DioAlignment | None:
+    return ASSUMED_ALIGNMENT if try_to_read(fd) else None
+
 
 def _kind(mode: int) -> FileKind:
     if stat.S_ISREG(mode):
@@ -344,46 +397,6 @@ def _sync(path: Path, flag: int) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _open_segment(path: Path, flags: int) -> SegmentHandle:
-    """Open with O_DIRECT, then ask the opened file whether it can do it; else go through the page cache."""
-    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
-    with _named(path, "opening"):
-        try:
-            fd = os.open(path, flags | os.O_DIRECT, 0o600)
-        except OSError as exc:
-            if exc.errno != errno.EINVAL:
-                raise
-            # Some file systems leave the new name behind when they refuse O_DIRECT.
-            if flags & os.O_CREAT:
-                path.unlink(missing_ok=True)
-            return SegmentHandle(
-                path=path, fd=os.open(path, flags, 0o600), is_direct=False, alignment_bytes=0
-            )
-        try:
-            alignment_bytes = _usable_alignment(fd, path, is_written=bool(flags & os.O_WRONLY))
-            if not alignment_bytes:
-                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
-        except OSError:
-            os.close(fd)
-            raise
-    return SegmentHandle(path=path, fd=fd, is_direct=alignment_bytes > 0, alignment_bytes=alignment_bytes)
-
-
-def _usable_alignment(fd: int, path: Path, *, is_written: bool) -> int:
-    """Return the alignment of direct I/O, or 0 when the file has none that our 4096-aligned layout satisfies.
-
-    A file that says nothing is read from, to see; what is written is tried on another one, since this one may be
-    somebody's (a recycled file is opened before it is known to be ours alone).
-    """
-    found = linux.dio_alignment(fd)
-    if found is None:
-        found = alignment_in(path.parent) if is_written else ASSUMED_ALIGNMENT if try_to_read(fd) else None
-    if found is None or not found.is_possible:
-        return 0
-    largest = max(found.memory_bytes, found.offset_bytes)
-    return 0 if HEADER_ALIGNMENT_BYTES % largest else largest
 
 
 def _rounded(handle: SegmentHandle, length_bytes: int) -> int:

@@ -19,6 +19,7 @@ from .recovery_devices import COPY_SUFFIX, LOST_SUFFIX, Found, RecoveryDevices
 from .run_store import (
     ATTEMPTS_NAME,
     COMMITS_NAME,
+    DAMAGED_NAME,
     FLOOR_NAME,
     RUN_NAME,
     TAGS_NAME,
@@ -28,9 +29,11 @@ from .run_store import (
 from .segment_check import check_segment_file
 from .store_format import (
     Attempt,
+    DamageList,
     Floor,
     RunId,
     decode_attempt,
+    decode_damage,
     decode_floor,
     decode_tag,
     encode_attempt,
@@ -47,6 +50,7 @@ def recover_run(devices: RecoveryDevices, identity: RunId) -> RunStore:
     recovery.prepare(identity)
     run.load(attempts=recovery.attempts(), floor=recovery.floor())
     recovery.shards()
+    recovery.damage()
     recovery.tags()
     return run
 
@@ -285,6 +289,37 @@ class _RunRecovery:
                 f"run {self._run.name!r}: rank {head.rank} of {head.checkpoint} is not offered: {problem}"
             )
         return problem
+
+    def damage(self) -> None:
+        """Take what reading has shown into the catalogue, as the copy with the most changes says.
+
+        What is lost of it a scrub finds again, so that no copy is mended: the next change writes all of them.
+        """
+        run, devices = self._run, self._devices
+        paths = {device: run.path_on(device) / DAMAGED_NAME for device in self._present}
+        try:
+            found = devices.read_copies(paths, decode_damage)
+        except FormatVersionError as exc:
+            devices.problem(
+                f"run {run.name!r}: what was found damaged is unknown: {exc}",
+                next(iter(paths.values())),
+                severity=Severity.NOTE,
+            )
+            return
+        for device, error in found.bad.items():
+            devices.quarantine(device, paths[device], run.run_id, COPY_SUFFIX, error)
+        copies = [decode_damage(content, "") for content in found.whole]
+        newest = max(copies, key=lambda each: each.change, default=DamageList(change=0, shards=()))
+        run.damage_change = newest.change
+        for shard in newest.shards:
+            if run.mark_damaged(
+                shard.checkpoint, shard.rank, shard.problem, generation=shard.generation, is_content=True
+            ):
+                devices.report.damaged_count += 1
+                devices.tell(
+                    f"run {run.name!r}: rank {shard.rank} of {shard.checkpoint} is not offered, as reading it"
+                    f" has shown before: {shard.problem}"
+                )
 
     # --- tags -----------------------------------------------------------------------------------------------------
 

@@ -28,10 +28,21 @@ from .durable import make_directories, publish_new, publish_over
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, decode_manifest, manifest_name
 from .manifest_types import Manifest, SegmentRecord
 from .storage_ops import StorageOps
-from .store_format import Attempt, Floor, RunId, Tag, encode_attempt, encode_floor, encode_run
+from .store_format import (
+    Attempt,
+    DamagedShard,
+    DamageList,
+    Floor,
+    RunId,
+    Tag,
+    encode_attempt,
+    encode_floor,
+    encode_run,
+)
 
 ATTEMPTS_NAME = "attempts"
 COMMITS_NAME = "commits"
+DAMAGED_NAME = "damaged.json"
 DATA_NAME = "data"
 FLOOR_NAME = "floor.json"
 RUN_NAME = "run.json"
@@ -69,6 +80,8 @@ class RunStore:
         that the catalogue does not list is removed."""
         self.lost: dict[CheckpointId, str] = {}
         """Checkpoints of which recovery could not use a manifest, with the reason; so that a restore can say it."""
+        self.damage_change = 0
+        """Version of damaged.json that the devices have."""
         self.changing = threading.Lock()
         """Held by who changes small files of the run on the devices: they take turns."""
         self._lock = threading.Lock()
@@ -308,15 +321,55 @@ class RunStore:
         with self._lock:
             self._shards.setdefault(record.checkpoint, {})[record.rank] = record
 
-    def mark_damaged(self, checkpoint: CheckpointId, rank: int, problem: str, *, generation: str) -> None:
-        """Remember that a shard's bytes do not hold, so that its checkpoint is not offered again.
+    def mark_damaged(
+        self,
+        checkpoint: CheckpointId,
+        rank: int,
+        problem: str,
+        *,
+        generation: str,
+        is_content: bool = False,
+    ) -> bool:
+        """Remember that a shard does not hold, so that its checkpoint is not offered again.
 
-        Nothing where another generation has taken the place of the one that was looked at.
+        Nothing where another generation has taken the place of the one that was looked at. `is_content`: its bytes were
+        read and are not what was committed; tell whether that is new, for damage.py to make it durable.
         """
         with self._lock:
             found = self._shards.get(checkpoint, {}).get(rank)
-            if found is not None and found.generation == generation:
-                self._shards[checkpoint][rank] = replace(found, problem=problem)
+            if found is None or found.generation != generation:
+                return False
+            marked = replace(found, bad_content=problem) if is_content else replace(found, problem=problem)
+            self._shards[checkpoint][rank] = marked
+            return is_content and not found.bad_content
+
+    def mark_intact(self, checkpoint: CheckpointId, rank: int, *, generation: str) -> bool:
+        """Forget what reading a shard had shown; tell whether there was something."""
+        with self._lock:
+            found = self._shards.get(checkpoint, {}).get(rank)
+            if found is None or found.generation != generation or not found.bad_content:
+                return False
+            self._shards[checkpoint][rank] = replace(found, bad_content="")
+            return True
+
+    def next_damage(self) -> DamageList:
+        """Return what reading has shown of the shards that are here, as the next version of damaged.json."""
+        shards = self.shards()
+        with self._lock:
+            self.damage_change += 1
+            return DamageList(
+                change=self.damage_change,
+                shards=tuple(
+                    DamagedShard(
+                        checkpoint=shard.checkpoint,
+                        rank=shard.rank,
+                        generation=shard.generation,
+                        problem=shard.bad_content,
+                    )
+                    for shard in shards
+                    if shard.bad_content
+                ),
+            )
 
     def held_bytes(self, device_id: str) -> dict[CheckpointId, int]:
         """Return the bytes of each checkpoint on a device, where there are any."""
@@ -331,7 +384,7 @@ class RunStore:
         lost: set[CheckpointId] = set()
         for shard in self.shards():
             ref = next((each for each in shard.segments if each.device_id == device_id), None)
-            if ref is not None and not shard.problem:
+            if ref is not None and not shard.problems:
                 problem = self._why_absent(ref)
                 self.mark_damaged(shard.checkpoint, shard.rank, problem, generation=shard.generation)
                 lost.add(shard.checkpoint)

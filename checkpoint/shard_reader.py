@@ -11,6 +11,7 @@ from typing import Self
 
 from ..core.errors import DataError
 from .chunk_ring import RingClosedError
+from .damage import record_damage
 from .engine import Engine
 from .manifest_types import BLOCK_SIZE_BYTES, Manifest, SegmentRecord
 from .run_store import RunStore
@@ -162,7 +163,7 @@ class ShardReader:
             yield
         except DataError as exc:
             read = self._manifest
-            self._run.mark_damaged(read.checkpoint, read.rank, str(exc), generation=read.generation)
+            record_damage(self._run, read.checkpoint, read.rank, exc, generation=read.generation)
             raise
 
     def _path(self, segment: OpenSegment) -> Path:

@@ -1,4 +1,5 @@
-"""Small JSON files of a store: disk.id, lock, run.json, attempts/<n>, floor.json, tags/<id>.json, scrub.json.
+"""Small JSON files of a store: disk.id, lock, scrub.json; of a run: run.json, attempts/<n>, floor.json, damaged.json,
+tags/<id>.json.
 
 Their only reader.
 
@@ -122,6 +123,26 @@ class Tag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedShard:
+    """A shard of which somebody has read bytes that are not what was committed."""
+
+    checkpoint: CheckpointId
+    rank: int
+    generation: str
+    """Another one that takes its place is not meant."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamageList:
+    """Content of damaged.json: what is known of a run by reading it, and by nothing else."""
+
+    change: int
+    """Of several copies the one with the most changes counts."""
+    shards: tuple[DamagedShard, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubPlace:
     """A checkpoint as a scrub comes to it."""
 
@@ -204,6 +225,20 @@ class _TagDoc(Struct, forbid_unknown_fields=True):
     step: _Count
 
 
+class _DamagedDoc(Struct, forbid_unknown_fields=True):
+    attempt: _Positive
+    step: _Count
+    rank: _Count
+    generation: _Id
+    problem: Annotated[str, Meta(min_length=1)]
+
+
+class _DamageDoc(Struct, forbid_unknown_fields=True):
+    format: _Positive
+    change: _Positive
+    shards: list[_DamagedDoc]
+
+
 class _ScrubDoc(Struct, forbid_unknown_fields=True):
     format: _Positive
     store_id: _Id
@@ -214,7 +249,7 @@ class _ScrubDoc(Struct, forbid_unknown_fields=True):
     checkpoint: _Point | None
 
 
-_Doc = TypeVar("_Doc", _DiskIdDoc, _LockDoc, _RunDoc, _AttemptDoc, _FloorDoc, _TagDoc, _ScrubDoc)
+_Doc = TypeVar("_Doc", _DiskIdDoc, _LockDoc, _RunDoc, _AttemptDoc, _FloorDoc, _TagDoc, _DamageDoc, _ScrubDoc)
 
 
 def encode_disk_id(disk_id: DiskId) -> bytes:
@@ -362,6 +397,36 @@ def decode_tag(content: bytes, where: str, file_name: str) -> Tag:
     if expected != file_name:
         raise CorruptDataError(f"{where} holds the tag {tag.name!r}, whose file is {expected}")
     return tag
+
+
+def encode_damage(damage: DamageList) -> bytes:
+    """Return the bytes of damaged.json."""
+    shards = [
+        _DamagedDoc(
+            attempt=shard.checkpoint.attempt,
+            step=shard.checkpoint.step,
+            rank=shard.rank,
+            generation=shard.generation,
+            problem=shard.problem,
+        )
+        for shard in damage.shards
+    ]
+    return _encode(_DamageDoc(format=STORE_FORMAT_VERSION, change=damage.change, shards=shards))
+
+
+def decode_damage(content: bytes, where: str) -> DamageList:
+    """Return what damaged.json says."""
+    document = _decode(content, _DamageDoc, where)
+    shards = tuple(
+        DamagedShard(
+            checkpoint=CheckpointId(each.attempt, each.step),
+            rank=each.rank,
+            generation=each.generation,
+            problem=each.problem,
+        )
+        for each in document.shards
+    )
+    return DamageList(change=document.change, shards=shards)
 
 
 def encode_scrub_mark(mark: ScrubMark) -> bytes:

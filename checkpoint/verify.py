@@ -2,19 +2,21 @@
 
 import mmap
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..core.errors import CorruptDataError, DataError, StorageError
 from ..core.ids import CheckpointId
+from .damage import clear_damage, record_damage
 from .engine import Engine
 from .manifest_types import Manifest, SegmentRecord
 from .plain_engine import PlainEngine
 from .run_store import RunStore
 from .segment_check import (
     CHUNK_SIZE_BYTES,
+    Chunk,
     bad_block,
     check_segment_file,
     chunks_of,
@@ -22,7 +24,7 @@ from .segment_check import (
     read_chunk,
 )
 from .segment_format import parse_header
-from .storage_ops import ArenaRange
+from .storage_ops import ArenaRange, SegmentHandle, StorageOps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,13 @@ class SegmentVerdict:
     size_bytes: int
     bad_block: int | None = None
     """Index of the first 4 MiB block that is not what was committed."""
-    problem: str = ""
-    """Empty when every byte is what was committed."""
+    error: DataError | StorageError | None = None
+    """None when every byte is what was committed."""
+
+    @property
+    def problem(self) -> str:
+        """The error as text; empty when there is none."""
+        return "" if self.error is None else str(self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,8 @@ def verify_checkpoint(
 ) -> CheckpointVerdict:
     """Return what every byte of the checkpoint's shards is worth; damaged ones are offered no more.
 
+    What an earlier reading has shown of a shard that is intact is taken back.
+
     `engines` (one per device id, nobody else's during the call) make it faster; without them files are read block by
     block, with direct I/O where they can do it. Takes 16 MiB of memory per device.
 
@@ -81,10 +90,18 @@ def verify_checkpoint(
                 continue
             found = _verify_shard(run, manifest, engines or {})
             segments += found
-            problem = next((segment.problem for segment in found if segment.problem), "")
-            if problem:
-                run.mark_damaged(checkpoint, rank, problem, generation=manifest.generation)
+            _remember(run, manifest, [segment.error for segment in found if segment.error is not None])
     return CheckpointVerdict(checkpoint=checkpoint, segments=tuple(segments), problems=tuple(problems))
+
+
+def _remember(run: RunStore, manifest: Manifest, errors: Sequence[DataError | StorageError]) -> None:
+    """Remember what a shard is worth; of several errors one that a restart would not show by itself."""
+    checkpoint, rank, generation = manifest.checkpoint, manifest.rank, manifest.generation
+    if errors:
+        worst = next((error for error in errors if isinstance(error, CorruptDataError)), errors[0])
+        record_damage(run, checkpoint, rank, worst, generation=generation)
+    else:
+        clear_damage(run, checkpoint, rank, generation=generation)
 
 
 def _verify_shard(run: RunStore, manifest: Manifest, engines: Mapping[str, Engine]) -> list[SegmentVerdict]:
@@ -104,14 +121,15 @@ def _verify_shard(run: RunStore, manifest: Manifest, engines: Mapping[str, Engin
 def _verify_segment(
     run: RunStore, manifest: Manifest, record: SegmentRecord, arena: ArenaRange, engine: Engine
 ) -> SegmentVerdict:
-    path, bad, problem = "", None, ""
+    path, bad = "", None
+    error: DataError | StorageError | None = None
     try:
         path = str(run.segment_path(record))
         bad = _first_bad_block(run, manifest, record, arena, engine)
         if bad is not None:
-            problem = str(corrupt_block(run.segment_path(record), bad))
+            error = corrupt_block(run.segment_path(record), bad)
     except (DataError, StorageError) as exc:
-        problem = str(exc)
+        error = exc.with_traceback(None)
     return SegmentVerdict(
         rank=manifest.rank,
         segment=record.segment,
@@ -119,7 +137,7 @@ def _verify_segment(
         path=path,
         size_bytes=record.file_size_bytes,
         bad_block=bad,
-        problem=problem,
+        error=error,
     )
 
 
@@ -131,14 +149,22 @@ def _first_bad_block(
     handle = ops.open_segment_for_read(path)
     try:
         for chunk in chunks_of(record, path):
-            read_chunk(ops, handle, arena, chunk, engine)
-            bad = bad_block(arena, chunk)
+            bad = _bad_block(ops, handle, arena, chunk, engine)
+            if bad is not None:  # again: that tells a bad transfer from bad data
+                bad = _bad_block(ops, handle, arena, chunk, engine)
             if bad is not None:
                 return bad
     finally:
         ops.close(handle)
     _check_pieces(manifest, record, ops.read_head(path, record.header_size_bytes))
     return None
+
+
+def _bad_block(
+    ops: StorageOps, handle: SegmentHandle, arena: ArenaRange, chunk: Chunk, engine: Engine
+) -> int | None:
+    read_chunk(ops, handle, arena, chunk, engine)
+    return bad_block(arena, chunk)
 
 
 def _check_pieces(manifest: Manifest, record: SegmentRecord, header: bytes) -> None:

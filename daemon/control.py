@@ -10,8 +10,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -37,7 +38,7 @@ from .control_messages import (
 from .device_messages import device_to_message, devices_to_message
 from .status_codes import status_code
 from .stores import OpenStore
-from .views import CheckpointView, StatusView
+from .views import CheckpointView, StatusView, StoreView
 
 if TYPE_CHECKING:
     from .node import Node
@@ -205,15 +206,16 @@ class NodeService(node_pb2_grpc.NodeServicer):
     async def GetStatus(self, request: pb.GetStatusRequest, context: _Context) -> pb.GetStatusResponse:
         """See node.proto."""
         node, names = self._node, self._node.config.device_names()
-        stores = [
-            await in_thread(
-                node_views.store_view, opened, node.verifier.found(opened), node.scrubber.view(opened), names
-            )
-            for opened in node.stores.stores
-        ]
+        stores = [await self._store_view(opened, names) for opened in node.stores.stores]
         daemon = node_views.daemon_view(node, began_s=self._began_s, is_draining=node.lifetime.is_ending)
         runs = node_views.run_views(node, _visible_uid())
         return status_to_message(StatusView(daemon=daemon, runs=runs, stores=tuple(stores)))
+
+    async def _store_view(self, opened: OpenStore, names: Mapping[str, str]) -> StoreView:
+        found, scrubber = self._node.verifier.found(opened), self._node.scrubber
+        lateness = scrubber.lateness(opened)
+        view = await in_thread(node_views.store_view, opened, found, scrubber.view(opened), names)
+        return replace(view, problems=(*view.problems, lateness)) if lateness else view
 
     async def ListCheckpoints(
         self, request: pb.ListCheckpointsRequest, context: _Context
@@ -257,7 +259,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         views = store_views.checkpoint_views(run, node_views.in_memory(self._node, run))
         view = next(each for each in views if each.checkpoint == checkpoint)
         removed = await in_thread(store_views.remove, run, checkpoint, force=request.force)
-        self._node.metrics.deleted_total.inc(removed.checkpoint_count)
+        self._node.metrics.persists.deleted_total.inc(removed.checkpoint_count)
         logger.info("removed_by_hand run=%s checkpoint=%s force=%s", run.run_id, checkpoint, request.force)
         return pb.RemoveCheckpointResponse(removed=summary_to_message(view), freed_bytes=removed.freed_bytes)
 
@@ -270,7 +272,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         store_views.check_no_tags(run, force=request.force)
         await self._forget_memory(run)
         removed = await in_thread(store_views.remove_all, run, force=request.force)
-        self._node.metrics.deleted_total.inc(removed.checkpoint_count)
+        self._node.metrics.persists.deleted_total.inc(removed.checkpoint_count)
         logger.info("run_removed_by_hand run=%s checkpoints=%d", run.run_id, removed.checkpoint_count)
         return pb.RemoveRunResponse(removed_count=removed.checkpoint_count, freed_bytes=removed.freed_bytes)
 

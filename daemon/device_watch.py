@@ -18,7 +18,7 @@ class DeviceWatch:
 
     def watch(self, opened: OpenStore) -> None:
         """Show the devices of a store in the metrics, and hear of their changes from now on."""
-        self._node.metrics.add_devices(opened.store)
+        self._node.metrics.devices.add(opened)
         loop = asyncio.get_running_loop()
         opened.store.on_change = lambda: loop.call_soon_threadsafe(self._changed, opened)
 

@@ -113,9 +113,9 @@ class Mender:
             place.map.release()
 
     def _done(self, work: Mending, result: PersistResult) -> None:
-        self._node.metrics.rewritten_total.inc()
-        self._node.metrics.written_bytes.inc(sum(write.size_bytes for write in result.writes))
-        self._node.metrics.recycled_bytes.inc(sum(write.recycled_bytes for write in result.writes))
+        self._node.metrics.persists.rewritten_total.inc()
+        self._node.metrics.persists.written_bytes.inc(sum(write.size_bytes for write in result.writes))
+        self._node.metrics.persists.recycled_bytes.inc(sum(write.recycled_bytes for write in result.writes))
         logger.warning(
             "shard_mended run=%s rank=%d checkpoint=%s segments=%d persist_s=%.3f",
             work.rank.run.run_id,
@@ -127,7 +127,7 @@ class Mender:
         self._tell(work, "", "was written again to the devices that are left")
 
     def _failed(self, work: Mending, error: EverstepError) -> None:
-        self._node.metrics.rewrite_failed_total.inc()
+        self._node.metrics.persists.rewrite_failed_total.inc()
         logger.error(
             "shard_not_mended run=%s rank=%d checkpoint=%s reason=%s",
             work.rank.run.run_id,

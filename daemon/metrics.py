@@ -4,7 +4,7 @@ Nothing starts on import.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 from wsgiref.simple_server import WSGIServer
@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from ..checkpoint.device import Device
 from ..checkpoint.device_set import DeviceSet, DeviceState
 from ..checkpoint.recovery import RecoveryReport
-from ..core.errors import ConfigError, StorageError
+from ..core.errors import ConfigError
 from ..proto import frames
+from .stores import OpenStore
 
 _PERSIST_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
@@ -32,34 +33,39 @@ _RECOVERY: tuple[tuple[str, str, Callable[[RecoveryReport], float]], ...] = (
 _COST_PARTS = ("eager", "ranks", "boundary", "guard")
 """What is measured as it happens, and only grows; what steps took longer is an estimate."""
 
-
-def _free_bytes(devices: DeviceSet, device: Device) -> float:
-    try:
-        return float(devices.ops.free_bytes(device.path))
-    except StorageError:  # its state says so
-        return math.nan
+_SOURCES = ("memory", "disk")
 
 
-def _is_full(devices: DeviceSet, device: Device) -> float:
-    free_bytes = _free_bytes(devices, device)
-    return float(not math.isnan(free_bytes) and bool(devices.space.shortage(device, int(free_bytes))))
+def _free_bytes(opened: OpenStore, device: Device) -> float:
+    space = opened.space.reading(device.device_id).space
+    return math.nan if space is None else float(space.free_bytes)
 
 
-_PER_DEVICE: tuple[tuple[str, str, Callable[[DeviceSet, Device], float]], ...] = (
+def _is_full(opened: OpenStore, device: Device) -> float:
+    space = opened.space.reading(device.device_id).space
+    return float(space is not None and bool(opened.store.space.shortage(device, space.free_bytes)))
+
+
+_PER_DEVICE: tuple[tuple[str, str, Callable[[OpenStore, Device], float]], ...] = (
     (
         "write_bytes_per_second",
         "Speed of a device's own writes, averaged over the last seconds of them; 0 before the first large one",
-        lambda devices, device: devices.speeds.reading(device.device_id).bytes_per_s or 0.0,
+        lambda opened, device: opened.store.speeds.reading(device.device_id).bytes_per_s or 0.0,
     ),
     (
         "pool_bytes",
         "Bytes of deleted checkpoints that wait to be written over, or to be given back when room is needed",
-        lambda devices, device: float(devices.pool.size_bytes(device.device_id)),
+        lambda opened, device: float(opened.store.pool.size_bytes(device.device_id)),
     ),
     (
         "free_bytes",
-        "Bytes that may still be written to a device's file system; NaN where it cannot be asked",
+        "Bytes that may still be written to a device's file system, as it said last; NaN where it cannot be asked",
         _free_bytes,
+    ),
+    (
+        "space_age_seconds",
+        "Since a device was asked for its free bytes; it grows while the device does not answer",
+        lambda opened, device: opened.space.reading(device.device_id).age_s,
     ),
     (
         "full",
@@ -69,128 +75,103 @@ _PER_DEVICE: tuple[tuple[str, str, Callable[[DeviceSet, Device], float]], ...] =
 )
 
 
-class Metrics:
-    """All metrics of one daemon, in a registry of its own. Safe to use from any thread."""
+class PersistMetrics:
+    """What becomes of snapshots and checkpoints."""
 
-    def __init__(self, version: str) -> None:
-        self.registry = CollectorRegistry()
-        info = Gauge(
-            "everstep_build_info",
-            "Constant 1, labelled with the version",
-            ["version"],
-            registry=self.registry,
+    def __init__(self, make: "Maker") -> None:
+        self.sealed_total = make.counter("snapshots_sealed", "Snapshots that trainers sealed")
+        self.abandoned_total = make.counter(
+            "snapshots_abandoned", "Snapshots dropped before they were sealed"
         )
-        info.labels(version).set(1)
-        self.sealed_total = self._counter("everstep_snapshots_sealed", "Snapshots that trainers sealed")
-        self.persisted_total = self._counter("everstep_shards_persisted", "Shards committed to the devices")
-        self.failed_total = self._counter("everstep_shards_failed", "Shards that could not be committed")
-        self.retried_total = Counter(
-            "everstep_shard_writes_retried",
+        self.persisted_total = make.counter("shards_persisted", "Shards committed to the devices")
+        self.failed_total = make.counter("shards_failed", "Shards that could not be committed")
+        self.retried_total = make.counter(
+            "shard_writes_retried",
             "Generations abandoned because a device failed or was full, and written again to the rest",
-            ["reason"],
-            registry=self.registry,
+            "reason",
         )
-        self.rewritten_total = self._counter(
-            "everstep_shards_rewritten",
-            "Committed shards written again because one of their devices was lost",
+        self.rewritten_total = make.counter(
+            "shards_rewritten", "Committed shards written again because one of their devices was lost"
         )
-        self.rewrite_failed_total = self._counter(
-            "everstep_shards_rewrite_failed",
-            "Committed shards that lost a device and could not be written again",
+        self.rewrite_failed_total = make.counter(
+            "shards_rewrite_failed", "Committed shards that lost a device and could not be written again"
         )
-        self.abandoned_total = self._counter(
-            "everstep_snapshots_abandoned", "Snapshots dropped before they were sealed"
+        self.written_bytes = make.counter("written_bytes", "Bytes of segments committed")
+        self.recycled_bytes = make.counter(
+            "recycled_bytes", "Of these, bytes that were written over files of deleted checkpoints"
         )
-        self.written_bytes = self._counter("everstep_written_bytes", "Bytes of segments committed")
-        self.recycled_bytes = self._counter(
-            "everstep_recycled_bytes", "Of these, bytes that were written over files of deleted checkpoints"
+        self.deleted_total = make.counter(
+            "checkpoints_deleted", "Checkpoints removed by retention or by hand"
         )
-        self.restored_total = Counter(
-            "everstep_restores", "Shards handed to trainers, verified", ["source"], registry=self.registry
+        self.persisting = make.gauge("shards_persisting", "Shards being written now")
+        self.last_commit_s = make.gauge(
+            "last_commit_timestamp_seconds", "Unix time of the newest commit; 0 before the first"
         )
-        self.restore_failed_total = self._counter(
-            "everstep_restores_failed", "Shards that failed verification"
-        )
-        self.deleted_total = self._counter(
-            "everstep_checkpoints_deleted", "Checkpoints removed by retention or by hand"
-        )
-        self.attached = self._gauge("everstep_trainers_attached", "Trainers that hold a lease")
-        self.arena_bytes = self._gauge("everstep_arena_bytes", "Bytes of all arenas")
-        self.persisting = self._gauge("everstep_shards_persisting", "Shards being written now")
-        self.last_commit_s = self._gauge(
-            "everstep_last_commit_timestamp_seconds", "Unix time of the newest commit; 0 before the first"
-        )
-        self.persist_s = Histogram(
-            "everstep_persist_duration_seconds",
+        self.persist_s = make.histogram(
+            "persist_duration_seconds",
             "From sealed to committed, every fsync and manifest included",
-            buckets=_PERSIST_BUCKETS_S,
-            registry=self.registry,
+            _PERSIST_BUCKETS_S,
         )
-        self._train_s = self._counter(
-            "everstep_training_seconds", "Training of all ranks, checkpoints included"
+
+
+class RestoreMetrics:
+    """Shards that come back."""
+
+    def __init__(self, make: "Maker") -> None:
+        self.restored_total = make.counter(
+            "restores", "Shards that trainers have taken whole, every byte verified", "source"
         )
-        self._cost_s = Counter(
-            "everstep_checkpoint_cost_seconds",
+        for source in _SOURCES:
+            self.restored_total.labels(source)
+        self.failed_total = make.counter("restores_failed", "Shards that failed verification")
+
+
+class ReadingMetrics:
+    """What is read in the background."""
+
+    def __init__(self, make: "Maker") -> None:
+        self.verified_total = make.counter(
+            "checkpoints_verified",
+            "Checkpoints read in the background: the newest after an opening, and what a scrub found damaged",
+            "result",
+        )
+        self.scrubbed_bytes = make.counter("scrubbed_bytes", "Bytes read by scrubs")
+        self.damaged_total = make.counter(
+            "scrub_damaged_segments", "Segments that a scrub found not to be what was committed"
+        )
+        self.last_s = make.gauge(
+            "scrub_last_completed_timestamp_seconds",
+            "Unix time at which the newest scrub had read all, also before a restart; 0 before the first",
+        )
+        self.late_s = make.gauge(
+            "scrub_late_seconds",
+            "How much later than promised the scrub that goes on ends, at its share of the devices' speed; 0 in time",
+        )
+
+
+class CostMetrics:
+    """What checkpoints cost training, as trainers say."""
+
+    def __init__(self, make: "Maker") -> None:
+        self._train_s = make.counter("training_seconds", "Training of all ranks, checkpoints included")
+        self._cost_s = make.counter(
+            "checkpoint_cost_seconds",
             "Of it, what stood still for checkpoints: eager copies, other ranks, what else boundaries took, guard",
-            ["part"],
-            registry=self.registry,
+            "part",
         )
         for part in _COST_PARTS:
             self._cost_s.labels(part)
-        self._slower_s = self._gauge(
-            "everstep_checkpoint_slower_steps_seconds",
+        self._slower_s = make.gauge(
+            "checkpoint_slower_steps_seconds",
             "What steps beside copies and writes took longer than others, as estimated now; all ranks since the start",
         )
-        self.skipped_total = Counter(
-            "everstep_checkpoints_skipped",
-            "Due checkpoints that a rank did not take",
-            ["reason"],
-            registry=self.registry,
+        self._skipped_total = make.counter(
+            "checkpoints_skipped", "Due checkpoints that a rank did not take", "reason"
         )
         for reason in frames.SkipReason:
-            self.skipped_total.labels(reason.value)
-        self.refused_total = self._counter("everstep_requests_refused", "Requests answered with an error")
-        self.internal_errors_total = self._counter(
-            "everstep_internal_errors", "Exceptions that nobody expected; the log has each with its traceback"
-        )
-        self.verified_total = Counter(
-            "everstep_checkpoints_verified",
-            "Checkpoints read in the background: the newest after an opening, and what a scrub found damaged",
-            ["result"],
-            registry=self.registry,
-        )
-        self.scrubbed_bytes = self._counter("everstep_scrubbed_bytes", "Bytes read by scrubs")
-        self.scrub_damaged_total = self._counter(
-            "everstep_scrub_damaged_segments", "Segments that a scrub found not to be what was committed"
-        )
-        self.scrub_last_s = self._gauge(
-            "everstep_scrub_last_completed_timestamp_seconds",
-            "Unix time at which the newest scrub had read all, also before a restart; 0 before the first",
-        )
-        self._engine_info = Gauge(
-            "everstep_engine_info",
-            "Constant 1 for each open device, labelled with its engine and why it has this one",
-            ["device", "engine", "direct", "reason"],
-            registry=self.registry,
-        )
-        self._series: dict[DeviceSet, list[tuple[Gauge, tuple[str, ...]]]] = {}
-        """What each open store has of its own."""
-        self._per_device = [
-            (Gauge(f"everstep_device_{name}", text, ["device"], registry=self.registry), of)
-            for name, text, of in _PER_DEVICE
-        ]
-        self._device_state = Gauge(
-            "everstep_device_state",
-            "1 for the state that a device is in, 0 for the others",
-            ["device", "state"],
-            registry=self.registry,
-        )
-        self._recovery = [
-            (self._gauge(f"everstep_recovery_{name}", f"{text}; of all open stores"), of)
-            for name, text, of in _RECOVERY
-        ]
+            self._skipped_total.labels(reason.value)
 
-    def add_costs(self, before: frames.Costs | None, now: frames.Costs) -> None:
+    def add(self, before: frames.Costs | None, now: frames.Costs) -> None:
         """Add what a rank's checkpoints have cost since it told it last.
 
         What slower steps cost is estimated anew each time, so it may become less, too.
@@ -202,7 +183,33 @@ class Metrics:
         self._slower_s.inc(now.slower_s - (before.slower_s if before else 0.0))
         for reason, count in now.skipped.items():
             known = before.skipped.get(reason, 0) if before else 0
-            self.skipped_total.labels(reason.value).inc(max(0, count - known))
+            self._skipped_total.labels(reason.value).inc(max(0, count - known))
+
+
+class DeviceMetrics:
+    """The devices of open stores, and what opening them found."""
+
+    def __init__(self, make: "Maker") -> None:
+        self._engine_info = make.gauge(
+            "engine_info",
+            "Constant 1 for each open device, labelled with its engine and why it has this one",
+            "device",
+            "engine",
+            "direct",
+            "reason",
+        )
+        self._per_device = [
+            (make.gauge(f"device_{name}", text, "device"), of) for name, text, of in _PER_DEVICE
+        ]
+        self._state = make.gauge(
+            "device_state", "1 for the state that a device is in, 0 for the others", "device", "state"
+        )
+        self._recovery = [
+            (make.gauge(f"recovery_{name}", f"{text}; of all open stores"), of)
+            for name, text, of in _RECOVERY
+        ]
+        self._series: dict[DeviceSet, list[tuple[Gauge, tuple[str, ...]]]] = {}
+        """What each open store has of its own."""
 
     def add_recovery(self, report: RecoveryReport) -> None:
         """Add what opening a store found and did."""
@@ -218,22 +225,26 @@ class Metrics:
         """Say which engine a device has and why, and whether it goes past the page cache."""
         self._of_store(devices, self._engine_info, str(path), engine, str(direct).lower(), reason).set(1)
 
-    def add_devices(self, devices: DeviceSet) -> None:
-        """Show the speed and state of a store's devices from now on, as they are when somebody asks."""
+    def add(self, opened: OpenStore) -> None:
+        """Show the speed and state of a store's devices from now on, as they are when somebody asks.
+
+        What asks a device itself is sampled (space_watch.py): a scrape never waits for one.
+        """
+        devices = opened.store
         for device in devices.devices:
             for gauge, of in self._per_device:
                 self._of_store(devices, gauge, str(device.path)).set_function(
-                    lambda of=of, device=device: of(devices, device)
+                    lambda of=of, device=device: of(opened, device)
                 )
         members = {device.device_id: str(device.path) for device in devices.devices}
         members |= {missing.device_id: missing.path for missing in devices.missing}
         for device_id, path in members.items():
             for state in DeviceState:
-                self._of_store(devices, self._device_state, path, state.value).set_function(
+                self._of_store(devices, self._state, path, state.value).set_function(
                     lambda key=device_id, state=state: float(devices.device_state(key)[0] is state)
                 )
 
-    def forget_devices(self, devices: DeviceSet) -> None:
+    def forget(self, devices: DeviceSet) -> None:
         """Show nothing more of a store that is closed: another one may be opened over the same devices."""
         for gauge, labels in self._series.pop(devices, []):
             gauge.remove(*labels)
@@ -241,6 +252,45 @@ class Metrics:
     def _of_store(self, devices: DeviceSet, gauge: Gauge, *labels: str) -> Gauge:
         self._series.setdefault(devices, []).append((gauge, labels))
         return gauge.labels(*labels)
+
+
+class Maker:
+    """Makes metrics in one registry, with the prefix of all."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Return a counter; `_total` is added to its name."""
+        return Counter(f"everstep_{name}", text, labels, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """Return a gauge."""
+        return Gauge(f"everstep_{name}", text, labels, registry=self._registry)
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        """Return a histogram."""
+        return Histogram(f"everstep_{name}", text, buckets=buckets, registry=self._registry)
+
+
+class Metrics:
+    """All metrics of one daemon, in a registry of its own. Safe to use from any thread."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = CollectorRegistry()
+        make = Maker(self.registry)
+        make.gauge("build_info", "Constant 1, labelled with the version", "version").labels(version).set(1)
+        self.persists = PersistMetrics(make)
+        self.restores = RestoreMetrics(make)
+        self.readings = ReadingMetrics(make)
+        self.costs = CostMetrics(make)
+        self.devices = DeviceMetrics(make)
+        self.attached = make.gauge("trainers_attached", "Trainers that hold a lease")
+        self.arena_bytes = make.gauge("arena_bytes", "Bytes of all arenas")
+        self.refused_total = make.counter("requests_refused", "Requests answered with an error")
+        self.internal_errors_total = make.counter(
+            "internal_errors", "Exceptions that nobody expected; the log has each with its traceback"
+        )
 
     def serve(self, port: int) -> tuple[int, "MetricsServer"]:
         """Serve the metrics on loopback; return the port taken and the server to close.
@@ -257,20 +307,6 @@ class Metrics:
             ) from error
         return int(server.server_port), MetricsServer(server, thread)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, registry=self.registry)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, registry=self.registry)
-
-
-def _parts(costs: frames.Costs) -> dict[str, float]:
-    """Return what was measured of a rank's costs, in parts that do not overlap."""
-    others_s = costs.boundary_s - costs.eager_s - costs.wait_s
-    return dict(
-        zip(_COST_PARTS, (costs.eager_s, costs.wait_s, max(0.0, others_s), costs.guard_s), strict=True)
-    )
-
 
 class MetricsServer:
     """The HTTP server's thread and socket."""
@@ -283,3 +319,11 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _parts(costs: frames.Costs) -> dict[str, float]:
+    """Return what was measured of a rank's costs, in parts that do not overlap."""
+    others_s = costs.boundary_s - costs.eager_s - costs.wait_s
+    return dict(
+        zip(_COST_PARTS, (costs.eager_s, costs.wait_s, max(0.0, others_s), costs.guard_s), strict=True)
+    )

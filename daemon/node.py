@@ -83,7 +83,7 @@ class Node:
         """Show what a store is in the metrics, and have its newest checkpoints verified; again is nothing."""
         if opened not in self._watched:
             self._watched.add(opened)
-            self.metrics.add_recovery(opened.report)
+            self.metrics.devices.add_recovery(opened.report)
             self._show_engines(opened)
             self.device_watch.watch(opened)
             self.verifier.watch(opened)
@@ -93,7 +93,7 @@ class Node:
     def _show_engines(self, opened: OpenStore) -> None:
         for device in opened.store.devices:
             queue = opened.queues[device.device_id]
-            self.metrics.add_engine(
+            self.metrics.devices.add_engine(
                 opened.store,
                 device.path,
                 queue.name,
@@ -131,8 +131,8 @@ class Node:
             del self.registry.runs[key]
         if opened in self._watched:
             self._watched.discard(opened)
-            self.metrics.forget_devices(opened.store)
-            self.metrics.forget_recovery(opened.report)
+            self.metrics.devices.forget(opened.store)
+            self.metrics.devices.forget_recovery(opened.report)
 
     def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
         """Run `work` in the background; what it does not expect is reported as a bug in `doing`."""
@@ -385,7 +385,7 @@ class Node:
 
     def abandon(self, rank: RankRecord, arena: int, slot: int) -> None:
         """The trainer gave up a copy."""
-        self.metrics.abandoned_total.inc()
+        self.metrics.persists.abandoned_total.inc()
         self.free_slots(rank, arena, rank.arena(arena).machine.abandon(slot))
         if (arena, slot) in rank.overlaps:
             rank.overlaps[arena, slot].gate.abandon()
@@ -408,7 +408,7 @@ class Node:
 
     def costs_told(self, rank: RankRecord, costs: frames.Costs) -> None:
         """A trainer says what its checkpoints have cost so far."""
-        self.metrics.add_costs(rank.costs, costs)
+        self.metrics.costs.add(rank.costs, costs)
         rank.costs = costs
 
     def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:
@@ -432,7 +432,7 @@ class Node:
             overlap.gate.abandon()
         for number, arena in rank.arenas.items():
             dropped = arena.machine.trainer_gone()
-            self.metrics.abandoned_total.inc(len(dropped))
+            self.metrics.persists.abandoned_total.inc(len(dropped))
             self.free_slots(rank, number, dropped)
 
     def keep_of(self, run: RunRecord) -> Keep:

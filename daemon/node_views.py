@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PERSISTED = "everstep_shards_persisted_total"
 FAILED = "everstep_shards_failed_total"
+SILENT_AFTER_S = 10.0
+"""A device that is asked every second and does not answer for so long hangs, or sleeps."""
 
 
 def daemon_view(node: "Node", *, began_s: float, is_draining: bool) -> DaemonView:
@@ -194,14 +196,12 @@ def _rank_view(rank: RankRecord) -> RankView:
 def _device_view(opened: OpenStore, device_id: str, path: str) -> DeviceView:
     state, reason = opened.store.device_state(device_id)
     choice = opened.queues[device_id].choice
-    try:
-        space = os.statvfs(path)
-        free_bytes, total_bytes = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-        device = opened.store.device(device_id)
+    found, device = opened.space.reading(device_id), opened.store.device(device_id)
+    free_bytes = total_bytes = 0
+    if found.space is not None:
+        free_bytes, total_bytes = found.space.free_bytes, found.space.total_bytes
         reason = reason or ("" if device is None else opened.store.space.shortage(device, free_bytes))
-    except OSError as error:
-        free_bytes = total_bytes = 0
-        reason = reason or f"{path}: {error.strerror}"
+    reason = reason or found.reason or _silence(found.age_s)
     return DeviceView(
         device_id=device_id,
         path=path,
@@ -215,6 +215,11 @@ def _device_view(opened: OpenStore, device_id: str, path: str) -> DeviceView:
         reason=reason,
         write_bytes_per_s=round(opened.store.speeds.reading(device_id).bytes_per_s or 0),
     )
+
+
+def _silence(age_s: float) -> str:
+    """Return what a device says that does not answer; empty while it does."""
+    return "" if age_s < SILENT_AFTER_S else f"it has not answered for {age_s:.0f} s"
 
 
 def _missing_view(device_id: str, path: str, reason: str) -> DeviceView:

@@ -104,7 +104,7 @@ class Persister:
             self._report_failure(rank, overlap.checkpoint, error)
             return
         arena.machine.seal_streaming(frame.slot, CheckpointId(frame.attempt, frame.step))
-        self._node.metrics.sealed_total.inc()
+        self._node.metrics.persists.sealed_total.inc()
         rank.step = frame.step
         overlap.sealed_at_s = time.monotonic()
         overlap.gate.seal()
@@ -214,11 +214,11 @@ class Persister:
                 _read_draft, rank.drafts, arena, frame, expected
             )  # the first of a layout takes 12 µs a leaf
         except EverstepError as error:
-            self._node.metrics.abandoned_total.inc()
+            self._node.metrics.persists.abandoned_total.inc()
             self._node.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
             self._report_failure(rank, expected.checkpoint, error)
             return None
-        self._node.metrics.sealed_total.inc()
+        self._node.metrics.persists.sealed_total.inc()
         rank.step = frame.step
         arena.machine.persist(frame.slot)
         return draft
@@ -227,7 +227,7 @@ class Persister:
         self, rank: RankRecord, arena: Arena, slot: int, draft: Draft, overlap: Overlap | None = None
     ) -> None:
         began_s = time.monotonic()
-        self._node.metrics.persisting.inc()
+        self._node.metrics.persists.persisting.inc()
         place = arena.slot_range(slot)
         try:
             with rank.run.opened.needed():
@@ -262,7 +262,7 @@ class Persister:
             self._report_success(rank, result, time.monotonic() - (sealed_at_s or began_s))
         finally:
             place.map.release()
-            self._node.metrics.persisting.dec()
+            self._node.metrics.persists.persisting.dec()
         if arena.machine.slots[slot].state is SlotState.PERSISTING:
             settled = arena.machine.drop if arena.is_ring else arena.machine.settle
             self._node.free_slots(rank, arena.number, settled(slot))
@@ -302,11 +302,11 @@ class Persister:
         checkpoint = result.manifest.checkpoint
         size_bytes = sum(segment.file_size_bytes for segment in result.manifest.segments)
         metrics = self._node.metrics
-        metrics.persisted_total.inc()
-        metrics.written_bytes.inc(size_bytes)
-        metrics.recycled_bytes.inc(sum(write.recycled_bytes for write in result.writes))
-        metrics.persist_s.observe(persist_s)
-        metrics.last_commit_s.set_to_current_time()
+        metrics.persists.persisted_total.inc()
+        metrics.persists.written_bytes.inc(size_bytes)
+        metrics.persists.recycled_bytes.inc(sum(write.recycled_bytes for write in result.writes))
+        metrics.persists.persist_s.observe(persist_s)
+        metrics.persists.last_commit_s.set_to_current_time()
         logger.info(
             "shard_persisted run=%s rank=%d checkpoint=%s size_bytes=%d persist_s=%.3f",
             rank.run.run_id,
@@ -337,7 +337,7 @@ class Persister:
         return lambda failed: loop.call_soon_threadsafe(self._report_failed_try, rank, checkpoint, failed)
 
     def _report_failed_try(self, rank: RankRecord, checkpoint: CheckpointId, failed: FailedTry) -> None:
-        self._node.metrics.retried_total.labels(failed.code).inc()
+        self._node.metrics.persists.retried_total.labels(failed.code).inc()
         logger.warning(
             "shard_written_again run=%s rank=%d checkpoint=%s without=%s reason=%s",
             rank.run.run_id,
@@ -351,7 +351,7 @@ class Persister:
             rank.lessee.send(frames.Notice(code=failed.code, message=message))
 
     def _report_failure(self, rank: RankRecord, checkpoint: CheckpointId, error: EverstepError) -> None:
-        self._node.metrics.failed_total.inc()
+        self._node.metrics.persists.failed_total.inc()
         logger.error(
             "shard_failed run=%s rank=%d checkpoint=%s reason=%s",
             rank.run.run_id,
@@ -392,7 +392,7 @@ class Persister:
             if complete is not None:
                 await in_thread(run.store.set_complete_floor, complete)
             report = await in_thread(collect_garbage, run.store, keep=self._node.keep_of(run))
-        self._node.metrics.deleted_total.inc(len(report.removed))
+        self._node.metrics.persists.deleted_total.inc(len(report.removed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,14 +81,14 @@ class Restorer:
         await self._node.persister.settled(lease.rank)  # what is written again has other headers meanwhile
         found = self._in_memory(lease.rank, checkpoint) if frame.rank == lease.rank.rank else None
         if frame.from_devices:
-            self._node.metrics.restore_failed_total.inc()
+            self._node.metrics.restores.failed_total.inc()
             logger.error("memory_damaged run=%s checkpoint=%s", lease.rank.run.run_id, checkpoint)
         elif found is not None and (reply := await self._from_memory(lease, *found, frame.request_id)):
             return reply
         try:
             return await self._from_disk(lease, checkpoint, frame)
         except DataError:
-            self._node.metrics.restore_failed_total.inc()
+            self._node.metrics.restores.failed_total.inc()
             raise
 
     async def manifest(self, rank: RankRecord, frame: frames.GetManifest) -> frames.ManifestBytes:
@@ -121,7 +121,6 @@ class Restorer:
             rank.rank,
             snapshot.checkpoint,
         )
-        self._node.metrics.restored_total.labels("memory").inc()
         fetched = frames.Fetched(
             re=request_id,
             arena=arena.number,
@@ -154,7 +153,6 @@ class Restorer:
         if not lease.is_valid:
             stream.end()
             lease.check()
-        node.metrics.restored_total.labels("disk").inc()
         logger.info(
             "restore_from_disk run=%s rank=%d checkpoint=%s shard=%d",
             run.run_id,

@@ -117,7 +117,7 @@ class RestoreStream:
 
     def _failed(self, error: EverstepError) -> frames.StreamEnd:
         if isinstance(error, DataError):
-            self._node.metrics.restore_failed_total.inc()
+            self._node.metrics.restores.failed_total.inc()
         logger.error("restore_failed run=%s reason=%s", self._lease.rank.run.run_id, error)
         return frames.StreamEnd(
             arena=self._arena.number, code=error.code, message=error.message, hint=error.hint

@@ -1,9 +1,12 @@
 """Reads all committed bytes of a store from time to time, beside everything else, and says what is damaged."""
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +14,18 @@ from ..checkpoint.catalogue import CheckpointInfo, CheckpointState
 from ..checkpoint.run_store import RunStore
 from ..checkpoint.scrub_mark import read_scrub_mark, write_scrub_mark
 from ..checkpoint.store_format import ScrubMark, ScrubPlace
+from ..core.durations import duration_text
 from ..core.errors import NotFoundError, RunBusyError
 from .blocking import in_thread
-from .scrub_plan import Scrub, is_behind, is_due, period_begin_unix_s, scrub_period
+from .scrub_plan import (
+    Scrub,
+    ScrubPace,
+    first_mark,
+    is_behind,
+    is_due,
+    period_begin_unix_s,
+    scrub_period,
+)
 from .stores import OpenStore
 from .views import ScrubStarted, ScrubView
 
@@ -38,7 +50,10 @@ class Scrubber:
         self._tasks: dict[asyncio.Task[None], OpenStore] = {}
         self._scrubs: dict[OpenStore, Scrub] = {}
         """Of each store the one that goes on, else the last one of this process."""
+        self._paces: dict[OpenStore, ScrubPace] = {}
+        """Of the scrubs that go on."""
         self._last_unix_s = 0.0
+        node.metrics.readings.late_s.set_function(self._late_s)
 
     def watch(self, opened: OpenStore) -> None:
         """Scrub a store by the schedule from now on."""
@@ -68,6 +83,23 @@ class Scrubber:
             next_unix_s = period_begin_unix_s(period + 1, every_s, store_id)
         return ScrubView(newest=self._scrubs.get(opened), next_unix_s=next_unix_s)
 
+    def lateness(self, opened: OpenStore) -> str:
+        """Return why a scrub of a store cannot end in time; empty when it can."""
+        pace = self._paces.get(opened)
+        late_s = 0.0 if pace is None else pace.late_s(self._clock())
+        if not late_s:
+            return ""
+        return (
+            f"the scrub ends {duration_text(late_s)} after the next one should begin, at"
+            f" {self._node.config.scrub.bandwidth_share:.3g} of the devices' speed: raise scrub.bandwidth_share, or"
+            " scrub.every"
+        )
+
+    def _late_s(self) -> float:
+        """Return how much too late the last of the scrubs ends; asked by the thread of a scrape."""
+        now_unix_s = self._clock()
+        return max((pace.late_s(now_unix_s) for pace in list(self._paces.values())), default=0.0)
+
     def start(self, stores: Sequence[OpenStore], runs: Sequence[RunStore]) -> ScrubStarted:
         """Begin to read what these runs have committed in these stores.
 
@@ -83,32 +115,40 @@ class Scrubber:
         for opened in stores:
             work = [(run, info) for run in runs if run.store is opened.store for info in _unspoilt(run)]
             if work:
-                self._spawn(opened, self._read(opened, work, self._begin(opened, work)))
+                self._begin(opened, work)
+                self._spawn(opened, self._read(opened, work, _pace_of(work, None)))
             checkpoint_count += len(work)
             size_bytes += sum(info.size_bytes for _, info in work)
         return ScrubStarted(checkpoint_count=checkpoint_count, size_bytes=size_bytes)
 
     async def _keep_schedule(self, opened: OpenStore, every_s: float) -> None:
         store_id = opened.store.store_id
-        course = Course(opened, await in_thread(read_scrub_mark, opened.store), clock=self._clock)
-        if course.mark is not None:
-            self._show_end(course.mark.ended_unix_s)
-        await asyncio.sleep(self._node.config.verify.after_s)  # a restart may restore first
+        mark = await in_thread(read_scrub_mark, opened.store)
+        course = Course(opened, mark or first_mark(self._clock(), store_id), clock=self._clock)
+        if mark is None:
+            await course.keep()
+        elif mark.checkpoint_count:
+            self._show_end(mark.ended_unix_s)
+        await self._node.verifier.newest_are_read(opened)  # which a restart may have delayed
         while True:
             now_unix_s = self._clock()
             if is_due(course.mark, now_unix_s, every_s, store_id) and not self._goes_on(opened):
-                await self._go_on(opened, course)
+                await self._go_on(opened, course, every_s)
             else:
                 period = scrub_period(now_unix_s, every_s, store_id)
                 next_unix_s = period_begin_unix_s(period + 1, every_s, store_id)
                 await asyncio.sleep(min(max(next_unix_s - now_unix_s, 0.01), LOOK_AT_CLOCK_S))
 
-    async def _go_on(self, opened: OpenStore, course: "Course") -> None:
-        """Read what the scrub that the schedule asks for has not read yet."""
-        course.begin()
+    async def _go_on(self, opened: OpenStore, course: "Course", every_s: float) -> None:
+        """Read what the scrub that the schedule asks for has not read yet, before the next one begins."""
+        store_id = opened.store.store_id
+        period = scrub_period(self._clock(), every_s, store_id)
+        course.begin(period_begin_unix_s(period, every_s, store_id))
         work = course.rest([(run, info) for run in opened.store.runs() for info in _unspoilt(run)])
+        pace = _pace_of(work, period_begin_unix_s(period + 1, every_s, store_id))
+        self._begin(opened, work)
         try:
-            await self._read(opened, work, self._begin(opened, work), course)
+            await self._read(opened, work, pace, course)
         except asyncio.CancelledError:
             await course.keep()
             raise
@@ -116,40 +156,34 @@ class Scrubber:
 
     def _show_end(self, ended_unix_s: float | None) -> None:
         self._last_unix_s = max(self._last_unix_s, ended_unix_s or 0.0)
-        self._node.metrics.scrub_last_s.set(self._last_unix_s)
+        self._node.metrics.readings.last_s.set(self._last_unix_s)
 
     def _goes_on(self, opened: OpenStore) -> bool:
         scrub = self._scrubs.get(opened)
         return scrub is not None and scrub.ended_unix_s is None
 
-    def _begin(self, opened: OpenStore, work: Work) -> Scrub:
-        scrub = Scrub(started_unix_s=self._clock(), planned_count=len(work))
-        self._scrubs[opened] = scrub
+    def _begin(self, opened: OpenStore, work: Work) -> None:
+        self._scrubs[opened] = Scrub(started_unix_s=self._clock(), planned_count=len(work))
         logger.info("scrub_began store=%s checkpoints=%d", opened.store.store_id, len(work))
-        return scrub
 
     async def _read(
-        self, opened: OpenStore, work: Work, scrub: Scrub, course: "Course | None" = None
+        self, opened: OpenStore, work: Work, pace: ScrubPace, course: "Course | None" = None
     ) -> None:
         """Read one checkpoint after the other; what is damaged is offered no more, and said."""
-        metrics = self._node.metrics
+        scrub, self._paces[opened] = self._scrubs[opened], pace
         try:
             for run, info in work:
-                try:
-                    verdict = await self._node.verifier.verify_beside(
-                        run, info.checkpoint, moved=metrics.scrubbed_bytes.inc
-                    )
-                except NotFoundError:
-                    continue  # retention has removed it since
-                size_bytes = sum(segment.size_bytes for segment in verdict.segments)
-                scrub = scrub.read(verdict.summary.title, size_bytes, is_intact=verdict.is_intact)
+                read_unix_s = self._node.verifier.newest_read_unix_s(run, info.checkpoint)
+                if course is not None and course.counts(read_unix_s):
+                    scrub = scrub.read(f"{run.name}@{info.checkpoint}", info.size_bytes, is_intact=True)
+                else:
+                    scrub = await self._read_one(opened, run, info, scrub, pace)
                 self._scrubs[opened] = scrub
-                metrics.scrub_damaged_total.inc(sum(bool(segment.problem) for segment in verdict.segments))
-                if not verdict.is_intact:
-                    self._node.verifier.record_damage(opened, verdict)
+                pace.passed()
                 if course is not None:
                     await course.passed(run, info)
         finally:
+            del self._paces[opened]
             scrub = self._scrubs[opened] = scrub.ended(self._clock())
         self._show_end(self._clock())
         logger.info(
@@ -160,6 +194,31 @@ class Scrubber:
             list(scrub.damaged),
         )
 
+    async def _read_one(
+        self, opened: OpenStore, run: RunStore, info: CheckpointInfo, scrub: Scrub, pace: ScrubPace
+    ) -> Scrub:
+        """Return the scrub with this checkpoint read; unchanged where retention has removed it since."""
+        verifier, metrics = self._node.verifier, self._node.metrics
+
+        def moved(device_id: str, size_bytes: int, took_s: float) -> None:
+            metrics.readings.scrubbed_bytes.inc(size_bytes)
+            pace.moved(device_id, size_bytes, took_s)
+
+        try:
+            verdict = await verifier.verify_beside(
+                run,
+                info.checkpoint,
+                moved=moved,
+                patience_s=lambda device_id, size: pace.patience_s(device_id, size, self._clock()),
+            )
+        except NotFoundError:
+            return scrub
+        metrics.readings.damaged_total.inc(sum(bool(segment.problem) for segment in verdict.segments))
+        if not verdict.is_intact:
+            verifier.record_damage(opened, verdict)
+        size_bytes = sum(segment.size_bytes for segment in verdict.segments)
+        return scrub.read(verdict.summary.title, size_bytes, is_intact=verdict.is_intact)
+
     def _spawn(self, opened: OpenStore, work: Coroutine[None, None, None]) -> None:
         task = self._node.spawn(work, "scrubbing")
         self._tasks[task] = opened
@@ -169,19 +228,26 @@ class Scrubber:
 class Course:
     """The scheduled scrub of one store: how far it is, and how far the devices know that it is."""
 
-    def __init__(self, opened: OpenStore, mark: ScrubMark | None, *, clock: Callable[[], float]) -> None:
+    def __init__(self, opened: OpenStore, mark: ScrubMark, *, clock: Callable[[], float]) -> None:
         self._opened, self._clock = opened, clock
         self.mark = mark
         self._kept_unix_s = clock()
+        self._since_unix_s = math.inf
 
-    def begin(self) -> None:
-        """Go on where the last one was cut off, or begin anew when it had ended."""
-        if self.mark is None or self.mark.ended_unix_s is not None:
+    def counts(self, read_unix_s: float | None) -> bool:
+        """Tell whether a checkpoint that was read at that moment need not be read again."""
+        return read_unix_s is not None and read_unix_s >= self._since_unix_s
+
+    def begin(self, since_unix_s: float) -> None:
+        """Go on where the last one was cut off, or begin anew when it had ended; `since_unix_s`: what was read after it
+        counts.
+        """
+        self._since_unix_s = since_unix_s
+        if self.mark.ended_unix_s is not None:
             self.mark = ScrubMark(store_id=self._opened.store.store_id, started_unix_s=self._clock())
 
     def rest(self, work: Work) -> Work:
         """Return what is still to be read, in order."""
-        assert self.mark is not None
         places = {_place(run, info).order: (run, info) for run, info in work}
         return [
             (run, info)
@@ -191,7 +257,6 @@ class Course:
 
     async def passed(self, run: RunStore, info: CheckpointInfo) -> None:
         """A checkpoint was read."""
-        assert self.mark is not None
         count = self.mark.checkpoint_count + 1
         self.mark = replace(self.mark, checkpoint_count=count, place=_place(run, info))
         if not 0 <= self._clock() - self._kept_unix_s < KEEP_PLACE_S:
@@ -199,19 +264,30 @@ class Course:
 
     async def end(self) -> None:
         """All were read."""
-        assert self.mark is not None
         self.mark = replace(self.mark, ended_unix_s=self._clock())
         await self.keep()
 
     async def keep(self) -> None:
         """Return when the devices know how far it is."""
-        assert self.mark is not None
         self._kept_unix_s = self._clock()
         await in_thread(write_scrub_mark, self._opened.store, self.mark)
 
 
 def _place(run: RunStore, info: CheckpointInfo) -> ScrubPlace:
     return ScrubPlace(owner_uid=run.owner_uid, run_id=run.run_id, checkpoint=info.checkpoint)
+
+
+def _pace_of(work: Work, due_unix_s: float | None) -> ScrubPace:
+    return ScrubPace([_device_bytes(run, info) for run, info in work], due_unix_s)
+
+
+def _device_bytes(run: RunStore, info: CheckpointInfo) -> Mapping[str, int]:
+    """Return the bytes of a checkpoint on each device, as far as it is still there."""
+    found = Counter[str]()
+    for rank in info.ranks:
+        with contextlib.suppress(NotFoundError):
+            found.update(run.shard(info.checkpoint, rank).device_bytes)
+    return found
 
 
 def _unspoilt(run: RunStore) -> list[CheckpointInfo]:

@@ -118,7 +118,7 @@ class Session:
             case _:
                 self._dispatch_leased(frame, self._valid_lease())
 
-    def _dispatch_leased(self, frame: Request, lease: Lease) -> None:  # noqa: C901, PLR0912 - a table
+    def _dispatch_leased(self, frame: Request, lease: Lease) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
         node, rank = self._node, lease.rank
         match frame:
             case frames.BeginAttempt():
@@ -147,6 +147,8 @@ class Session:
                 rank.stream(frame.arena).taken(frame.slot)
             case frames.Release():
                 rank.stream(frame.arena).end()
+            case frames.Restored():
+                node.metrics.restores.restored_total.labels("memory" if frame.in_memory else "disk").inc()
             case frames.Seal():
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():

@@ -25,6 +25,7 @@ from .blocking import in_thread
 from .config import DaemonConfig
 from .device_queue import DeviceQueue
 from .hand_over import ask_to_hand_over
+from .space_watch import SpaceWatch
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class OpenStore:
         self.store, self.queues, self.report = store, queues, report
         self.notes = _notes(store, queues)
         self._capacities = _capacities_bytes(store.devices)
+        self.space = SpaceWatch(store.devices)
         self._needed_count = 0
 
     @property
@@ -94,6 +96,7 @@ class OpenStore:
 
     def close(self) -> None:
         """Finish transfers and let go of the devices."""
+        self.space.stop()
         for queue in self.queues.values():
             queue.close()
         self.store.close()
@@ -235,7 +238,9 @@ class StoreBook:
         for device in store.devices:
             choice = queues[device.device_id].choice
             logger.info("device_opened path=%s engine=%s reason=%s", device.path, choice.name, choice.reason)
-        return OpenStore(store, queues, report)
+        opened = OpenStore(store, queues, report)
+        opened.space.start()
+        return opened
 
     def _choose(self, path: Path) -> EngineChoice:
         io = self._config.io

@@ -15,7 +15,7 @@ from ..core.errors import NotFoundError
 from ..core.ids import CheckpointId
 from . import node_views, store_views
 from .blocking import in_thread
-from .scrub_plan import rest_s
+from .scrub_plan import GIVE_WAY_S_MAX, rest_s
 from .stores import OpenStore
 from .views import Verdict
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GIVE_WAY_S_MAX = 30.0
-"""How long a background chunk waits for persists and restores: a run that always writes must not stop it for good."""
 _GIVE_WAY_STEP_S = 0.05
 
 
@@ -37,6 +35,8 @@ class Verifier:
         self._tasks: dict[OpenStore, asyncio.Task[None]] = {}
         self._reading: Counter[OpenStore] = Counter()
         self._found: dict[OpenStore, list[Verdict]] = {}
+        self._newest_read: dict[tuple[RunStore, CheckpointId], float] = {}
+        """When the newest checkpoint of a run was found intact after the opening of its store, of the wall clock."""
         self._beside = asyncio.Semaphore(1)  # each takes 16 MiB per device
 
     def found(self, opened: OpenStore) -> tuple[Verdict, ...]:
@@ -58,6 +58,17 @@ class Verifier:
         task.cancel()
         await asyncio.wait([task])
         del self._found[opened]
+        for key in [key for key in self._newest_read if key[0].store is opened.store]:
+            del self._newest_read[key]
+
+    async def newest_are_read(self, opened: OpenStore) -> None:
+        """Return when the newest checkpoints of a store that is watched have been read."""
+        if opened in self._tasks:
+            await asyncio.wait([self._tasks[opened]])
+
+    def newest_read_unix_s(self, run: RunStore, checkpoint: CheckpointId) -> float | None:
+        """Return when a checkpoint was found intact as the newest one; None where it was not."""
+        return self._newest_read.get((run, checkpoint))
 
     def stop(self) -> None:
         """End what goes on in the background, after the chunks that are being read."""
@@ -65,15 +76,23 @@ class Verifier:
             task.cancel()
 
     async def verify_beside(
-        self, run: RunStore, checkpoint: CheckpointId, *, moved: Callable[[int], None] = lambda _: None
+        self,
+        run: RunStore,
+        checkpoint: CheckpointId,
+        *,
+        moved: "Moved" = lambda _device, _size, _took_s: None,
+        patience_s: "Patience" = lambda _device, _size: GIVE_WAY_S_MAX,
     ) -> Verdict:
         """Return what `verify` does, read in the background: a share of each device's speed, and one at a time.
 
-        `moved` hears of the bytes of each transfer, in any thread.
+        `moved` and `patience_s`: see Background.
         """
         opened = self._opened(run)
         background = Background(
-            share=self._node.config.scrub.bandwidth_share, is_needed=lambda: opened.is_needed, moved=moved
+            share=self._node.config.scrub.bandwidth_share,
+            is_needed=lambda: opened.is_needed,
+            moved=moved,
+            patience_s=patience_s,
         )
         async with self._beside:
             return await self.verify(run, checkpoint, background=background)
@@ -103,7 +122,9 @@ class Verifier:
         self, opened: OpenStore, run: RunStore, checkpoint: CheckpointId, background: "Background | None"
     ) -> Verdict:
         stop = threading.Event()
-        engines = {key: Restrained(queue, stop, background) for key, queue in opened.queues.items()}
+        engines = {
+            key: Restrained(key, queue.beside, stop, background) for key, queue in opened.queues.items()
+        }
         memory = node_views.in_memory(self._node, run)
         work = asyncio.ensure_future(
             in_thread(store_views.verify, run, checkpoint, engines=engines, in_memory=memory)
@@ -132,12 +153,13 @@ class Verifier:
                     continue  # retention has removed it since
                 self._record(opened, verdict, "newest_verified")
                 if verdict.is_intact:
+                    self._newest_read[run, checkpoint] = time.time()
                     break
 
     def _record(self, opened: OpenStore, verdict: Verdict, event: str) -> None:
         self._found[opened].append(verdict)
         result = "intact" if verdict.is_intact else "damaged"
-        self._node.metrics.verified_total.labels(result).inc()
+        self._node.metrics.readings.verified_total.labels(result).inc()
         logger.log(
             logging.INFO if verdict.is_intact else logging.ERROR,
             "%s run=%s checkpoint=%s result=%s seconds=%.3f problems=%s",
@@ -154,6 +176,12 @@ class StoppedError(Exception):
     """Nobody waits for this verification any more. No EverstepError: those count as damage of what is read."""
 
 
+Moved = Callable[[str, int, float], None]
+"""Hears of each transfer: device, bytes, and how long it took with the rest after it. In that device's thread."""
+Patience = Callable[[str, int], float]
+"""Says how long a transfer of a device, of so many bytes, waits at most. In that device's thread."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Background:
     """How a checkpoint is read beside other work."""
@@ -161,16 +189,18 @@ class Background:
     share: float
     """Of each device's speed, measured transfer by transfer."""
     is_needed: Callable[[], bool]
-    """Whether a persist or a restore is under way: then a transfer waits, for at most `GIVE_WAY_S_MAX`."""
-    moved: Callable[[int], None]
-    """Hears of the bytes of each transfer, in any thread."""
+    """Whether a persist or a restore is under way: then a transfer waits."""
+    moved: Moved
+    patience_s: Patience
 
 
 class Restrained:
     """An engine that moves nothing more once `stop` is set; in the background it gives way and rests, too."""
 
-    def __init__(self, engine: Engine, stop: threading.Event, background: Background | None = None) -> None:
-        self._engine, self._stop, self._background = engine, stop, background
+    def __init__(
+        self, device_id: str, engine: Engine, stop: threading.Event, background: Background | None = None
+    ) -> None:
+        self._device_id, self._engine, self._stop, self._background = device_id, engine, stop, background
 
     @property
     def name(self) -> str:
@@ -181,19 +211,20 @@ class Restrained:
         """Move, or raise when stopped."""
         background = self._background
         if background is not None:
-            self._give_way(background.is_needed)
+            self._give_way(background, transfer.length_bytes)
         if self._stop.is_set():
             raise StoppedError
         began_s = time.monotonic()
         done = self._engine.run(transfer)
         if background is not None:
-            background.moved(done.bytes_moved)
-            self._stop.wait(rest_s(time.monotonic() - began_s, background.share))
+            rest = rest_s(done.busy_s, background.share)
+            background.moved(self._device_id, done.bytes_moved, time.monotonic() - began_s + rest)
+            self._stop.wait(rest)
         return done
 
-    def _give_way(self, is_needed: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + GIVE_WAY_S_MAX
-        while is_needed() and time.monotonic() < deadline_s:
+    def _give_way(self, background: Background, size_bytes: int) -> None:
+        deadline_s = time.monotonic() + background.patience_s(self._device_id, size_bytes)
+        while background.is_needed() and time.monotonic() < deadline_s:
             if self._stop.wait(_GIVE_WAY_STEP_S):
                 return
 

@@ -185,6 +185,7 @@ class RestoreSearch:
             return None
         assert found is not None
         self.is_mixed = False
+        self.link.tell(frames.Restored(in_memory=found.is_in_memory))
         return found
 
     def _all_well(

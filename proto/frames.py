@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -149,6 +149,13 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     arena: int
 
 
+class Restored(msgspec.Struct, frozen=True, tag="restored"):
+    """The client has every byte of the shard that it fetched last, verified."""
+
+    in_memory: bool
+    """It lay in memory; else it came from the devices."""
+
+
 class MakeArena(msgspec.Struct, frozen=True, tag="make_arena"):
     """Ask for an arena; it is admitted and allocated in the background and answered when it is ready.
 
@@ -282,6 +289,7 @@ Request = (
     | ChunkTaken
     | GetManifest
     | Release
+    | Restored
     | MakeArena
     | BeginSnapshot
     | Announce

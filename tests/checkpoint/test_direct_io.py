@@ -2,12 +2,13 @@
 
 import errno
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from everstep.checkpoint import direct_io, linux
+from everstep.checkpoint import direct_io, linux, real_storage
 from everstep.checkpoint.aio_engine import AioEngine
 from everstep.checkpoint.direct_io import ASSUMED_ALIGNMENT, alignment_in
 from everstep.checkpoint.engine import EngineKind
@@ -18,8 +19,13 @@ from everstep.checkpoint.testing import load, make_state, opened, save
 from everstep.core.errors import NoSpaceError
 from everstep.core.ids import CheckpointId
 
-OPS = RealStorage()
 MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def ops() -> RealStorage:
+    """One that has not tried anything yet."""
+    return RealStorage()
 
 
 @pytest.fixture
@@ -54,7 +60,7 @@ def test_what_was_tried_is_used(silent: Path) -> None:
     assert list(silent.iterdir()) == []
 
 
-def test_segments_are_written_and_read_past_the_page_cache(silent: Path) -> None:
+def test_segments_are_written_and_read_past_the_page_cache(silent: Path, ops: RealStorage) -> None:
     with opened([silent]) as (store, _):
         run = store.run(os.geteuid(), "demo", create=True)
         run.begin_attempt(1, fresh=False)
@@ -63,44 +69,67 @@ def test_segments_are_written_and_read_past_the_page_cache(silent: Path) -> None
         assert [write.is_direct for write in done.writes] == [True]
         assert {record.dio_alignment_bytes for record in done.manifest.segments} == {4096}
         assert load(run, done.manifest, make_engine=AioEngine) == state.content
-        handle = OPS.open_segment_for_read(run.segment_path(done.manifest.segments[0]))
-        OPS.close(handle)
+        handle = ops.open_segment_for_read(run.segment_path(done.manifest.segments[0]))
+        ops.close(handle)
         assert (handle.is_direct, handle.alignment_bytes) == (True, 4096)
 
 
-def test_no_byte_of_a_segment_is_touched_by_the_try(silent: Path) -> None:
+def test_no_byte_of_a_segment_is_touched_by_the_try(silent: Path, ops: RealStorage) -> None:
     """A file of a deleted checkpoint may be somebody's until it is known not to be."""
-    new = OPS.open_new_segment(silent / "new")
+    new = ops.open_new_segment(silent / "new")
     assert (new.is_direct, os.fstat(new.fd).st_size) == (True, 0)
-    OPS.close(new)
+    ops.close(new)
     content = os.urandom(8192)
     (silent / "old").write_bytes(content)
-    recycled = OPS.open_recycled(silent / "old", silent / "again")
+    recycled = ops.open_recycled(silent / "old", silent / "again")
     assert recycled is not None
     assert recycled.is_direct
-    OPS.close(recycled)
+    ops.close(recycled)
     assert (silent / "again").read_bytes() == content
     assert sorted(path.name for path in silent.iterdir()) == ["again", "new"]
 
 
 @pytest.mark.parametrize("call", ["pwrite", "preadv"])
 def test_where_the_try_is_refused_nothing_is_direct(
-    silent: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    silent: Path, ops: RealStorage, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr(direct_io.os, call, failing(errno.EINVAL))
     choice = choose_engine(silent)
     assert (choice.kind, choice.alignment) == (EngineKind.PLAIN, None)
-    handle = OPS.open_new_segment(silent / "new")
-    OPS.close(handle)
+    handle = ops.open_new_segment(silent / "new")
+    ops.close(handle)
     assert (handle.is_direct, handle.alignment_bytes) == (False, 0)
 
 
-def test_a_try_that_finds_no_room_is_no_verdict(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_try_that_finds_no_room_is_no_verdict(
+    silent: Path, ops: RealStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(direct_io.os, "pwrite", failing(errno.ENOSPC))
     with pytest.raises(NoSpaceError, match=r"/new failed.*ENOSPC"):
-        OPS.open_new_segment(silent / "new")
+        ops.open_new_segment(silent / "new")
     with pytest.raises(NoSpaceError, match=f"{silent} failed"):
         choose_engine(silent)
+
+
+def test_a_file_system_is_tried_once(silent: Path, ops: RealStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Path]()
+
+    def counting(directory: Path) -> DioAlignment | None:
+        tried.append(directory)
+        return alignment_in(directory)
+
+    monkeypatch.setattr(real_storage, "alignment_in", counting)
+    (silent / "below").mkdir()
+    for path in (silent / "a", silent / "b", silent / "below" / "c"):
+        handle = ops.open_new_segment(path)
+        ops.close(handle)
+        assert (handle.is_direct, handle.alignment_bytes) == (True, 4096)
+    with tempfile.TemporaryDirectory(dir=MEMORY) as other:
+        for name in ("d", "e"):
+            handle = ops.open_new_segment(Path(other) / name)
+            ops.close(handle)
+            assert not handle.is_direct
+        assert tried in ([silent, Path(other)], [silent])  # before Linux 6.6 it refuses to be opened so
 
 
 def test_a_file_that_says_no_is_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import mmap
 import os
 import resource
 import subprocess
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -14,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everstep.checkpoint import plain_engine
 from everstep.checkpoint.aio_engine import AioEngine
 from everstep.checkpoint.arena_map import ARENA_MAPS_MAX
 from everstep.checkpoint.engine import Engine, EngineConfig, EngineKind, Transfer, TransferKind
 from everstep.checkpoint.engine_process import ProcessEngine
 from everstep.checkpoint.linux import dio_alignment, seal_size
-from everstep.checkpoint.plain_engine import PlainEngine
+from everstep.checkpoint.plain_engine import THREADS_MAX, PlainEngine
 from everstep.checkpoint.uring_engine import UringEngine
 
 PAGE = 4096
@@ -437,3 +439,23 @@ def test_negative_numbers_are_refused() -> None:
 def test_an_impossible_configuration_is_refused(block_size: int, depth: int, named: str) -> None:
     with pytest.raises(ValueError, match=f"got {named}"):
         EngineConfig(block_size_bytes=block_size, queue_depth=depth)
+
+
+def test_the_plain_engine_makes_few_calls_at_once_and_more_than_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call waits until as many are under way as may be; with one fewer none would ever return."""
+    meeting, real, inside = threading.Barrier(THREADS_MAX), os.pwrite, list[int]()
+
+    def pwrite(fd: int, block: memoryview, offset: int) -> int:
+        inside.append(offset)
+        meeting.wait(20)
+        return real(fd, block, offset)
+
+    monkeypatch.setattr(plain_engine.os, "pwrite", pwrite)
+    engine, content = PlainEngine(replace(CONFIG, queue_depth=64)), os.urandom(2 * THREADS_MAX * BLOCK)
+    with arena_for(engine, content) as arena, opened(tmp_path / "file") as file_fd:
+        run(engine, TransferKind.WRITE, arena.fd, file_fd, len(content))
+        assert os.pread(file_fd, ARENA_SIZE, 0) == content
+    engine.close()
+    assert sorted(inside) == list(range(0, len(content), BLOCK))

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from everstep.checkpoint.store_format import (
     Attempt,
+    DamagedShard,
+    DamageList,
     DiskId,
     Floor,
     LockHolder,
@@ -17,12 +19,14 @@ from everstep.checkpoint.store_format import (
     ScrubMark,
     ScrubPlace,
     decode_attempt,
+    decode_damage,
     decode_disk_id,
     decode_floor,
     decode_lock,
     decode_run,
     decode_scrub_mark,
     encode_attempt,
+    encode_damage,
     encode_disk_id,
     encode_floor,
     encode_lock,
@@ -51,6 +55,10 @@ DISK_ID_WITH_CHANGES = DiskId(
 RUN = RunId.of("größe ✓", 1000)
 ATTEMPT = Attempt(attempt=3, fresh=True)
 FLOOR = Floor(newest=CheckpointId(3, 9), previous=CheckpointId(2, 1))
+DAMAGE = DamageList(
+    change=3,
+    shards=(DamagedShard(checkpoint=CheckpointId(2, 0), rank=1, generation="a" * 32, problem="größe ✓"),),
+)
 SCRUB_BEGUN = ScrubMark(store_id="b" * 32, started_unix_s=1.5e9)
 SCRUB_ENDED = ScrubMark(
     store_id="b" * 32,
@@ -66,6 +74,8 @@ FORMATS: list[tuple[Callable[[Any], bytes], Callable[[bytes, str], object], obje
     (encode_run, decode_run, RUN),
     (encode_attempt, decode_attempt, ATTEMPT),
     (encode_floor, decode_floor, FLOOR),
+    (encode_damage, decode_damage, DAMAGE),
+    (encode_damage, decode_damage, DamageList(change=1, shards=())),
     (encode_scrub_mark, decode_scrub_mark, SCRUB_BEGUN),
     (encode_scrub_mark, decode_scrub_mark, SCRUB_ENDED),
 ]
@@ -77,11 +87,13 @@ def test_every_file_reads_back() -> None:
     assert decode_attempt(encode_attempt(ATTEMPT), "x") == ATTEMPT
     assert decode_floor(encode_floor(FLOOR), "x") == FLOOR
     assert decode_floor(encode_floor(Floor(newest=CheckpointId(1, 0), previous=None)), "x").previous is None
+    for encode, decode, value in FORMATS:
+        assert decode(encode(value), "x") == value
     assert decode_lock(encode_lock(HOLDER)) == HOLDER
     assert "node daemon (pid 7, uid 0, socket /run/x)" in str(HOLDER)
 
 
-@pytest.mark.parametrize("decode", [decode_disk_id, decode_run, decode_attempt, decode_floor])
+@pytest.mark.parametrize("decode", [decode_disk_id, decode_run, decode_attempt, decode_floor, decode_damage])
 def test_newer_versions_and_garbage_are_told_apart(decode: object) -> None:
     for content, error in [(b'{"format":3}', FormatVersionError), (b'{"format":1}', CorruptDataError)]:
         with pytest.raises(error, match="where"):

@@ -390,7 +390,10 @@ class TestCheckpoints:
         with opened(stored) as (store, _):
             run = store.run(UID, RUN)
             stop = threading.Event()
-            engines = {device.device_id: Restrained(PlainEngine(), stop) for device in store.devices}
+            engines = {
+                device.device_id: Restrained(device.device_id, PlainEngine(), stop)
+                for device in store.devices
+            }
             assert store_views.verify(run, CheckpointId(1, 4), engines=engines).is_intact
             stop.set()
             with pytest.raises(StoppedError):

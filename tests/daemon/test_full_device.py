@@ -1,5 +1,8 @@
 """A daemon over a device on which no file can be made any more: what is there is restored, what is new is refused."""
 
+import mmap
+import os
+import shutil
 import subprocess
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -8,8 +11,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from pausing import Pause, Phase, pausing_daemon
 
 from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.testing import opened
+from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.ids import CheckpointId
 from everstep.daemon.testing import FakeTrainer, daemon_process
 from everstep.proto import frames
@@ -34,6 +40,16 @@ def mounted_tmpfs(path: Path, options: str) -> Generator[Path]:
     (path / "d0").mkdir()
     yield path / "d0"
     subprocess.run(["umount", "--lazy", path], check=True)  # also when a test failed and left something open
+
+
+@contextmanager
+def mapped(fd: int, size_bytes: int) -> Generator[mmap.mmap]:
+    """Map what a descriptor that came over the socket stands for."""
+    try:
+        with mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) as memory:
+            yield memory
+    finally:
+        os.close(fd)
 
 
 @pytest.fixture
@@ -109,3 +125,48 @@ def test_a_full_device_takes_checkpoints_again_once_fewer_are_kept(
             assert 1 < saved < 9
         with FakeTrainer(socket_path) as trainer:
             assert last_saved(trainer, small_device, attempt=2, keep=1, steps=2 * saved) == 2 * saved
+
+
+def test_two_daemons_that_promise_the_same_room_lose_nothing(
+    small_device: Path, socket_path: Path, pause: Pause, tmp_path: Path
+) -> None:
+    """Neither knows what the other one has promised: whoever allocates later writes nothing, and keeps its snapshot."""
+    beside, theirs = tmp_path / "beside" / "data.sock", small_device.with_name("d1")
+    theirs.mkdir()
+    leaves = (whole_leaf("w", "int8", (40 << 20,)),)
+    with pausing_daemon(pause, Phase("everstep.checkpoint.shard_write:ShardWrite._create")) as daemon:
+        with FakeTrainer(socket_path) as late:
+            late.open_run([small_device])
+            late.begin_attempt(1)
+            arena = late.make_arena(late.layout(leaves), slot_count=1)
+            arena.save(SAVED, seed=1)
+            expected = arena.content(1)["w"]
+            pause.reached(daemon)  # its room is promised
+            with daemon_process(beside), FakeTrainer(beside) as early:
+                early.open_run([theirs])
+                early.begin_attempt(1)
+                other = early.make_arena(early.layout(leaves), slot_count=1)
+                other.save(SAVED, seed=2)
+                assert isinstance(early.event(frames.Persisted), frames.Persisted)
+                other.close()
+                pause.go()
+                failed = late.event(frames.PersistFailed)
+                assert isinstance(failed, frames.PersistFailed)
+                assert failed.code == "NoSpaceError"
+            arena.close()
+        assert not [*small_device.glob("runs/*/*/data/*"), *small_device.glob("runs/*/*/commits/*")]
+        with opened([theirs], read_only=True) as (store, _):
+            assert verify_checkpoint(store.runs()[0], SAVED).is_intact
+        shutil.rmtree(theirs)
+        with FakeTrainer(socket_path) as again:
+            again.open_run([small_device])
+            assert [(offer.step, offer.in_memory) for offer in again.offers()] == [(SAVED.step, True)]
+            fetched = again.fetch(SAVED)
+            assert isinstance(fetched, frames.Fetched), fetched
+            with mapped(again.reader.take_fd(), fetched.arena_size_bytes) as memory:
+                assert memory.find(expected) >= 0
+            again.begin_attempt(2)
+            arena = again.make_arena(again.layout(leaves), slot_count=1)
+            arena.save(CheckpointId(2, 8), seed=3)
+            assert isinstance(again.event(frames.Persisted), frames.Persisted)
+            arena.close()

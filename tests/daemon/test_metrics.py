@@ -1,11 +1,13 @@
 """The metrics as Prometheus gets them: over HTTP, from a real daemon."""
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pausing import wait_until
 from scraping import scrape
 
 from everstep.checkpoint.recovery import RecoveryReport
@@ -52,6 +54,33 @@ def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path]
     assert _engines(after) == [str(device) for device in devices]
 
 
+def test_a_restore_counts_when_the_trainer_has_verified_it(node_config: Path, socket_path: Path) -> None:
+    """What lies in memory is handed over as it is; only the trainer knows whether it was right."""
+    memory, disk = "everstep_restores_total{memory}", "everstep_restores_total{disk}"
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run([Path("nvme0"), Path("nvme1")])
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(1, 1), seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            arena.close()
+        with FakeTrainer(socket_path) as again:
+            again.open_run([Path("nvme0"), Path("nvme1")])
+            assert isinstance(again.fetch(CheckpointId(1, 1)), frames.Fetched)
+            os.close(again.reader.take_fd())
+            shard = again.fetch(CheckpointId(1, 1), from_devices=True)
+            assert isinstance(shard, frames.Streaming)
+            assert not again.stream(shard)[1].code
+            found = scrape(port)
+            assert (found[memory], found[disk], found["everstep_restores_failed_total"]) == (0, 0, 1)
+            again.send(frames.Restored(in_memory=False))
+            wait_until(lambda: scrape(port)[disk] == 1)
+            again.send(frames.Restored(in_memory=True))
+            wait_until(lambda: scrape(port)[memory] == 1)
+
+
 def _engines(samples: dict[str, float]) -> list[str]:
     """Return the devices that have an engine, each as often as it is named."""
     found = [name for name in samples if name.startswith("everstep_engine_info")]
@@ -73,10 +102,10 @@ def test_a_device_that_is_taken_back_is_there_once(
 
 def test_what_the_recovery_of_a_closed_store_found_counts_no_more() -> None:
     metrics, first, second = Metrics("0"), RecoveryReport(shard_count=3), RecoveryReport(shard_count=4)
-    metrics.add_recovery(first)
-    metrics.add_recovery(second)
+    metrics.devices.add_recovery(first)
+    metrics.devices.add_recovery(second)
     assert metrics.registry.get_sample_value("everstep_recovery_shards") == 7
-    metrics.forget_recovery(first)
+    metrics.devices.forget_recovery(first)
     assert metrics.registry.get_sample_value("everstep_recovery_shards") == 4
 
 
@@ -130,9 +159,9 @@ def costs(
 def test_what_checkpoints_cost_is_summed_over_ranks() -> None:
     metrics = Metrics("1.2.3")
     first, second = costs(100.0, 3.0, {SLOT: 1}), costs(150.0, 2.5, {SLOT: 2, SkipReason.PEER: 4})
-    metrics.add_costs(None, first)
-    metrics.add_costs(first, second)
-    metrics.add_costs(None, first)
+    metrics.costs.add(None, first)
+    metrics.costs.add(first, second)
+    metrics.costs.add(None, first)
     value = metrics.registry.get_sample_value
     assert value("everstep_training_seconds_total") == 250.0
     parts = [
@@ -152,7 +181,7 @@ def test_an_estimate_that_goes_up_and_down_ends_where_it_stands(told_s: list[flo
     metrics, before = Metrics("1.2.3"), None
     for slower_s in told_s:
         now = costs(1.0, slower_s)
-        metrics.add_costs(before, now)
+        metrics.costs.add(before, now)
         before = now
     shown = metrics.registry.get_sample_value("everstep_checkpoint_slower_steps_seconds")
     assert shown == pytest.approx(told_s[-1], abs=1e-6)

@@ -1,12 +1,20 @@
+from collections import Counter
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.checkpoint.store_format import ScrubMark, ScrubPlace
 from everstep.core.ids import CheckpointId
 from everstep.daemon.scrub_plan import (
+    GIVE_WAY_S_MAX,
     Scrub,
+    ScrubPace,
+    first_mark,
     is_behind,
     is_due,
+    late_s,
+    patience_s,
     period_begin_unix_s,
     rest_s,
     scrub_period,
@@ -40,7 +48,8 @@ def test_every_moment_lies_in_its_period(
 @given(st.lists(st.floats(0, 70), min_size=1), st.integers(0, 2**128 - 1))
 def test_each_period_in_which_the_store_is_open_at_all_has_a_scrub(days: list[float], store: int) -> None:
     """Whenever it is opened, and for however short: asked once at the beginning of each life."""
-    mark, store_id = None, f"{store:032x}"
+    store_id = f"{store:032x}"
+    mark = first_mark(min(days) * 86400, store_id)
     scrubbed: set[int] = set()
     for day in sorted(days):
         now_unix_s = day * 86400
@@ -48,11 +57,28 @@ def test_each_period_in_which_the_store_is_open_at_all_has_a_scrub(days: list[fl
             mark = ScrubMark(store_id=store_id, started_unix_s=now_unix_s, ended_unix_s=now_unix_s)
             assert scrub_period(now_unix_s, WEEK_S, store_id) not in scrubbed
             scrubbed.add(scrub_period(now_unix_s, WEEK_S, store_id))
-    assert scrubbed == {scrub_period(day * 86400, WEEK_S, store_id) for day in days}
+    first = scrub_period(min(days) * 86400, WEEK_S, store_id)
+    assert scrubbed == {scrub_period(day * 86400, WEEK_S, store_id) for day in days} - {first}
+
+
+@given(st.integers(0, 1000), st.floats(0, 1e10))
+def test_nodes_that_start_for_the_first_time_together_do_not_read_together(
+    seed: int, now_unix_s: float
+) -> None:
+    """Each waits for its own time of the week."""
+    random, waits_s = Random(seed), list[float]()
+    for _ in range(100):
+        store_id = random.randbytes(16).hex()
+        mark = first_mark(now_unix_s, store_id)
+        assert not is_due(mark, now_unix_s, WEEK_S, store_id)
+        begin_unix_s = period_begin_unix_s(scrub_period(now_unix_s, WEEK_S, store_id) + 1, WEEK_S, store_id)
+        assert is_due(mark, begin_unix_s + 1, WEEK_S, store_id)
+        waits_s.append(begin_unix_s - now_unix_s)
+    days = Counter(int(wait_s // 86400) for wait_s in waits_s)
+    assert max(days.values()) < len(waits_s) / 2
 
 
 def test_a_scrub_that_was_cut_off_is_due_whenever_it_began() -> None:
-    assert is_due(None, 0.0, WEEK_S, STORE)
     assert is_due(ScrubMark(store_id=STORE, started_unix_s=10.0), 11.0, WEEK_S, STORE)
     assert not is_due(ScrubMark(store_id=STORE, started_unix_s=10.0, ended_unix_s=11.0), 12.0, WEEK_S, STORE)
 
@@ -98,6 +124,43 @@ def test_the_share_is_that_of_the_time(busy_s: float, share: float) -> None:
     rest = rest_s(busy_s, share)
     assert rest >= 0
     assert abs((busy_s + rest) * share - busy_s) <= 1e-6 * max(busy_s, 1)
+
+
+CHUNK = 16 << 20
+
+
+@given(st.integers(1, 300), st.floats(1, 1e5), st.floats(0.001, 10))
+def test_what_waits_as_long_as_it_may_is_read_in_time(chunks: int, promised_s: float, own_s: float) -> None:
+    """Somebody writes without a pause, so each chunk waits its whole patience, then moves and rests."""
+    now_s = 0.0
+    for done in range(chunks):
+        left = (chunks - done) * CHUNK
+        wait = patience_s(CHUNK, left, promised_s - now_s, own_s)
+        assert 0 <= wait <= GIVE_WAY_S_MAX
+        now_s += wait + own_s
+    assert now_s <= max(promised_s, chunks * own_s) * (1 + 1e-9)
+    # What cannot be in time is known before the first byte is late, by how much.
+    late = late_s(chunks * CHUNK, own_s / CHUNK, promised_s)
+    assert abs(late - max(chunks * own_s - promised_s, 0.0)) <= 1e-6 * chunks * own_s
+
+
+def test_nobody_hurries_who_has_promised_nothing() -> None:
+    assert patience_s(CHUNK, 1 << 50, None, 100.0) == GIVE_WAY_S_MAX
+    assert late_s(1 << 50, 1.0, None) == 0.0
+
+
+def test_the_pace_of_a_scrub_is_that_of_its_slowest_device() -> None:
+    pace = ScrubPace([{"a": 4 * CHUNK, "b": 2 * CHUNK}, {"a": 2 * CHUNK}], due_unix_s=1000.0)
+    assert (pace.late_s(990.0), pace.patience_s("a", CHUNK, 940.0)) == (0.0, 10.0)
+    pace.moved("a", CHUNK, 4.0)
+    pace.moved("b", CHUNK, 1.0)
+    assert pace.late_s(990.0) == 5 * 4.0 - 10.0
+    assert pace.patience_s("a", CHUNK, 950.0) == 50.0 / 5 - 4.0
+    pace.passed()  # damaged after its first chunk: the rest was not read
+    assert pace.late_s(990.0) == 0.0
+    assert pace.late_s(995.0) == 2 * 4.0 - 5.0
+    pace.passed()
+    assert pace.late_s(2000.0) == 0.0
 
 
 def test_a_scrub_counts_what_was_read() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pausing import wait_until
 from scraping import scrape
 
-from everstep.checkpoint.scrub_mark import read_scrub_mark
+from everstep.checkpoint.scrub_mark import SCRUB_NAME, read_scrub_mark, write_scrub_mark
 from everstep.checkpoint.store_format import ScrubMark
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.ids import CheckpointId
@@ -32,7 +32,10 @@ LAST = "everstep_scrub_last_completed_timestamp_seconds"
 
 @pytest.fixture
 def stored(devices: list[Path]) -> list[Path]:
+    """A store with checkpoints, whose last scrub is long ago."""
     with opened(devices) as (store, _):
+        mark = ScrubMark(store_id=store.store_id, started_unix_s=1e9, ended_unix_s=1e9)
+        write_scrub_mark(store, mark)
         run = store.run(os.geteuid(), "demo", create=True)
         run.begin_attempt(1, fresh=False)
         for step in STEPS:
@@ -128,6 +131,43 @@ async def _cut_after_one(config: Path, clock: Clock) -> int:
     async with life(config, clock) as (scrubber, store):
         await until(lambda: clock.asked >= 3 and _newest(scrubber.view(store)).checkpoint_count > 0)
         return _newest(scrubber.view(store)).checkpoint_count
+
+
+def test_a_store_without_a_mark_waits_for_its_own_time_of_the_week(
+    node_config: Path, stored: list[Path]
+) -> None:
+    configure(node_config)
+    for path in stored:
+        (path / SCRUB_NAME).unlink()
+    days = [asyncio.run(read_by(node_config, Clock(START_UNIX_S + day * DAY_S))) for day in range(8)]
+    assert days[0] is None
+    assert [each for each in days if each is not None] == [len(STEPS)]
+
+
+def test_what_the_verifier_has_read_is_not_read_again(
+    node_config: Path, socket_path: Path, stored: list[Path]
+) -> None:
+    with node_config.open("a") as file:
+        file.write("[verify]\nafter_s = 0.0\n[scrub]\nbandwidth_share = 1.0\n")
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        wait_until(lambda: _ended(_scrub(client)))
+        sizes = {view.checkpoint.step: view.size_bytes for view in client.checkpoints("demo")}
+        found = scrape(client.status().daemon.metrics_port)
+        assert _newest(_scrub(client)).checkpoint_count == len(STEPS)
+        assert found["everstep_checkpoints_verified_total{intact}"] == 1
+        assert found["everstep_scrubbed_bytes_total"] == sum(sizes.values()) - sizes[max(STEPS)]
+        assert found["everstep_scrub_late_seconds"] == 0
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_scrub_that_cannot_be_in_time_says_so(node_config: Path, socket_path: Path) -> None:
+    with node_config.open("a") as file:
+        file.write(f'[verify]\nafter_s = 0.0\n[scrub]\nevery = "10ms"\nbandwidth_share = {SLOW_SHARE}\n')
+    said = "after the next one should begin, at 0.02 of the devices' speed: raise scrub.bandwidth_share"
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        wait_until(lambda: scrape(port)["everstep_scrub_late_seconds"] > 0)
+        wait_until(lambda: any(said in text for text in client.status().stores[0].problems))
 
 
 def test_a_real_daemon_goes_on_after_a_restart(

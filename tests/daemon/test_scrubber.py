@@ -170,3 +170,22 @@ def test_it_waits_for_what_is_needed(
         pause.go()
         wait_until(lambda: newest(client).ended_unix_s is not None)
         assert newest(client).checkpoint_count == 1
+
+
+def test_a_restart_knows_what_a_scrub_has_found(
+    node_config: Path, socket_path: Path, stored: list[Path]
+) -> None:
+    spoil(stored, 2)
+    with scrubbing(node_config, socket_path, 'every = "never"') as client:
+        client.start_scrub(RUN, [])
+        wait_until(lambda: ended(client))
+    with (
+        node_daemon(node_config, socket_path),
+        connected(socket_path) as client,
+        FakeTrainer(socket_path) as trainer,
+    ):
+        (problem,) = client.status().stores[0].problems
+        assert "rank 0 of 1.2 is not offered, as reading it has shown before" in problem
+        trainer.open_run([Path("nvme0"), Path("nvme1")], name=RUN)
+        offers = [(offer.step, bool(offer.problem)) for offer in trainer.offers()]
+        assert offers == [(3, False), (2, True), (1, False)]

@@ -15,6 +15,7 @@ from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.ids import CheckpointId
 from everstep.daemon.control_client import ControlClient, connected
+from everstep.daemon.scrub_plan import GIVE_WAY_S_MAX
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.daemon.verifier import Background, Restrained, StoppedError
 from everstep.daemon.views import CheckpointStatus, StoreView
@@ -111,24 +112,29 @@ NOTHING = Transfer(
 
 
 def background(
-    *, share: float = 1.0, is_needed: Callable[[], bool] = lambda: False, moved: list[int] | None = None
+    *,
+    share: float = 1.0,
+    is_needed: Callable[[], bool] = lambda: False,
+    moved: list[int] | None = None,
+    patience_s: float = GIVE_WAY_S_MAX,
 ) -> Background:
-    return Background(
-        share=share,
-        is_needed=is_needed,
-        moved=([] if moved is None else moved).append,
-    )
+    def note(device_id: str, size_bytes: int, took_s: float) -> None:
+        assert (device_id, took_s >= 0.02) == ("drive", True)
+        if moved is not None:
+            moved.append(size_bytes)
+
+    return Background(share=share, is_needed=is_needed, moved=note, patience_s=lambda *_: patience_s)
 
 
 def test_a_device_rests_much_longer_than_it_is_read() -> None:
     began_s = time.monotonic()
-    Restrained(SlowEngine(), threading.Event(), background(share=0.1)).run(NOTHING)
+    Restrained("drive", SlowEngine(), threading.Event(), background(share=0.1)).run(NOTHING)
     assert time.monotonic() - began_s >= 0.2
 
 
 def test_a_stop_ends_the_rest_and_lets_nothing_more_through() -> None:
     stop = threading.Event()
-    engine = Restrained(SlowEngine(), stop, background(share=1e-6))
+    engine = Restrained("drive", SlowEngine(), stop, background(share=1e-6))
     resting = threading.Thread(target=engine.run, args=[NOTHING])
     resting.start()
     stop.set()
@@ -147,9 +153,20 @@ def test_a_transfer_in_the_background_waits_for_what_is_needed() -> None:
         asked.append(len(asked) < 3)
         return asked[-1]
 
-    engine = Restrained(SlowEngine(), threading.Event(), background(is_needed=is_needed, moved=moved))
+    engine = Restrained(
+        "drive", SlowEngine(), threading.Event(), background(is_needed=is_needed, moved=moved)
+    )
     engine.run(NOTHING)
     assert (asked, moved) == ([True, True, True, False], [0])
+
+
+def test_a_transfer_that_would_be_late_waits_no_longer() -> None:
+    engine = Restrained(
+        "drive", SlowEngine(), threading.Event(), background(is_needed=lambda: True, patience_s=0.1)
+    )
+    began_s = time.monotonic()
+    engine.run(NOTHING)
+    assert 0.1 <= time.monotonic() - began_s < GIVE_WAY_S_MAX
 
 
 def test_a_stop_ends_the_waiting_too() -> None:
@@ -164,7 +181,7 @@ def test_a_stop_ends_the_waiting_too() -> None:
 
     def read() -> None:
         with pytest.raises(StoppedError):
-            Restrained(SlowEngine(), stop, background(is_needed=is_needed)).run(NOTHING)
+            Restrained("drive", SlowEngine(), stop, background(is_needed=is_needed)).run(NOTHING)
         failed.append(True)
 
     thread = threading.Thread(target=read)

@@ -36,6 +36,8 @@ from everstep.checkpoint.segment_format import (
 from everstep.checkpoint.shard_rules_plan import check_draft
 from everstep.checkpoint.store_format import (
     Attempt,
+    DamagedShard,
+    DamageList,
     DiskId,
     Floor,
     LockHolder,
@@ -45,6 +47,7 @@ from everstep.checkpoint.store_format import (
     ScrubPlace,
     Tag,
     decode_attempt,
+    decode_damage,
     decode_disk_id,
     decode_floor,
     decode_lock,
@@ -52,6 +55,7 @@ from everstep.checkpoint.store_format import (
     decode_scrub_mark,
     decode_tag,
     encode_attempt,
+    encode_damage,
     encode_disk_id,
     encode_floor,
     encode_lock,
@@ -246,6 +250,10 @@ _SCRUB = ScrubMark(
     checkpoint_count=3,
     place=ScrubPlace(owner_uid=7, run_id="f" * 32, checkpoint=CHECKPOINT),
 )
+_DAMAGE = DamageList(
+    change=3,
+    shards=(DamagedShard(checkpoint=CHECKPOINT, rank=1, generation="a" * 32, problem="block 3 is not"),),
+)
 _TAG = Tag(name="best so far", checkpoint=CHECKPOINT)
 _LOADER = LoaderState(
     fingerprint="abc", sample_count=1000, order=OrderSpec(kind=OrderKind.PERMUTED, seed=7), epoch=2, cursor=30
@@ -293,6 +301,7 @@ def _targets() -> dict[str, Target]:
         ),
         "floor": Target(lambda each: decode_floor(each, "floor.json"), (encode_floor(floor),), data),
         "tag": Target(lambda each: decode_tag(each, "tag", _TAG.file_name), (encode_tag(_TAG),), data),
+        "damage": Target(lambda each: decode_damage(each, "damaged.json"), (encode_damage(_DAMAGE),), data),
         "scrub_mark": Target(
             lambda each: decode_scrub_mark(each, "scrub.json"), (encode_scrub_mark(_SCRUB),), data
         ),

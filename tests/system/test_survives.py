@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pausing import wait_until
+from scraping import scrape
 
 from everstep.checkpoint.testing import opened
+from everstep.daemon.control_client import connected
 from everstep.hook.trainer_testing import Job, daemon_pid
 
 
@@ -39,15 +42,20 @@ class TestKillTrainer:
         assert done["failures"] == []
 
     def test_what_changed_in_memory_is_found_and_read_from_the_devices(
-        self, job: Job, undisturbed: str
+        self, job: Job, undisturbed: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setenv("EVERSTEP_METRICS_PORT", "0")
         trainer = job.start("--until", "13")
         trainer.until_key("waiting")
         trainer.kill()
         flip_a_byte_of_each_page(daemon_pid())
-        again = job.start()
+        again = job.start("--step-s", "0.1")
         first = again.until_key("restored")
         assert (first["restored"], first["source"], first["skipped"]) == ("1.10", "disk", [])
+        with connected(Path(os.environ["EVERSTEP_SOCKET"])) as client:
+            port = client.status().daemon.metrics_port
+            wait_until(lambda: scrape(port)["everstep_restores_total{disk}"] == 1)
+        assert scrape(port)["everstep_restores_total{memory}"] == 0  # what was handed over was not right
         assert "memory_damaged checkpoint=1.10 reason=block 0 of segment" in again.log
         (done,) = again.done()
         assert done["done"] == undisturbed
