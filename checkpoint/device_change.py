@@ -163,7 +163,7 @@ def retire(store: Store, device_id: str, *, force: bool, now_unix_s: float) -> R
         before = check_retire(store, device_id, force=force)
         record = retired_device(store.membership.members[device_id], before, now_unix_s=now_unix_s)
         store.use(store.membership.drain(device_id))
-        _record(store, store.membership, leaving=device_id)
+        untold = _record(store, store.membership, leaving=device_id)
         # A device that comes back after a crash in here brings its manifests: nothing may have been deleted meanwhile.
         store.hold_deletions()
         try:
@@ -177,7 +177,9 @@ def retire(store: Store, device_id: str, *, force: bool, now_unix_s: float) -> R
             run.lose_device(device_id)
         _record(store, store.membership)
         store.allow_deletions()
-        if leaving is not None:
+        if untold is not None:  # not again: a sync that failed is never repeated
+            problems.append(_unaware(record.path, untold))
+        elif leaving is not None:
             problems += _tell(store, leaving)
         _log.warning("device_retired store=%s device=%s path=%s", store.store_id, device_id, record.path)
         return Retirement(lost=tuple(holdings(store, device_id)), problems=tuple(problems))
@@ -210,26 +212,32 @@ def _well(store: Store) -> list[Device]:
     return [each for each in store.devices if store.device_state(each.device_id)[0] is not suspect]
 
 
-def _record(store: Store, membership: Membership, *, leaving: str = "") -> None:
+def _record(store: Store, membership: Membership, *, leaving: str = "") -> StorageError | None:
     """Make a membership durable on every member that is well; others learn of it when they are opened again.
+
+    Return what went wrong on the device that leaves: it need not know.
 
     Raises:
         StorageError: one of them failed, or there is none.
     """
     well = _well(store)
     failed: StorageError | None = None
+    untold: StorageError | None = None
     for device in well:
         wanted = membership.disk_id(device.device_id, store_id=store.store_id)
         try:
             with store.watching(device.device_id):
                 publish_over(store.ops, device.path / DISK_ID_NAME, encode_disk_id(wanted))
         except StorageError as exc:
-            if device.device_id != leaving:
+            if device.device_id == leaving:
+                untold = exc
+            else:
                 failed = failed or exc
     if failed is not None:
         raise failed
     if not well:
         raise StorageError("no device of the store is well enough to record a change")
+    return untold
 
 
 def _tell(store: Store, device: Device) -> list[str]:
@@ -238,8 +246,12 @@ def _tell(store: Store, device: Device) -> list[str]:
     try:
         publish_over(store.ops, device.path / DISK_ID_NAME, encode_disk_id(wanted))
     except StorageError as exc:
-        return [f"{device.path} does not know that it is retired: never open it alone: {exc}"]
+        return [_unaware(str(device.path), exc)]
     return []
+
+
+def _unaware(path: str, error: StorageError) -> str:
+    return f"{path} does not know that it is retired: never open it alone: {error}"
 
 
 def _copy_manifests(store: Store, *, leaving: str) -> list[str]:

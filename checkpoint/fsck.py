@@ -14,6 +14,7 @@ from ..core.errors import CorruptDataError, DataError, NotFoundError
 from ..core.ids import CheckpointId
 from .catalogue import CheckpointState
 from .device import DISK_ID_NAME, Device, Survey, lock_directory, survey_directory
+from .device_set import DeviceState
 from .findings import Finding, Severity
 from .fsck_plan import sort_out
 from .manifest_format import manifest_name
@@ -82,6 +83,7 @@ def fsck(
             damaged |= _bad_blocks(store, report)
         if repair and store.may_delete:
             _put_aside(store, report, damaged)
+        _tell_failures(store, report)
     return _report(report, (*unreadable, *plan.findings), is_repaired=repair)
 
 
@@ -201,6 +203,15 @@ def _put_aside(store: Store, report: RecoveryReport, damaged: _Damaged) -> None:
                 file_name = Tag(name=name, checkpoint=checkpoint).file_name
                 for device, path in _copies(devices, run, Path(TAGS_NAME) / file_name):
                     devices.quarantine(device, path, run.run_id, COPY_SUFFIX, gone)
+
+
+def _tell_failures(store: Store, report: RecoveryReport) -> None:
+    """Take note of each device that failed without a finding that says so: nothing is removed or put aside then."""
+    for device in store.devices:
+        state, reason = store.device_state(device.device_id)
+        if state is DeviceState.SUSPECT and not any(reason in each.problem for each in report.findings):
+            problem = f"the device failed, so that nothing is removed or put aside: {reason}"
+            report.findings.append(Finding(severity=Severity.NOTE, path=str(device.path), problem=problem))
 
 
 def _copies(devices: RecoveryDevices, run: RunStore, file: Path) -> list[tuple[Device, Path]]:

@@ -13,7 +13,7 @@ from everstep.checkpoint.findings import Severity
 from everstep.checkpoint.fsck import FsckReport, fsck, inspect_beside
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.tags import add_tag
-from everstep.checkpoint.testing import HOLDER, make_state, opened, save
+from everstep.checkpoint.testing import HOLDER, FaultyStorage, make_state, opened, save
 from everstep.core.errors import DeviceLockedError, NotFoundError
 from everstep.core.ids import CheckpointId, random_id
 
@@ -260,3 +260,19 @@ def test_what_everstep_cannot_repair_is_said_each_time(dirs: list[Path]) -> None
         (finding,) = report.findings
         assert (finding.severity, finding.repair) == (LOST, "")
         assert "what a tag keeps is unknown" in finding.problem
+
+
+def test_a_device_that_fails_where_something_is_damaged_already_is_told_of(dirs: list[Path]) -> None:
+    """Because of it nothing is repaired: that must not look as if there were nothing left to do."""
+    with opened(dirs, read_only=True) as (store, _):
+        run = store.run(UID, "demo")
+        first, second = (run.segment_path(each) for each in run.shard(at(1), 0).segments)
+    first.unlink()
+    faulty = FaultyStorage(RealStorage())
+    faulty.arm(1, times=99, only=lambda call: call.path == second)
+    report = fsck(dirs, ops=faulty.as_ops(), holder=HOLDER, uid=UID, repair=True)
+    told = [each for each in report.findings if "[EIO]" in each.problem]
+    device = next(path for path in dirs if second.is_relative_to(path))
+    assert [(each.severity, each.path) for each in told] == [(NOTE, str(device))]
+    assert "nothing is removed or put aside" in told[0].problem
+    assert report.put_aside == ()

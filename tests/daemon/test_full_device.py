@@ -1,4 +1,4 @@
-"""A daemon over a device on which no file can be made any more: what is there is restored, what is new is refused."""
+"""A daemon over a device that is full: what is there is restored, what is new is refused until there is room."""
 
 import mmap
 import os
@@ -11,18 +11,25 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from drive_filler import empty, fill
+from full_drives import mounted_drives
+from loop_disk import SIZES_MIB, skip_without
 from pausing import Pause, Phase, pausing_daemon
 
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.testing import opened
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.ids import CheckpointId
-from everstep.daemon.testing import FakeTrainer, daemon_process
+from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
 from everstep.proto import frames
 
 pytestmark = pytest.mark.root
 
 SAVED = CheckpointId(1, 7)
+SAVED_BYTES = 8 << 20
+"""Of a checkpoint."""
+LEFT_BYTES = 1 << 17
+"""XFS says that it has a little left, and gives nobody any of it."""
 
 
 @contextmanager
@@ -66,27 +73,48 @@ def small_device(tmp_path: Path) -> Iterator[Path]:
         yield made
 
 
+@pytest.fixture(params=sorted(SIZES_MIB))
+def drive(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A small drive with a file system of its own, which fills to the last block."""
+    skip_without(request.param)
+    with mounted_drives(request.param, 1) as (_, (made,)):
+        yield made.path
+
+
 def use_all_inodes(folder: Path) -> None:
     paths = (folder / f"file-{number}" for number in count())
     with pytest.raises(OSError, match="No space left"):
         deque(map(Path.touch, paths), maxlen=0)
 
 
+def save(trainer: FakeTrainer, arena: FakeArena, checkpoint: CheckpointId) -> str:
+    """Save a checkpoint and return the code of the error, if it was refused."""
+    arena.save(checkpoint, seed=checkpoint.step, slot=checkpoint.step % 2)
+    trainer.send(frames.SealedEverywhere(attempt=checkpoint.attempt, step=checkpoint.step))
+    while not isinstance(event := trainer.receive(), frames.Persisted):
+        if isinstance(event, frames.PersistFailed):
+            return event.code
+    return ""
+
+
 def last_saved(trainer: FakeTrainer, device: Path, *, attempt: int, keep: int, steps: int) -> int:
     """Save so many checkpoints of 8 MiB, while they are saved; return the last step that was."""
     trainer.open_run([device], keep=frames.KeepRules(last=keep))
     assert isinstance(trainer.begin_attempt(attempt), frames.Done)
-    arena = trainer.make_arena(trainer.layout((whole_leaf("w", "int8", (8 << 20,)),)))
+    arena = trainer.make_arena(trainer.layout((whole_leaf("w", "int8", (SAVED_BYTES,)),)))
     for step in range(1, steps + 1):
-        arena.save(CheckpointId(attempt, step), seed=step, slot=step % 2)
-        trainer.send(frames.SealedEverywhere(attempt=attempt, step=step))
-        while not isinstance(event := trainer.receive(), frames.Persisted):
-            if isinstance(event, frames.PersistFailed):
-                assert event.code == "NoSpaceError"
-                arena.close()
-                return step - 1
+        code = save(trainer, arena, CheckpointId(attempt, step))
+        if code:
+            assert code == "NoSpaceError"
+            arena.close()
+            return step - 1
     arena.close()
     return steps
+
+
+def offered(trainer: FakeTrainer) -> list[tuple[int, int]]:
+    """Return what can be restored, the newest first."""
+    return [(offer.attempt, offer.step) for offer in trainer.offers() if not offer.problem]
 
 
 def test_without_a_free_inode_the_store_is_opened_and_restored_from(device: Path, tmp_path: Path) -> None:
@@ -104,7 +132,7 @@ def test_without_a_free_inode_the_store_is_opened_and_restored_from(device: Path
         opened = trainer.open_run([device])
         assert isinstance(opened, frames.RunOpened), opened
         assert any(str(device) in note and "No space left" in note for note in opened.notes)
-        assert [(offer.attempt, offer.step) for offer in trainer.offers()] == [(1, 7)]
+        assert offered(trainer) == [(1, 7)]
         shard = trainer.fetch(SAVED)
         assert isinstance(shard, frames.Streaming), shard
         assert not trainer.stream(shard)[1].code
@@ -170,3 +198,45 @@ def test_two_daemons_that_promise_the_same_room_lose_nothing(
             arena.save(CheckpointId(2, 8), seed=3)
             assert isinstance(again.event(frames.Persisted), frames.Persisted)
             arena.close()
+
+
+def test_a_drive_that_fills_refuses_what_is_new_and_keeps_what_it_has(
+    drive: Path, socket_path: Path, tmp_path: Path
+) -> None:
+    """Twice as much is saved as it holds, which retention makes room for; then somebody else takes all that is left."""
+    device = drive / "everstep"
+    device.mkdir()
+    steps = 2 * shutil.disk_usage(drive).total // SAVED_BYTES
+    with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+        assert last_saved(trainer, device, attempt=1, keep=2, steps=steps) == steps
+    kept = [(1, steps), (1, steps - 1)]
+    again = tmp_path / "again" / "data.sock"
+    with daemon_process(again):
+        assert fill(drive) > 0
+        assert shutil.disk_usage(drive).free < LEFT_BYTES
+        with FakeTrainer(again) as trainer:
+            assert isinstance(trainer.open_run([device]), frames.RunOpened)
+            assert offered(trainer) == kept
+            shard = trainer.fetch(CheckpointId(*kept[0]))
+            assert isinstance(shard, frames.Streaming), shard
+            assert not trainer.stream(shard)[1].code
+            refused = trainer.begin_attempt(2)
+            assert isinstance(refused, frames.Failure)
+            assert refused.code == "NoSpaceError"
+        empty(drive)
+        with FakeTrainer(again) as trainer:
+            trainer.open_run([device], keep=frames.KeepRules(last=2))
+            assert isinstance(trainer.begin_attempt(2), frames.Done)
+            arena = trainer.make_arena(trainer.layout((whole_leaf("w", "int8", (SAVED_BYTES,)),)))
+            fill(drive)
+            assert save(trainer, arena, CheckpointId(2, 1)) == "NoSpaceError"
+            assert offered(trainer) == [(2, 1), *kept], "what was refused is in memory"
+            empty(drive)
+            assert save(trainer, arena, CheckpointId(2, 2)) == ""
+            assert offered(trainer)[:2] == [(2, 2), kept[0]]
+            arena.close()
+    with opened([device]) as (store, report):
+        run = store.run(os.geteuid(), "test")
+        assert report.problems == []
+        assert run.offered()[:2] == [CheckpointId(2, 2), CheckpointId(*kept[0])]
+        assert all(verify_checkpoint(run, each).is_intact for each in run.offered())

@@ -146,5 +146,5 @@ def flip_bits(*, count: int, seed: int, duration_s: float = math.inf) -> Summary
         count=search.count,
         failures=tuple(search.failures),
         seed=seed,
-        notes=f"{search.restart_count} of them seen by a restart too",
+        counted={"of them seen by a restart too": search.restart_count},
     )

@@ -32,13 +32,17 @@ class Places:
         return self.run(device) / "commits" / f"1.{step}.0.mf"
 
     def segment(self, device: int, step: int) -> Path:
-        """Return a segment: the one whose stamp names the step."""
+        """Return a segment: the first one whose stamp names the step."""
+        return self.segments(device, step)[0]
+
+    def segments(self, device: int, step: int) -> list[Path]:
+        """Return the segments whose stamp names the step."""
         mark = f'"step":"{step:020d}"'.encode()
-        return next(
+        return [
             path
             for path in sorted(self.run(device).glob("data/*/*.safetensors"))
             if path.is_file() and mark in path.read_bytes()[:512]
-        )
+        ]
 
     def small(self, device: int, name: str) -> Path:
         """Return disk.id, or a small file of the run."""

@@ -11,6 +11,7 @@ from promises import RUN_ID, RUN_NAME, Promise, Shard, Witness, digest, manifest
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import FLOOR_NAME, TAGS_NAME, RunStore
+from everstep.checkpoint.scrub_mark import SCRUB_NAME
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.store_format import (
     DiskId,
@@ -18,6 +19,7 @@ from everstep.checkpoint.store_format import (
     decode_attempt,
     decode_disk_id,
     decode_floor,
+    decode_scrub_mark,
     decode_tag,
 )
 from everstep.checkpoint.testing import HOLDER, load
@@ -154,6 +156,7 @@ class Checker:
         for tag in promise.tags:
             if self._tag_copies(storage, *tag, staying) != [tag] * len(staying):
                 yield f"tag {tag} is not on every device"
+        yield from self._scrub_marks(storage, promise, staying)
         floors = self._floors(storage, staying)
         if promise.floor is not None and (len(floors) < len(staying) or min(floors) < promise.floor):
             yield f"the floor {promise.floor} is not on every device: {floors}"
@@ -166,6 +169,14 @@ class Checker:
         found = (storage.content_at(device, *RUN_PARTS, TAGS_NAME, file_name) for device in devices)
         tags = [decode_tag(content, file_name, file_name) for content in found if content is not None]
         return [(tag.name, tag.checkpoint) for tag in tags]
+
+    def _scrub_marks(self, storage: ModelStorage, promise: Promise, staying: Sequence[int]) -> Iterator[str]:
+        """Yield which device does not say how far the scrub is: whole as it was once kept, no older and no newer."""
+        for device in staying:
+            content = storage.content_at(device, SCRUB_NAME)
+            count = 0 if content is None else decode_scrub_mark(content, SCRUB_NAME).checkpoint_count
+            if not promise.scrub <= count <= promise.scrub_max:
+                yield f"device {device} says {count} are scrubbed, promised {promise.scrub} to {promise.scrub_max}"
 
     def _copies_of_membership(
         self, storage: ModelStorage, promise: Promise, staying: Sequence[int]

@@ -243,11 +243,18 @@ def explore(duration_s: float | None, seed: int, *, jobs: int = 2, effort: Effor
         for part in range(jobs)
     ]
     summary = Summary(seed=seed)
-    for process in running:
-        output, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"an explorer process ended with {process.returncode}")
-        summary.add(Summary(**json.loads(output)))
+    try:
+        for process in running:
+            output, _ = process.communicate()
+            if process.returncode:
+                raise RuntimeError(f"an explorer process ended with {process.returncode}")
+            summary.add(Summary(**json.loads(output)))
+    finally:
+        for process in running:  # those that are left when this was interrupted
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
     summary.duration_s = time.monotonic() - began_s
     return summary
 

@@ -108,11 +108,10 @@ def kill_daemon(*, cycles: int, seed: int, duration_s: float = math.inf) -> Summ
         session = _Session(folder, seed)
         while session.cycle_count < cycles and time.monotonic() - started_s < duration_s:
             session.cycle()
-    each_s = (time.monotonic() - started_s) / max(session.cycle_count, 1)
     return Summary(
         what="kill -9 of the daemon",
         count=session.cycle_count,
         failures=tuple(session.failures),
         seed=seed,
-        notes=f"{session.persisted_count} persisted, {session.read_count} read back, {each_s:.2f} s each",
+        counted={"persisted": session.persisted_count, "read back": session.read_count},
     )

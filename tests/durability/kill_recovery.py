@@ -166,11 +166,10 @@ def kill_recovery(*, seed: int, cycles: int = sys.maxsize, duration_s: float = m
                 session.cycle()
         finally:
             session.daemons.close()
-    each_s = (time.monotonic() - started_s) / max(session.cycle_count, 1)
     return Summary(
         what="kill -9 during recovery",
         count=session.kill_count,
         failures=tuple(session.failures),
         seed=seed,
-        notes=f"{session.cycle_count} stores, {session.ready_count} daemons were ready before, {each_s:.2f} s a store",
+        counted={"stores": session.cycle_count, "daemons were ready before": session.ready_count},
     )

@@ -17,12 +17,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from mutant_process import DEADLINE_S, FOUND, SURVIVED
 from mutants import MUTANTS, ROOT, Mutant
 
-FOUND, SURVIVED = 0, 3
-SEEDS = (1, 2, 3)
-DEADLINE_S = 240.0
-"""Seconds against hanging for ever: then it says where every thread stands, and fails."""
+SEED_COUNT = 3
+"""Tried one after the other until the mutant is found."""
 
 SLIPS = (NameError, TypeError, AttributeError, LookupError, SyntaxError, ImportError)
 """What a mutant raises that is written badly: it has not got as far as the fault that it stands for."""
@@ -92,7 +91,7 @@ def refuse_slip(error: BaseException) -> None:
         raise BrokenMutantError(f"{type(error).__name__}: {error}") from error
 
 
-def found_by(mutant: Mutant) -> str:
+def found_by(mutant: Mutant, first_seed: int) -> str:
     """Return what found the mutant, which must be installed, or an empty string; BrokenMutantError for a slip."""
     if mutant.test:
         return _failing_test(mutant.test)
@@ -101,7 +100,7 @@ def found_by(mutant: Mutant) -> str:
 
     logging.disable(logging.CRITICAL)
     effort = Effort(lanes_max=20, losses_max=6, again_share=0.05, process_share=0.4, partial_share=1.0)
-    for seed in SEEDS:
+    for seed in range(first_seed, first_seed + SEED_COUNT):
         for workload in WORKLOADS:
             if workload.name not in mutant.workloads:
                 continue
@@ -145,12 +144,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     mutants = {mutant.name: mutant for mutant in (*MUTANTS, CONTROL, *SLIPPED)}
     parser.add_argument("name", choices=mutants)
-    mutant = mutants[parser.parse_args().name]
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    mutant = mutants[given.name]
     faulthandler.dump_traceback_later(
         DEADLINE_S, exit=True, file=os.dup(sys.stderr.fileno())
     )  # pytest takes that one
     sys.meta_path.insert(0, MutantFinder(mutant))
-    found = found_by(mutant)
+    found = found_by(mutant, given.seed)
     print(f"found by {found}" if found else "survived")
     return FOUND if found else SURVIVED
 

@@ -22,6 +22,7 @@ from workloads import (
     Retire,
     Save,
     SaveAgain,
+    Scrub,
     Step,
     StepOfRun,
     Unplug,
@@ -41,7 +42,9 @@ from everstep.checkpoint.leaf import LeafSpec, whole_leaf
 from everstep.checkpoint.readmission import prepare_readmission
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.scrub_mark import write_scrub_mark
 from everstep.checkpoint.store import Store, open_store
+from everstep.checkpoint.store_format import ScrubMark, ScrubPlace
 from everstep.checkpoint.tags import add_tag, remove_tag
 from everstep.checkpoint.testing import HOLDER, State, make_state, save, save_again
 from everstep.core.errors import EverstepError, StorageError
@@ -155,8 +158,22 @@ class Player:
                     self._promised(self._promise.completed(checkpoint))
             case Collect() | Remove() | Label():
                 self._retain(run, step)
+            case Scrub(count, ends):
+                self._promised(self._promise.scrubbing(count))
+                write_scrub_mark(run.store, self._mark(run, count, ends=ends))
+                self._promised(self._promise.scrubbed())
             case Drain() | Unplug() | Retire() | Readmit():
                 self._change(step)
+
+    def _mark(self, run: RunStore, count: int, *, ends: bool) -> ScrubMark:
+        newest = run.checkpoints()[0].checkpoint
+        return ScrubMark(
+            store_id=run.store.store_id,
+            started_unix_s=1.0,
+            ended_unix_s=2.0 if ends else None,
+            checkpoint_count=count,
+            place=ScrubPlace(owner_uid=run.owner_uid, run_id=run.run_id, checkpoint=newest),
+        )
 
     def _retain(self, run: RunStore, step: Collect | Remove | Label) -> None:
         match step:

@@ -75,10 +75,8 @@ def power_cut(
         count=session.cycle_count,
         failures=tuple(session.failures),
         seed=seed,
-        notes=", ".join(
-            [f"{count} {what}" for what, count in counts.items()]
-            + [f"{seconds / session.cycle_count:.3f} s {what}" for what, seconds in session.spent_s.items()]
-        ),
+        counted=counts,
+        spent_s=session.spent_s,
     )
 
 

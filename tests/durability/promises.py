@@ -40,6 +40,9 @@ class Promise:
     """There for sure, on every device."""
     tags_may: frozenset[tuple[str, CheckpointId]] = frozenset()
     """Being added or removed."""
+    scrub: int = 0
+    """So many checkpoints are read by the scrub, as every device that is well knows for sure."""
+    scrub_max: int = 0
     lost: frozenset[Shard] = frozenset()
     """Shards with a part on a device that was retired: there but never offered, or collected by now."""
     losing: frozenset[Shard] = frozenset()
@@ -121,6 +124,14 @@ class Promise:
         tag = (name, checkpoint)
         tags = self.tags | {tag} if is_there else self.tags
         return replace(self, tags=tags, tags_may=self.tags_may - {tag})
+
+    def scrubbing(self, count: int) -> "Promise":
+        """How far the scrub is, is being kept."""
+        return replace(self, scrub_max=count)
+
+    def scrubbed(self) -> "Promise":
+        """It was kept."""
+        return replace(self, scrub=self.scrub_max)
 
     def mended(self, device_count: int) -> "Promise":
         """A recovery ended: every shard has its copies again."""

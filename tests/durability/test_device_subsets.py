@@ -7,6 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from device_shuffles import shuffle_devices
 from places import memory_folder
 
 from everstep.checkpoint.collect import collect_garbage
@@ -191,3 +192,11 @@ def test_a_copy_of_a_retired_device_and_one_in_place_of_a_member_are_told_apart(
         assert {device.path for device in store.devices} == {returned[1], returned[2]}
         assert store.may_delete
         assert store.run(UID, "demo").offered() == [CheckpointId(2, 3), CheckpointId(2, 2)]
+
+
+def test_the_search_of_soak_finds_nothing_in_arrangements_of_other_stores() -> None:
+    found = shuffle_devices(seed=20261122, count=45)
+    found.check()
+    assert found.count == 45
+    assert found.counted["devices away"] > 0
+    assert found.counted["retired"] > 0

@@ -1,32 +1,23 @@
 """The check of the checks: every wrong version of the product is found."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mutant_run import CONTROL, DEADLINE_S, FOUND, SLIPPED, SURVIVED
+from mutant_process import FOUND, SURVIVED, run_mutant
+from mutant_run import CONTROL, SLIPPED
+from mutant_search import run_mutants
 from mutants import MUTANTS, Mutant, StaleMutantError
 
-RUNNER = Path(__file__).with_name("mutant_run.py")
 COUNT_MIN = 40
 JOBS = max(1, len(os.sched_getaffinity(0)) // 2)
 """The other tests run beside this one."""
 
 
 def run(mutant: Mutant) -> tuple[Mutant, int, str]:
-    done = subprocess.run(
-        [sys.executable, str(RUNNER), mutant.name],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S + 60,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-    )
-    return mutant, done.returncode, done.stdout + done.stderr
+    return mutant, *run_mutant(mutant)
 
 
 @pytest.mark.slow
@@ -58,6 +49,12 @@ def test_a_slip_of_the_mutant_is_no_find(mutant: Mutant) -> None:
     assert "BrokenMutantError: AttributeError" in output
 
 
+def test_the_search_of_soak_draws_other_seeds() -> None:
+    found = run_mutants(seed=20261122, count=3)
+    found.check()
+    assert (found.count, found.counted["found"], found.counted["of them different"]) == (3, 3, 3)
+
+
 def test_there_are_enough_of_them_and_each_can_be_made() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= COUNT_MIN
     for mutant in MUTANTS:
@@ -71,5 +68,5 @@ def test_a_mutant_of_text_that_is_gone_is_an_error() -> None:
 
 
 def test_the_readme_lists_every_mutant() -> None:
-    text = (RUNNER.parent / "README.md").read_text()
+    text = Path(__file__).with_name("README.md").read_text()
     assert [mutant.name for mutant in MUTANTS if mutant.name not in text] == []

@@ -132,8 +132,16 @@ class Readmit:
     device: int
 
 
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """Keep how far the scrub of the store is: so many checkpoints are read."""
+
+    count: int
+    ends: bool = False
+
+
 DeviceStep = Drain | Unplug | Retire | Readmit
-StepOfRun = Begin | Save | SaveAgain | Complete | Collect | Remove | Label | Lose | DeviceStep
+StepOfRun = Begin | Save | SaveAgain | Complete | Collect | Remove | Label | Lose | Scrub | DeviceStep
 Step = StepOfRun | Break | Reopen
 
 
@@ -582,6 +590,33 @@ WORKLOADS = (
             Save(7, copies=1, is_recycled=False),  # what was not removed for sure is not written over
             Reopen(),
             Complete(7),
+        ),
+        recycles=True,
+    ),
+    Workload(
+        name="a scrub beside retention and files written again",
+        steps=(
+            *_SAVES,
+            Scrub(1),
+            Label("best", (1, 2)),
+            Collect(1, removes=((1, 1),)),
+            Scrub(2),
+            Save(4, is_recycled=True),
+            Complete(4),
+            Collect(1),  # a tag, the floor and the one before it
+            Save(5),
+            Complete(5),
+            Scrub(3),
+            Collect(1, every_steps=4, removes=((1, 3),)),
+            Save(6, is_recycled=True),
+            Scrub(4, ends=True),
+            Reopen(),
+            Complete(6),
+            Scrub(5),
+            Label("best", (1, 2), is_removed=True),
+            Collect(1, removes=((1, 2), (1, 4))),
+            Save(7, is_recycled=True),
+            Scrub(6),
         ),
         recycles=True,
     ),

@@ -49,7 +49,7 @@ def fuzz(*, duration_s: float, seed_number: int, names: Sequence[str] = tuple(TA
         count=sum(counts.values()),
         failures=tuple(failures.values()),
         seed=seed_number,
-        notes=f"{len(names)} parsers, {rounds} rounds",
+        counted={"rounds over all parsers": rounds},
     )
 
 

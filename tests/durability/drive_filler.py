@@ -1,0 +1,75 @@
+"""Somebody else on a drive: files that take all room there is, to the last block, and give it back."""
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+_FOLDER = "others"
+_LEAST_BYTES = 4096
+_HOLD_MOST_S = 0.05
+
+
+def fill(drive: Path) -> int:
+    """Take every free block of a drive, allocated and never written, and return how many bytes that was."""
+    folder = drive / _FOLDER
+    folder.mkdir(exist_ok=True)
+    taken_bytes, size_bytes = 0, 1 << 30
+    number = len(list(folder.iterdir()))
+    while size_bytes >= _LEAST_BYTES:
+        try:
+            _allocate(folder / f"{number}", size_bytes)
+        except OSError as exc:
+            if exc.errno != errno.ENOSPC:
+                raise
+            (folder / f"{number}").unlink(missing_ok=True)
+            size_bytes //= 2
+            continue
+        taken_bytes += size_bytes
+        number += 1
+    return taken_bytes
+
+
+def empty(drive: Path) -> None:
+    """Give it all back."""
+    folder = drive / _FOLDER
+    for path in folder.iterdir() if folder.is_dir() else ():
+        path.unlink()
+
+
+def _allocate(path: Path, size_bytes: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    finally:
+        os.close(fd)
+
+
+class Filler:
+    """Fills drives and empties them, in a thread, at moments that nobody else knows; with the block they are empty."""
+
+    def __init__(self, drives: Sequence[Path], source: random.Random) -> None:
+        self.fill_count = 0
+        self._drives, self._random = drives, source
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Filler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+        for drive in self._drives:
+            empty(drive)
+
+    def _run(self) -> None:
+        while not self._ends.wait(self._random.uniform(0, _HOLD_MOST_S)):
+            drive = self._random.choice(self._drives)
+            if self._random.random() < 0.6:
+                self.fill_count += fill(drive) > 0
+            else:
+                empty(drive)
