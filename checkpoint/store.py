@@ -47,7 +47,7 @@ class Store(DeviceSet):
             locks=locks,
         )
         self.is_new = plan.is_new
-        """Nothing was ever stored in it."""
+        """It was made by this opening."""
         self.notes = plan.notes
         """Sentences that the user should see."""
         self._catalogue = threading.Lock()

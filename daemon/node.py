@@ -202,11 +202,12 @@ class Node:
             rank.device_ids = frozenset(device.device_id for device in devices)
         finally:
             self.lifetime.changed()
+        highest_attempt = max(run.attempt, run.store.highest_attempt())
         return frames.RunOpened(
             re=frame.request_id,
             run_id=run.run_id,
-            highest_attempt=max(run.attempt, run.store.highest_attempt()),
-            new_store=run.opened.is_new,
+            highest_attempt=highest_attempt,
+            new_store=run.opened.is_new and not highest_attempt and len(run.opened.store.runs()) == 1,
             devices=devices,
             notes=[*run.opened.notes, *shortages],
         )

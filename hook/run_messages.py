@@ -46,7 +46,10 @@ def say_restored(name: str, restored: Restored, notes: dict[str, str]) -> None:
 def say_nothing_restored(name: str, link: Link) -> None:
     """Say why there is nothing to restore."""
     where = ", ".join(sorted(device.path for device in link.devices))
-    event, why = "nothing_to_restore", "this run has no checkpoint there"
+    event, why = (
+        "nothing_to_restore",
+        "this run has no checkpoint there; `everstep ls` names the runs that have",
+    )
     if link.opened.new_store:
         event, why = "new_store", "nothing to restore, the directories were empty"
     elif link.fresh and link.opened.highest_attempt > 0:

@@ -183,6 +183,20 @@ class TestLeases:
             assert refused.code == "RunBusyError"
             assert "takeover" in refused.hint
 
+    def test_a_store_is_new_until_somebody_begins_in_it(self, socket_path: Path, devices: list[Path]) -> None:
+        """Who mistypes the name of a run must not hear that the directories were empty."""
+        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+            for rank, trainer in enumerate((first, second)):
+                reply = trainer.open_run(devices, rank=rank, world_size=2)
+                assert isinstance(reply, frames.RunOpened)
+                assert reply.new_store
+            first.begin_attempt(1)
+        with FakeTrainer(socket_path) as again, FakeTrainer(socket_path) as mistyped:
+            for name, trainer in (("test", again), ("tset", mistyped)):
+                reply = trainer.open_run(devices, name=name)
+                assert isinstance(reply, frames.RunOpened)
+                assert not reply.new_store
+
     def test_a_trainer_that_leaves_answers_unread_gives_its_run_back(
         self, socket_path: Path, devices: list[Path]
     ) -> None:
