@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from loop_disk import LoopDisk, skip_without
+from pausing import wait_until
 from scraping import scrape
 
 from everstep.checkpoint.testing import load, opened
@@ -148,21 +149,22 @@ def test_a_device_that_fills_gets_nothing_more_and_status_and_metrics_say_so(
         saved = trainer.event(frames.Persisted)
         assert isinstance(saved, frames.Persisted)
         assert saved.step == 2
+        full, other = map(str, devices)
+        is_full = f"everstep_device_full{{{full}}}"
+        wait_until(lambda: scrape(port)[is_full] == 1)  # asked every second
         views = {device.path: device for device in client.status().stores[0].devices}
         metrics = scrape(port)
         (disk.path / "filler").unlink()
-        room_again = scrape(port)
+        wait_until(lambda: scrape(port)[is_full] == 0)
         (run,) = _runs(devices[1:])
         arena.close()
-    full, other = map(str, devices)
     assert {view.state for view in views.values()} == {DeviceStatus.OK}
     assert "has no room" in views[full].reason
     assert not views[other].reason
-    assert [metrics[f"everstep_device_full{{{path}}}"] for path in (full, other)] == [1, 0]
+    assert (metrics[is_full], metrics[f"everstep_device_full{{{other}}}"]) == (1, 0)
     assert (
         metrics[f"everstep_device_free_bytes{{{full}}}"] < metrics[f"everstep_device_free_bytes{{{other}}}"]
     )
-    assert room_again[f"everstep_device_full{{{full}}}"] == 0
     assert len(run) == 2
 
 
