@@ -1,11 +1,11 @@
 """What a run asks of its ranks, and what it hears of them."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from ..checkpoint.frequency_types import Decision
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
+from .end_machine import Ask
 
 
 class Listener(Protocol):
@@ -16,6 +16,10 @@ class Listener(Protocol):
 
         Asked when an end was announced, on the training thread; of several ranks on rank 0, which decides for all.
         """
+        ...
+
+    def end_confirmed(self) -> None:
+        """All ranks were told by SIGTERM."""
         ...
 
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
@@ -58,16 +62,16 @@ class Ranks(Protocol):
         """How often, and why: the newest plan's, the same on all ranks that know it."""
         ...
 
-    def ask_for_checkpoint(self, end: str = "") -> None:
-        """Ask for a checkpoint at one of the next boundaries; or, for the reason `end`, for one as the run's last."""
+    def ask_for_checkpoint(self, ask: Ask) -> None:
+        """Ask for a checkpoint at one of the next boundaries, maybe as the run's last; from any thread."""
         ...
 
     def end_after(self, step: int) -> str:
         """Return why the run ends with boundary `step`, asked after `is_due`; empty: it goes on."""
         ...
 
-    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """Ask for the last checkpoint if all ranks say the same within two seconds; `alone` is called if not."""
+    def confirm_end(self, ask: Ask) -> None:
+        """Ask so once all ranks have said the same; the listener hears of it."""
         ...
 
     def sealed(self, checkpoint: CheckpointId) -> None:

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, cast
@@ -20,6 +19,7 @@ from ..checkpoint.frequency_format import dump_decision, load_decision
 from ..checkpoint.frequency_types import Decision
 from ..core.errors import DeadlineError, EverstepError, error_from_code
 from ..core.ids import CheckpointId
+from .end_machine import Ask, Requests
 from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
 from .one_rank import TOLD_KEPT, OneRank
@@ -43,9 +43,6 @@ REQUESTS = "requests"
 """Counts the checkpoints that were asked for: no request is lost that comes while others are read."""
 FIGURES_S = 2.0
 """How often ranks tell rank 0 what they have measured."""
-
-CONFIRM_S = 2.0
-"""How long a rank that is to end waits for the others to be told the same."""
 
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
@@ -71,13 +68,13 @@ class StoreRanks:
         self._outbox: list[tuple[str, str]] = []
         self._open: dict[CheckpointId, set[str]] = {}
         self._told: deque[CheckpointId] = deque(maxlen=TOLD_KEPT)
-        self._requested = self._closing = self._lost = False
-        self._end = ""
-        """Why the next plan's first boundary is the last one; on rank 0."""
+        self._closing = self._lost = False
+        self._requests = Requests()
+        """On rank 0: what its next plan answers."""
         self._request_count, self._noticed = 0, False
         """What of the requests rank 0 has heard of."""
-        self._confirming: tuple[str, threading.Timer] | None = None
-        """Why this rank is to end, and what ends it alone if the others do not say so too."""
+        self._confirming: Ask | None = None
+        """What this rank asks for if the others say so, too."""
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
 
@@ -144,10 +141,10 @@ class StoreRanks:
         """Rank 0's, as the newest plan brought it."""
         return self._decision
 
-    def ask_for_checkpoint(self, end: str = "") -> None:
+    def ask_for_checkpoint(self, ask: Ask) -> None:
         """Tell rank 0, which lists a boundary of its next plan."""
-        if end:
-            self._say(NOTICE, json.dumps(end))
+        if ask.end:
+            self._say(NOTICE, json.dumps(ask.end))
         else:
             self._say(REQUESTS, "+")
 
@@ -156,16 +153,10 @@ class StoreRanks:
         with self._changed:
             return self._horizon.end_after(step)
 
-    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them.
-
-        The time runs by itself: the agreement's thread begins with the first boundary, and ends with the Store.
-        """
-        timer = threading.Timer(CONFIRM_S, alone)
-        timer.daemon = True
+    def confirm_end(self, ask: Ask) -> None:
+        """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them."""
         with self._changed:
-            self._confirming = reason, timer
-        timer.start()
+            self._confirming = ask
         self._say(END, "+")
 
     def sealed(self, checkpoint: CheckpointId) -> None:
@@ -185,8 +176,6 @@ class StoreRanks:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            if self._confirming is not None:
-                self._confirming[1].cancel()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -206,10 +195,9 @@ class StoreRanks:
         """Return the plan that follows, by what was asked for until now."""
         assert self._listener is not None
         self._pace.hear(self._peers)
-        end, requested = self._end, self._requested
-        self._end, self._requested = "", False
-        if end:
-            requested = self._listener.saves_last_boundary()
+        ask = self._requests.take()
+        end = ask.end if ask is not None else ""
+        requested = self._listener.saves_last_boundary() if end else ask is not None
         return self._planner.next(requested=requested, end=end, step_s=self._pace.step_s)
 
     def _publish(self, plan: Plan) -> None:
@@ -278,21 +266,23 @@ class StoreRanks:
         end = cast("str", json.loads(self._store.get(NOTICE))) if noticed else ""
         with self._changed:
             if count > self._request_count:
-                self._request_count, self._requested = count, True
+                self._request_count = count
+                self._requests.add(Ask())
             if noticed:
-                self._noticed, self._end = True, end
+                self._noticed = True
+                self._requests.add(Ask(end=end))
 
     def _receive_confirmations(self) -> None:
         """End together, not alone."""
+        assert self._listener is not None
         with self._changed:
             confirming = self._confirming
         if confirming is None or not self._store.check([f"all-{END}"]):
             return
-        reason, timer = confirming
-        timer.cancel()
         with self._changed:
             self._confirming = None
-            self._end = reason
+            self._requests.add(confirming)
+        self._listener.end_confirmed()
 
     def _receive_figures(self) -> None:
         """Rank 0 decides by all ranks' figures, a few seconds old; some ranks may have sent none yet."""

@@ -1,5 +1,7 @@
 """How the ranks of one run agree over a real Store: two of them in one process."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +14,12 @@ from torch._C._distributed_c10d import Store, TCPStore
 from everstep.checkpoint.frequency_types import Limits
 from everstep.core.ids import CheckpointId
 from everstep.hook import ranks as ranks_module
+from everstep.hook import run_end
+from everstep.hook.end_machine import Ask
+from everstep.hook.notice import CONFIRM_S, Preemption
 from everstep.hook.pace import Pace
-from everstep.hook.ranks import CONFIRM_S, StoreRanks
+from everstep.hook.ranks import StoreRanks
+from everstep.hook.run_end import RunEnd
 
 DEADLINE_S = 20.0
 Make = Callable[[int], StoreRanks]
@@ -22,8 +28,13 @@ Make = Callable[[int], StoreRanks]
 class Listener:
     """Has time for a last checkpoint, or not; nothing of these tests is ever sealed."""
 
-    def __init__(self, *, has_time: bool = True) -> None:
-        self._has_time = has_time
+    def __init__(self, *, has_time: bool = True, on_confirmed: Callable[[], None] = lambda: None) -> None:
+        self._has_time, self._on_confirmed = has_time, on_confirmed
+        self.confirmed = threading.Event()
+
+    def end_confirmed(self) -> None:
+        self._on_confirmed()
+        self.confirmed.set()
 
     def saves_last_boundary(self) -> bool:
         return self._has_time
@@ -81,16 +92,24 @@ def last_boundary(pair: list[StoreRanks]) -> tuple[str, bool]:
     raise AssertionError("no boundary is the last one")
 
 
-def never() -> None:
-    raise AssertionError("all ranks were told")
-
-
 def test_ranks_that_are_all_told_end_with_the_same_boundary(rank: Make) -> None:
-    pair = [rank(0), rank(1)]
-    for each in pair:
-        each.start(0, Listener())
-        each.confirm_end("SIGTERM", never)
+    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+        each.confirm_end(Ask(end="SIGTERM"))
     assert last_boundary(pair) == ("SIGTERM", True)
+    assert all(listener.confirmed.wait(DEADLINE_S) for listener in heard)
+
+
+def test_one_that_is_told_alone_hears_no_confirmation_and_all_go_on(rank: Make) -> None:
+    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+    pair[1].confirm_end(Ask(end="SIGTERM"))
+    for step in range(1, 50):
+        assert {each.is_due(step) for each in pair} == {False}
+        assert {each.end_after(step) for each in pair} == {""}
+    assert not any(listener.confirmed.is_set() for listener in heard)
 
 
 @pytest.mark.parametrize("has_time", [True, False])
@@ -98,16 +117,16 @@ def test_rank_0_says_for_all_whether_the_last_boundary_is_saved(rank: Make, has_
     pair = [rank(0), rank(1)]
     for each, believes in zip(pair, (has_time, not has_time), strict=True):
         each.start(0, Listener(has_time=believes))
-    pair[1].ask_for_checkpoint("the notice")
+    pair[1].ask_for_checkpoint(Ask(end="the notice"))
     assert last_boundary(pair) == ("the notice", has_time)
 
 
 def test_a_request_after_a_notice_leaves_the_notice(rank: Make) -> None:
     """Of any rank, in the same moment."""
     pair = [rank(0), rank(1)]
-    pair[1].ask_for_checkpoint("the notice")
-    pair[0].ask_for_checkpoint()
-    pair[1].ask_for_checkpoint()
+    pair[1].ask_for_checkpoint(Ask(end="the notice"))
+    pair[0].ask_for_checkpoint(Ask())
+    pair[1].ask_for_checkpoint(Ask())
     for each in pair:
         each.start(0, Listener())
     assert last_boundary(pair) == ("the notice", True)
@@ -132,7 +151,7 @@ class AsksMeanwhile:
 
 def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) -> None:
     first, second = rank(0), rank(1)
-    asked = ["", "the notice"]
+    asked = [Ask(), Ask(end="the notice")]
 
     def ask() -> None:
         if asked:
@@ -146,32 +165,68 @@ def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) ->
     first._receive_requests()
     first._store = real
     first._receive_requests()
-    assert (first._requested, first._end) == (True, "the notice")
+    assert first._requests.take() == Ask(end="the notice")
 
 
-def test_who_is_told_before_its_first_boundary_ends_alone_unless_all_are(rank: Make) -> None:
+# -- SIGTERM: together or alone
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set where this process would end alone."""
+    made = threading.Event()
+    monkeypatch.setattr(run_end, "end_now", made.set)
+    return made
+
+
+@pytest.fixture
+def end_of() -> Iterator[Callable[[StoreRanks], RunEnd]]:
+    """Make the end of a rank's run, which hears SIGTERM."""
+    made: list[RunEnd] = []
+
+    def make(ranks: StoreRanks) -> RunEnd:
+        made.append(RunEnd("small", ranks, Pace(every=1, limits=Limits()), Preemption()))
+        return made[-1]
+
+    yield make
+    while made:
+        made.pop().close()
+
+
+def test_who_is_told_before_its_first_boundary_ends_alone_unless_all_are(
+    rank: Make, alone: threading.Event, end_of: Callable[[StoreRanks], RunEnd]
+) -> None:
     """Its peer has died; the thread that reads the others' confirmations does not run yet."""
-    alone = threading.Event()
-    rank(1).confirm_end("SIGTERM", alone.set)
+    end_of(rank(1))
+    os.kill(os.getpid(), signal.SIGTERM)
     assert alone.wait(CONFIRM_S + DEADLINE_S)
 
 
-def test_who_is_told_after_the_store_was_lost_ends_alone(rank: Make, server: list[TCPStore]) -> None:
-    alone, survivor = threading.Event(), rank(1)
+def test_who_is_told_after_the_store_was_lost_ends_alone(
+    rank: Make,
+    server: list[TCPStore],
+    alone: threading.Event,
+    end_of: Callable[[StoreRanks], RunEnd],
+) -> None:
+    survivor = rank(1)
     survivor.start(0, Listener())
     server.clear()
     while not survivor._lost:
         time.sleep(0.01)
-    survivor.confirm_end("SIGTERM", alone.set)
+    end_of(survivor)
+    os.kill(os.getpid(), signal.SIGTERM)
     assert alone.wait(CONFIRM_S + DEADLINE_S)
 
 
-def test_who_closes_meanwhile_is_not_ended(rank: Make) -> None:
-    leaving = rank(1)
-    leaving.start(0, Listener())
-    leaving.confirm_end("SIGTERM", never)
-    assert leaving._confirming is not None
-    timer = leaving._confirming[1]
-    leaving.close()
-    timer.join(DEADLINE_S)
-    assert timer.finished.is_set()
+def test_who_is_told_with_all_others_does_not_end_alone(
+    rank: Make, alone: threading.Event, end_of: Callable[[StoreRanks], RunEnd]
+) -> None:
+    pair = [rank(0), rank(1)]
+    end = end_of(pair[1])
+    heard = Listener(on_confirmed=end.confirmed)
+    pair[0].start(0, Listener())
+    pair[1].start(0, heard)
+    pair[0].confirm_end(Ask(end="SIGTERM"))
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.confirmed.wait(DEADLINE_S)
+    assert not alone.wait(CONFIRM_S + 0.5)

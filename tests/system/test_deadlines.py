@@ -13,7 +13,8 @@ from in_process import Training, assert_restores, manifests, service, training
 from overlapping import slow_copies
 
 import everstep
-from everstep.hook.notice import ENDED_STATUS, SIGTERM, Notice
+from everstep.hook.end_machine import SIGTERM, Notice
+from everstep.hook.notice import ENDED_STATUS
 from everstep.hook.pace import Pace
 from everstep.hook.trainer_testing import Job, Trainer
 
@@ -223,7 +224,7 @@ def test_what_is_trained_after_a_notice_is_saved_too(
         trained.save()
         notice.touch()
         until_s = time.monotonic() + 60
-        while not trained.run._end._announced:
+        while not trained.run._end._machine._notices:
             assert time.monotonic() < until_s
             time.sleep(0.01)
         before = trained.run.report().last_complete
