@@ -30,17 +30,32 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a rank is, and its checkpoints."""
+
+    step: int
+    """The boundary that it has come to, and that is not decided about yet."""
+    saved: int
+    """The newest boundary whose checkpoint is complete or under way, or with which the attempt started."""
+    tried: int
+    """The newest one that was due, whether its checkpoint could be begun or not."""
+    under_way: bool
+    """A checkpoint has begun, and is neither complete nor failed."""
+    is_busy: bool
+    """One is, or memory for one is being allocated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
     """What a rank knows as it reaches one."""
 
+    progress: Progress
     at_s: float
     """Of the monotonic clock."""
     step_s: float
     """What a step takes."""
     needed_s: float | None
     """From a checkpoint's boundary until it is durable, with room; None: nobody knows."""
-    under_way: bool
-    """A checkpoint is, or memory for one is being allocated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +80,12 @@ class EndMachine:
         self._notices: list[Notice] = []
         """By others than SIGTERM, after which nobody waits."""
         self._until_s: float | None = None
-        self._asked_s: float | None = None
-        """When a checkpoint was asked for to measure what one takes."""
+        self._is_new = False
+        """A notice came since the last boundary."""
+        self._owed: int | None = None
+        """A notice wants a checkpoint of this boundary or a newer one, whatever follows."""
+        self._asked: tuple[int, float] | None = None
+        """At which boundary, and when, a checkpoint was asked for with which the run goes on."""
         self._is_told = False
         self._is_confirmed = world_size == 1
 
@@ -83,6 +102,7 @@ class EndMachine:
             self._is_told = True
         else:
             self._notices.append(notice)
+            self._is_new = True
 
     def confirmed(self) -> None:
         """All ranks were told by SIGTERM."""
@@ -96,21 +116,22 @@ class EndMachine:
     # -- what to do
 
     def at_boundary(self, boundary: Boundary) -> Ask | None:
-        """Return what to ask for: the last checkpoint as late as it still fits, since what follows it is lost.
+        """Return what to ask for: after a notice a checkpoint at once, since the next boundary may come too late.
 
-        And while nobody knows how long that takes, one to measure it.
+        And the last one as late as it still fits, since what follows it is lost. While nobody knows how long that
+        takes, one to measure it.
         """
         standing = self._standing()
         last = [notice for notice in standing if self._is_last_chance(notice, boundary)]
         if last:
             return self._last(last)
-        if standing and boundary.needed_s is None and not boundary.under_way:
-            return self._measure(boundary.at_s)
+        if self._owes(boundary.progress) or (standing and self._is_unknown(boundary)):
+            return self._ask_now(boundary)
         return None
 
     def saves_last(self, boundary: Boundary) -> bool:
         """Tell whether the last boundary is saved; else time is left only for what is under way. Rank 0 decides."""
-        return not boundary.under_way or self._has_time(boundary)
+        return not boundary.progress.under_way or self._has_time(boundary)
 
     def until_s(self, now_s: float) -> float:
         """Return when somebody will end this process, as far as this rank knows."""
@@ -140,10 +161,25 @@ class EndMachine:
         if notice.ends and (self._until_s is None or notice.until_s < self._until_s):
             self._until_s = notice.until_s
 
-    def _measure(self, now_s: float) -> Ask | None:
-        if self._asked_s is not None and now_s < self._asked_s + ASK_AGAIN_S:
-            return None
-        self._asked_s = now_s
+    def _owes(self, progress: Progress) -> bool:
+        """Tell whether a notice has no checkpoint yet. One that was under way when it came will do, unless it fails."""
+        if self._is_new:
+            last = progress.step - 1
+            self._owed = min(last, progress.saved) if progress.under_way else last
+            self._is_new = False
+        return self._owed is not None and progress.saved < self._owed
+
+    @staticmethod
+    def _is_unknown(boundary: Boundary) -> bool:
+        return boundary.needed_s is None and not boundary.progress.is_busy
+
+    def _ask_now(self, boundary: Boundary) -> Ask | None:
+        """Ask, unless what was asked for before has not come yet, or could not be begun a moment ago."""
+        if self._asked is not None:
+            step, asked_s = self._asked
+            if boundary.progress.tried < step or boundary.at_s < asked_s + ASK_AGAIN_S:
+                return None
+        self._asked = boundary.progress.step, boundary.at_s
         return Ask()
 
 

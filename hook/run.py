@@ -196,7 +196,7 @@ class Run:
         ended = self._costs.arrived(arrived_s, guard_s=guard_s)
         self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
         self._state.step += 1
-        self._end.at_boundary(under_way=self._checkpoints.busy)
+        self._end.at_boundary(self._checkpoints.progress)
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
         self._costs.wait_s += time.perf_counter() - waits_s
@@ -290,7 +290,7 @@ class Run:
                 "restore_not_called run=%s: earlier attempts exist; this one begins from the given objects",
                 self.name,
             )
-        self._checkpoints.saved_step = self._state.step
+        self._checkpoints.start()
         self._pace.begin(self._state.step, devices=self._link.devices)
         self._ranks.start(self._state.step, self._checkpoints)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..core.ids import CheckpointId
 from ..proto import frames
+from .end_machine import Progress
 from .link import Link
 from .pace import Pace
 from .rank_protocol import Ranks
@@ -58,13 +59,32 @@ class RunCheckpoints:
         """What the attempt started from."""
         self.saved_step = -1
         """The newest boundary of which a snapshot was begun, or with which the attempt started."""
+        self._complete_step = self._tried_step = -1
 
     @property
     def busy(self) -> bool:
         """Tell whether a checkpoint is under way, or memory for one."""
         return bool(self._under_way) or self._snapshotter.busy
 
+    @property
+    def progress(self) -> Progress:
+        """How far this rank is."""
+        with self._settled:
+            under_way = [checkpoint.step for checkpoint in self._under_way]
+            saved = max(self._complete_step, *under_way) if under_way else self._complete_step
+        return Progress(
+            step=self._state.step,
+            saved=saved,
+            tried=self._tried_step,
+            under_way=bool(under_way),
+            is_busy=bool(under_way) or self._snapshotter.busy,
+        )
+
     # -- on the training thread
+
+    def start(self) -> None:
+        """Training begins with the state as it is, which need not be saved."""
+        self.saved_step = self._complete_step = self._tried_step = self._state.step
 
     def take(self) -> bool:
         """Begin the checkpoint of this boundary, or count and say why not."""
@@ -128,6 +148,7 @@ class RunCheckpoints:
     def _begin(self) -> str | None:
         """Begin the snapshot of this boundary; return the reason when that is not possible now."""
         checkpoint = CheckpointId(self._parts.attempt, self._state.step)
+        self._tried_step = checkpoint.step
         with self._settled:
             self._under_way.add(checkpoint)
         try:
@@ -153,7 +174,7 @@ class RunCheckpoints:
 
     def saves_last_boundary(self) -> bool:
         """Tell whether the last boundary is saved, or time is only left for what is under way."""
-        return self._parts.end.saves_last(under_way=bool(self._under_way))
+        return self._parts.end.saves_last(self.progress)
 
     def end_confirmed(self) -> None:
         """All ranks were told to end."""
@@ -168,6 +189,8 @@ class RunCheckpoints:
         if self._ranks.world_size > 1:
             self._link.tell(frames.Complete(attempt=checkpoint.attempt, step=checkpoint.step))
         self._costs.completed(checkpoint)
+        with self._settled:
+            self._complete_step = max(self._complete_step, checkpoint.step)
         self._settle(checkpoint)
 
     def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:

@@ -6,7 +6,7 @@ import time
 from typing import NoReturn
 
 from ..core.errors import UsageError
-from .end_machine import LEASE_ENDS, SIGTERM, Ask, Boundary, EndMachine, Notice
+from .end_machine import LEASE_ENDS, SIGTERM, Ask, Boundary, EndMachine, Notice, Progress
 from .notice import ENDED_STATUS, NoticeWatch, Preemption, end_now
 from .pace import Pace
 from .rank_protocol import Ranks
@@ -34,17 +34,17 @@ class RunEnd:
         with self._lock:
             self._machine.leased(Notice(reason=LEASE_ENDS, until_s=time.monotonic() + seconds, ends=ends))
 
-    def at_boundary(self, *, under_way: bool) -> None:
+    def at_boundary(self, progress: Progress) -> None:
         """Ask for what the machine wants, before the boundary is decided about."""
         with self._lock:
-            ask = self._machine.at_boundary(self._boundary(under_way=under_way))
+            ask = self._machine.at_boundary(self._boundary(progress))
         if ask is not None:
             self._ranks.ask_for_checkpoint(ask)
 
-    def saves_last(self, *, under_way: bool) -> bool:
+    def saves_last(self, progress: Progress) -> bool:
         """Tell whether the last boundary gets a checkpoint; of several ranks rank 0 decides."""
         with self._lock:
-            return self._machine.saves_last(self._boundary(under_way=under_way))
+            return self._machine.saves_last(self._boundary(progress))
 
     @property
     def until_s(self) -> float:
@@ -72,12 +72,12 @@ class RunEnd:
         """Hear nothing more; SIGTERM ends the process again."""
         self._watch.close()
 
-    def _boundary(self, *, under_way: bool) -> Boundary:
+    def _boundary(self, progress: Progress) -> Boundary:
         return Boundary(
+            progress=progress,
             at_s=time.monotonic(),
             step_s=self._pace.step_s,
             needed_s=self._pace.needed_s,
-            under_way=under_way,
         )
 
     # -- on the watch's thread

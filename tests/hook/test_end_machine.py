@@ -20,6 +20,7 @@ from everstep.hook.end_machine import (
     Boundary,
     EndMachine,
     Notice,
+    Progress,
     Requests,
 )
 from everstep.hook.horizon_machine import LOOKAHEAD_BOUNDARIES, Horizon, Plan, Planner
@@ -27,9 +28,18 @@ from everstep.hook.horizon_machine import LOOKAHEAD_BOUNDARIES, Horizon, Plan, P
 SPOT = "the notice"
 
 
-def boundary(at_s: float, **more: float | bool | None) -> Boundary:
-    values: dict[str, float | bool | None] = {"step_s": 0.1, "needed_s": 1.0, "under_way": False}
-    return Boundary(at_s=at_s, **(values | more))  # pyright: ignore[reportArgumentType]
+def boundary(
+    at_s: float,
+    *,
+    step: int = 10,
+    saved: int = 9,
+    tried: int = 9,
+    under_way: bool = False,
+    needed_s: float | None = 1.0,
+) -> Boundary:
+    """By default the boundary before this one is saved."""
+    progress = Progress(step=step, saved=saved, tried=tried, under_way=under_way, is_busy=under_way)
+    return Boundary(progress=progress, at_s=at_s, step_s=0.1, needed_s=needed_s)
 
 
 def notice(until_s: float, *, reason: str = SPOT, ends: bool = True) -> Notice:
@@ -76,15 +86,56 @@ def test_who_is_not_to_end_asks_for_a_checkpoint_and_goes_on() -> None:
     assert machine.until_s(9.9) == 9.9 + GRACE_S, "nobody ends this process then"
 
 
-def test_while_nobody_knows_what_a_checkpoint_takes_one_is_asked_for_now_and_then() -> None:
+def test_while_nobody_knows_what_a_checkpoint_takes_one_is_asked_for_until_one_has_begun() -> None:
     machine = alone()
     machine.leased(notice(1000.0, reason=LEASE_ENDS))
-    unknown = {"needed_s": None}
-    assert machine.at_boundary(boundary(1.0, **unknown)) == Ask()
-    assert machine.at_boundary(boundary(1.0 + ASK_AGAIN_S / 2, **unknown)) is None
-    assert machine.at_boundary(boundary(1.1 + ASK_AGAIN_S, **unknown, under_way=True)) is None
-    assert machine.at_boundary(boundary(1.1 + ASK_AGAIN_S, **unknown)) == Ask()
-    assert machine.at_boundary(boundary(500.0)) is None, "now it is known"
+    assert machine.at_boundary(boundary(1.0, needed_s=None)) == Ask()
+    assert machine.at_boundary(boundary(2.0, step=11, needed_s=None)) is None, "it has not come yet"
+    could_not = {"step": 12, "tried": 11}
+    assert machine.at_boundary(boundary(1.0 + ASK_AGAIN_S / 2, **could_not, needed_s=None)) is None
+    assert machine.at_boundary(boundary(2.0, **could_not, needed_s=None, under_way=True)) is None
+    assert machine.at_boundary(boundary(2.0, **could_not, needed_s=None)) == Ask()
+    assert machine.at_boundary(boundary(500.0, step=99, tried=98)) is None, "now it is known"
+
+
+def test_a_notice_makes_a_checkpoint_at_once_and_one_as_late_as_it_fits() -> None:
+    machine = alone()
+    machine.noticed(notice(100.0))
+    assert machine.at_boundary(boundary(1.0, step=10, saved=5)) == Ask()
+    assert machine.at_boundary(boundary(2.0, step=11, saved=10, tried=10, under_way=True)) is None
+    assert machine.at_boundary(boundary(50.0, step=400, saved=10, tried=10)) is None
+    assert machine.at_boundary(boundary(99.0, step=700, saved=10, tried=10)) == Ask(end=SPOT)
+
+
+def test_where_both_do_not_fit_there_is_one() -> None:
+    machine = alone()
+    machine.noticed(notice(1.0))
+    assert machine.at_boundary(boundary(0.1, saved=0)) == Ask(end=SPOT)
+
+
+@pytest.mark.parametrize("saved", [9, 10])
+def test_what_is_saved_up_to_the_last_boundary_is_not_saved_at_once_again(saved: int) -> None:
+    machine = alone()
+    machine.noticed(notice(100.0))
+    assert machine.at_boundary(boundary(1.0, step=10, saved=saved)) is None
+    assert machine.at_boundary(boundary(50.0, step=400, saved=saved)) is None
+
+
+def test_what_is_under_way_when_a_notice_comes_will_do_unless_it_fails() -> None:
+    machine = alone()
+    machine.noticed(notice(100.0))
+    assert machine.at_boundary(boundary(1.0, step=10, saved=5, tried=5, under_way=True)) is None
+    assert machine.at_boundary(boundary(2.0, step=11, saved=5, tried=5)) is None, "it is complete"
+    assert machine.at_boundary(boundary(3.0, step=12, saved=2, tried=5)) == Ask(), "it has failed"
+
+
+def test_what_could_not_be_begun_is_asked_for_again_and_not_at_each_boundary() -> None:
+    machine = alone()
+    machine.noticed(notice(100.0))
+    assert machine.at_boundary(boundary(1.0, step=10, saved=5)) == Ask()
+    assert machine.at_boundary(boundary(9.0, step=11, saved=5, tried=9)) is None, "ranks have not agreed yet"
+    assert machine.at_boundary(boundary(1.0 + ASK_AGAIN_S / 2, step=12, saved=5, tried=11)) is None
+    assert machine.at_boundary(boundary(9.0, step=13, saved=5, tried=11)) == Ask()
 
 
 @pytest.mark.parametrize(
@@ -148,9 +199,19 @@ class Rank:
     machine: EndMachine
     horizon: Horizon = field(default_factory=Horizon)
     step: int = 0
+    complete: int = 0
+    tried: int = 0
     under_way: list[int] = field(default_factory=list[int])
     ended: str = ""
     """Why, and whether that boundary was saved, once it has."""
+    reasons_to_ask: int = 1
+    """Announcements, and checkpoints that failed or could not be begun; one more where nobody knows what one takes."""
+    asked: int = 0
+    """For checkpoints with which the run goes on."""
+
+    @property
+    def saved(self) -> int:
+        return max([self.complete, *self.under_way])
 
 
 class Job:
@@ -164,13 +225,19 @@ class Job:
         self.requests, self.planner = Requests(), Planner(due=FixedInterval(every).due)
         self.plans = [self.planner.first(0)]
         self.mail: list[Ask] = []
-        self.told = set[int]()
+        self.told, self.failed = set[int](), set[int]()
         self.taken: list[tuple[int, float]] = []
         """Of rank 0: which boundaries were saved, and when they were begun."""
 
     def facts(self, rank: Rank) -> Boundary:
+        under_way = bool(rank.under_way)
         return Boundary(
-            at_s=self.now_s, step_s=self.step_s, needed_s=self.needed_s, under_way=bool(rank.under_way)
+            progress=Progress(
+                step=rank.step, saved=rank.saved, tried=rank.tried, under_way=under_way, is_busy=under_way
+            ),
+            at_s=self.now_s,
+            step_s=self.step_s,
+            needed_s=self.needed_s,
         )
 
     def deliver(self) -> None:
@@ -195,16 +262,37 @@ class Job:
         if rank.ended or not (self.is_alone or rank.horizon.knows(rank.step + 1)):
             return
         rank.step += 1
-        ask = rank.machine.at_boundary(self.facts(rank))
-        if ask is not None:
-            self.mail.append(ask)
+        self._ask(rank)
         due, end = self._of_one(rank) if self.is_alone else self._of_many(rank)
         if due:
-            rank.under_way.append(rank.step)
+            rank.tried = rank.step
+            if rank.step in self.failed:
+                rank.reasons_to_ask += 1
+            else:
+                rank.under_way.append(rank.step)
             if number == 0:
                 self.taken.append((rank.step, self.now_s))
         if end:
             rank.ended = f"{end}, saved: {due}"
+
+    def _ask(self, rank: Rank) -> None:
+        facts = self.facts(rank)
+        is_last_chance = any(rank.machine._is_last_chance(each, facts) for each in rank.machine._standing())
+        ask = rank.machine.at_boundary(facts)
+        if ask is None:
+            return
+        self.mail.append(ask)
+        rank.asked += not ask.end
+        if not is_last_chance and self.needed_s is not None:
+            assert rank.saved < rank.step - 1, "needless"
+
+    def fail(self, step: int) -> None:
+        """A checkpoint fails on all ranks, also on those that have not come to it yet."""
+        self.failed.add(step)
+        for rank in self.ranks:
+            if step in rank.under_way:
+                rank.under_way.remove(step)
+                rank.reasons_to_ask += 1
 
     def _of_one(self, rank: Rank) -> tuple[bool, str]:
         """As `OneRank` decides."""
@@ -231,6 +319,7 @@ class Job:
         if any(rank.under_way for rank in self.ranks):
             self.needed_s = self.true_needed_s
         for rank in self.ranks:
+            rank.complete = rank.saved
             rank.under_way.clear()
 
 
@@ -251,11 +340,13 @@ class Ends(RuleBasedStateMachine):
     def notice(self, rank: int, left_s: float, ends: bool) -> None:
         if rank < len(self.job.ranks):
             self.job.ranks[rank].machine.noticed(notice(self.job.now_s + left_s, ends=ends))
+            self.job.ranks[rank].reasons_to_ask += 1 + (not ends)
 
     @rule(left_s=st.floats(0.1, 300.0), ends=st.booleans())
     def lease(self, left_s: float, ends: bool) -> None:
         for rank in self.job.ranks:
             rank.machine.leased(notice(self.job.now_s + left_s, reason=LEASE_ENDS, ends=ends))
+            rank.reasons_to_ask += not ends
 
     @rule(rank=st.integers(0, 2))
     def sigterm(self, rank: int) -> None:
@@ -277,6 +368,12 @@ class Ends(RuleBasedStateMachine):
     def settle(self) -> None:
         self.job.settle()
 
+    @rule()
+    def fail(self) -> None:
+        steps = [rank.under_way[-1] for rank in self.job.ranks if rank.under_way]
+        if steps:
+            self.job.fail(max(steps))
+
     @rule(seconds=st.floats(0.0, 100.0))
     def wait(self, seconds: float) -> None:
         self.job.now_s += seconds
@@ -288,6 +385,11 @@ class Ends(RuleBasedStateMachine):
         assert len({(rank.step, rank.ended) for rank in ended}) <= 1
         if ended:
             assert all(rank.step <= ended[0].step for rank in ranks)
+
+    @invariant()
+    def each_announcement_is_answered_once(self) -> None:
+        for rank in self.job.ranks:
+            assert rank.asked <= rank.reasons_to_ask
 
     @invariant()
     def at_most_one_plan_ends_the_run(self) -> None:
@@ -363,6 +465,8 @@ def test_no_deadline_is_passed_where_the_time_that_a_checkpoint_needs_is_true(
             rank.machine.noticed(heard) if reason == SPOT else rank.machine.leased(heard)
 
     run_until_ended(job, announce=announce, at_s=at_s)
+    if reason == SPOT:
+        assert job.taken[0][1] <= at_s + 2 * step_s + agree_s + 1e-6, "at once"
     step, begun_s = job.taken[-1]
     assert {rank.ended for rank in job.ranks} == {f"{reason}, saved: True"}
     assert step == job.ranks[0].step
