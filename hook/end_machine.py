@@ -108,6 +108,10 @@ class EndMachine:
         """All ranks were told by SIGTERM."""
         self._is_confirmed = True
 
+    def ranks_lost(self) -> None:
+        """No rank hears of another any more: each minds its own lease, and has nobody to agree with."""
+        self._minds_lease, self._agree_s = True, 0.0
+
     @property
     def is_alone(self) -> bool:
         """Tell whether SIGTERM came to this rank and, as far as is known, not to all."""

@@ -19,6 +19,7 @@ class OneRank:
 
     rank = 0
     world_size = 1
+    lost: EverstepError | None = None
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace

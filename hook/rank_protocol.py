@@ -22,6 +22,10 @@ class Listener(Protocol):
         """All ranks were told by SIGTERM."""
         ...
 
+    def ranks_lost(self, error: EverstepError) -> None:
+        """Nothing can be agreed on any more; what is under way will not be known to be complete."""
+        ...
+
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
         """All ranks hold a sealed snapshot."""
         ...
@@ -58,6 +62,11 @@ class Ranks(Protocol):
         ...
 
     @property
+    def lost(self) -> EverstepError | None:
+        """Why nothing can be agreed on any more; None: it can."""
+        ...
+
+    @property
     def decision(self) -> Decision:
         """How often, and why: the newest plan's, the same on all ranks that know it."""
         ...
@@ -67,7 +76,10 @@ class Ranks(Protocol):
         ...
 
     def end_after(self, step: int) -> str:
-        """Return why the run ends with boundary `step`, asked after `is_due`; empty: it goes on."""
+        """Return why the run ends with boundary `step`, asked after `is_due`; empty: it goes on.
+
+        Once the ranks are lost each one ends for what it has asked for itself.
+        """
         ...
 
     def confirm_end(self, ask: Ask) -> None:

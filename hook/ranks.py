@@ -5,19 +5,17 @@ training group.
 """
 
 import json
-import logging
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
 import torch.distributed as dist
 
 from ..checkpoint.frequency_format import dump_decision, load_decision
 from ..checkpoint.frequency_types import Decision
-from ..core.errors import DeadlineError, EverstepError, error_from_code
+from ..core.errors import DeadlineError, EverstepError, RanksLostError, error_from_code
 from ..core.ids import CheckpointId
 from .end_machine import Ask, Requests
 from .group_nonce import agree_nonce
@@ -25,16 +23,14 @@ from .horizon_machine import Horizon, Plan, Planner
 from .one_rank import TOLD_KEPT, OneRank
 from .pace import Pace
 from .rank_protocol import Listener, Ranks
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
-
-logger = logging.getLogger(__name__)
+from .rank_store import name_of, own_client, under
 
 AGREE_DEADLINE_S = 300.0
 """For attach and restore: a rank may come minutes late (imports, data sets), never hours."""
 
 PLAN_DEADLINE_S = 60.0
+STORE_DEADLINE_S = 60.0
+"""An operation of the Store that takes longer will never end: its server hangs, or the way to it is gone."""
 END = "end"
 """Counts the ranks that were told to end."""
 NOTICE = "notice"
@@ -58,8 +54,8 @@ class StoreRanks:
         """Newest figures of the other ranks that have sent some; on rank 0."""
         self._figures_at_s = 0.0
         """When figures are sent, or fetched, the next time."""
-        self._prefix, self._client = f"everstep/{run_id}", _own_client()
-        self._store = _under(f"{self._prefix}/join", self._client)
+        self._prefix, self._client = f"everstep/{run_id}", own_client()
+        self._store = under(f"{self._prefix}/join", self._client)
         self._round = 0
         self._horizon = Horizon()
         self._planner = Planner(due=pace.due)
@@ -68,7 +64,12 @@ class StoreRanks:
         self._outbox: list[tuple[str, str]] = []
         self._open: dict[CheckpointId, set[str]] = {}
         self._told: deque[CheckpointId] = deque(maxlen=TOLD_KEPT)
-        self._closing = self._lost = False
+        self._closing = False
+        self._lost: RanksLostError | None = None
+        self._beat_s = 0.0
+        """When the thread has last begun to speak to the Store."""
+        self._asked_end = ""
+        """Why this rank has asked for the run's end."""
         self._requests = Requests()
         """On rank 0: what its next plan answers."""
         self._request_count, self._noticed = 0, False
@@ -83,14 +84,14 @@ class StoreRanks:
     def agree_attempt(self, known: int, error: EverstepError | None) -> int:
         """Gather what every rank's daemon knows; errors travel too: nobody waits for a rank that was refused."""
         nonce = self._agree_nonce()
-        self._store = _under(f"{self._prefix}/join/{nonce}", self._client)
+        self._store = under(f"{self._prefix}/join/{nonce}", self._client)
         said = self.gather("attempt", _pack_error(error) if error is not None else {"known": known})
         for rank, item in enumerate(said):
             raised = _unpack_error(item, rank)
             if raised is not None:
                 raise error if error is not None else raised
         attempt = 1 + max(cast("dict[str, int]", item)["known"] for item in said)
-        self._store = _under(f"{self._prefix}/{attempt}/{nonce}", self._client)
+        self._store = under(f"{self._prefix}/{attempt}/{nonce}", self._client)
         return attempt
 
     def gather(self, topic: str, value: object) -> list[object]:
@@ -102,13 +103,13 @@ class StoreRanks:
             self._store.wait(keys, timedelta(seconds=AGREE_DEADLINE_S))
             return [json.loads(item) for item in self._store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:
-            raise _disagreement(topic, error) from error
+            raise _disagreement(topic, name_of(self._client), error) from error
 
     def _agree_nonce(self) -> str:
         try:
             return agree_nonce(self._store, self.rank, self.world_size, AGREE_DEADLINE_S)
         except RuntimeError as error:
-            raise _disagreement("the attempt", error) from error
+            raise _disagreement("the attempt", name_of(self._client), error) from error
 
     # -- training
 
@@ -117,14 +118,15 @@ class StoreRanks:
         self._listener, self._step = listener, step
         if self.rank == 0:
             self._publish(self._planner.first(step))
+        self._beat_s = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="everstep-ranks", daemon=True)
         self._thread.start()
 
     def is_due(self, step: int) -> bool:
         """Look into the plans; wait at the horizon, at most a minute (then checkpoints stop, training goes on)."""
+        if self.lost is not None:
+            return False
         with self._changed:
-            if self._lost:
-                return False
             self._step = step
             if self.rank == 0 and self._planner.wants_next(step):
                 self._publish(self._next_plan())
@@ -132,9 +134,18 @@ class StoreRanks:
                 self._outbox.append((f"figures/{self.rank}", json.dumps(self._pace.figures)))
             self._changed.notify_all()
             known = self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, PLAN_DEADLINE_S)
-            if not known:
-                self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
-            return not self._lost and self._horizon.is_due(step)
+        if not known:
+            self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
+        with self._changed:
+            return self._lost is None and self._horizon.is_due(step)
+
+    @property
+    def lost(self) -> EverstepError | None:
+        """Why the ranks cannot agree any more; noticed here, too, where an operation of the Store does not end."""
+        hangs_s = time.monotonic() - self._beat_s if self._thread is not None else 0.0
+        if self._lost is None and hangs_s > STORE_DEADLINE_S:
+            self._lose(f"it has not answered for {hangs_s:.0f} s")
+        return self._lost
 
     @property
     def decision(self) -> Decision:
@@ -144,14 +155,16 @@ class StoreRanks:
     def ask_for_checkpoint(self, ask: Ask) -> None:
         """Tell rank 0, which lists a boundary of its next plan."""
         if ask.end:
+            self._asked_end = ask.end
             self._say(NOTICE, json.dumps(ask.end))
         else:
             self._say(REQUESTS, "+")
 
     def end_after(self, step: int) -> str:
-        """Return what the plans say."""
+        """Return what the plans say; without them, what this rank has asked for."""
         with self._changed:
-            return self._horizon.end_after(step)
+            alone = self._asked_end if self._lost is not None else ""
+            return self._horizon.end_after(step) or alone
 
     def confirm_end(self, ask: Ask) -> None:
         """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them."""
@@ -172,19 +185,19 @@ class StoreRanks:
         self._say(f"failed/{checkpoint}", f"rank {self.rank}: {reason}", checkpoint)
 
     def close(self) -> None:
-        """Say what is left to say and end the thread."""
+        """Say what is left to say and end the thread; one that the Store holds is left behind."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(STORE_DEADLINE_S if self._lost is None else 0.0)
             self._thread = None
 
     # -- the thread
 
     def _say(self, key: str, value: str, checkpoint: CheckpointId | None = None) -> None:
         with self._changed:
-            if self._lost:
+            if self._lost is not None:
                 return
             self._outbox.append((key, value))
             if checkpoint is not None and checkpoint not in self._told:
@@ -217,7 +230,8 @@ class StoreRanks:
 
     def _work(self) -> None:
         try:
-            while True:
+            while self._lost is None:
+                self._beat_s = time.monotonic()
                 with self._changed:
                     outbox, self._outbox = self._outbox, []
                     if self._closing and not outbox:
@@ -231,8 +245,7 @@ class StoreRanks:
                     self._receive_figures()
                 self._pause()
         except (RuntimeError, ValueError) as error:
-            with self._changed:
-                self._lose(f"the Store of torch.distributed does not answer: {error}")
+            self._lose(f"it does not answer: {error}")
 
     def _pause(self) -> None:
         with self._changed:
@@ -317,10 +330,16 @@ class StoreRanks:
 
     def _lose(self, reason: str) -> None:
         """Without agreement no checkpoint can be complete: stop them, keep training, say it."""
-        if not self._lost:
-            self._lost = True
-            logger.error("ranks_lost reason=%s", reason)
-        self._changed.notify_all()
+        with self._changed:
+            if self._lost is not None:
+                return
+            error = self._lost = RanksLostError(
+                f"the ranks cannot agree any more over {name_of(self._client)}: {reason}",
+                hint="training goes on without checkpoints: restart the job, and look at the process that served it",
+            )
+            self._changed.notify_all()
+        assert self._listener is not None
+        self._listener.ranks_lost(error)
 
 
 def make_ranks(run_id: str, pace: Pace) -> Ranks:
@@ -330,25 +349,9 @@ def make_ranks(run_id: str, pace: Pace) -> Ranks:
     return OneRank(pace)
 
 
-class _CanClone(Protocol):
-    def clone(self) -> "Store": ...
-
-
-def _own_client() -> "Store":
-    """Return a connection of our own: a blocked wait on the default one stalls everybody's set."""
-    store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-    with suppress(AttributeError, RuntimeError):
-        store = cast("_CanClone", store).clone()  # torch's stub lacks it
-    return store
-
-
-def _under(prefix: str, store: "Store") -> "Store":
-    return dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]  documented as dist.PrefixStore
-
-
-def _disagreement(topic: str, error: Exception) -> DeadlineError:
+def _disagreement(topic: str, store: str, error: Exception) -> DeadlineError:
     return DeadlineError(
-        f"the ranks could not agree on {topic} within {AGREE_DEADLINE_S:.0f} s: {error}",
+        f"the ranks could not agree on {topic} over {store} within {AGREE_DEADLINE_S:.0f} s: {error}",
         hint="every rank must attach, restore and close the run",
     )
 

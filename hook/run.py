@@ -260,7 +260,7 @@ class Run:
     def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
         """Wait until memory asked for is there or refused, and every checkpoint taken is complete or has failed.
 
-        Returns False when time or the daemon ran out.
+        Returns False when time, the daemon or the other ranks ran out.
         """
         return self._checkpoints.wait(deadline_s)
 
@@ -376,8 +376,9 @@ class Run:
         until_s = time.monotonic() + CLOSE_DEADLINE_S
         self._last_boundary()
         while not self.wait(max(0.0, until_s - time.monotonic())):
-            if not self._link.broken:
-                logger.error("close_incomplete run=%s after_s=%.0f", self.name, CLOSE_DEADLINE_S)
+            if not self._link.broken or self._ranks.lost is not None:
+                reason = self._ranks.lost or f"not complete after {CLOSE_DEADLINE_S:.0f} s"
+                logger.error("close_incomplete run=%s reason=%s", self.name, reason)
                 return
             self._checkpoints.keep_daemon()
             self._last_boundary()
@@ -385,7 +386,7 @@ class Run:
     def _last_boundary(self) -> None:
         """Take the final state, if anything moved since the last snapshot; wait for room as long as it takes."""
         is_saved = self._checkpoints.saved_step == self._state.step and self._costs.steps == 0
-        if self._started and not is_saved:
+        if self._started and not is_saved and self._ranks.lost is None:
             self._state.step += 1
             self._checkpoints.take_last(time.monotonic() + CLOSE_DEADLINE_S)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .end_machine import Progress
@@ -23,8 +24,8 @@ logger = logging.getLogger(__name__)
 SKIPPED = "skipped: "
 
 _RETRY_S = 0.01
-_LINK_POLL_S = 0.1
-"""How soon a wait notices that the daemon is gone: nothing else would wake it."""
+_LOSS_POLL_S = 0.1
+"""How soon a wait notices that the daemon or the ranks are gone: nothing else would wake it."""
 _WAIT_REASONS = (NO_ARENA, NO_SLOT, STILL_COPYING, NO_DAEMON)
 """What the last boundary waits for: it is not taken again."""
 
@@ -107,15 +108,18 @@ class RunCheckpoints:
     def wait(self, deadline_s: float) -> bool:
         """Wait until memory asked for is there or refused, and all that was taken is complete or has failed.
 
-        Returns False when time or the daemon ran out.
+        Returns False when time, the daemon or the other ranks ran out.
         """
         until_s = time.monotonic() + deadline_s
         if not self._snapshotter.settle(deadline_s):
             return False
-        with self._settled:
-            while self._under_way and not self._link.broken and (left_s := until_s - time.monotonic()) > 0:
-                self._settled.wait(min(left_s, _LINK_POLL_S))
-            return not self._under_way
+        while self._may_settle() and (left_s := until_s - time.monotonic()) > 0:
+            with self._settled:
+                self._settled.wait_for(lambda: not self._under_way, min(left_s, _LOSS_POLL_S))
+        return not self._under_way and self._ranks.lost is None
+
+    def _may_settle(self) -> bool:
+        return bool(self._under_way) and not self._link.broken and self._ranks.lost is None
 
     def keep_daemon(self) -> None:
         """Notice that the daemon is gone, and look for another one beside training."""
@@ -179,6 +183,17 @@ class RunCheckpoints:
     def end_confirmed(self) -> None:
         """All ranks were told to end."""
         self._parts.end.confirmed()
+
+    def ranks_lost(self, error: EverstepError) -> None:
+        """What is under way may become complete on the devices, but no rank will hear of it: it counts as failed."""
+        self._parts.end.ranks_lost()
+        with self._settled:
+            names = ", ".join(map(str, sorted(self._under_way)))
+            self._under_way.clear()
+            self._settled.notify_all()
+        unknown = f"; what became of {names} is not known" if names else ""
+        self._costs.failures.append(f"{error}{unknown}")
+        logger.error("ranks_lost run=%s reason=%s%s", self._parts.name, error, unknown)
 
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
         """Every rank holds it in memory."""

@@ -57,6 +57,11 @@ class RunEnd:
         with self._lock:
             self._machine.confirmed()
 
+    def ranks_lost(self) -> None:
+        """No rank hears of another any more; from any thread."""
+        with self._lock:
+            self._machine.ranks_lost()
+
     def leave(self, reason: str, *, last_complete: str, in_time: bool) -> NoReturn:
         """End the process: SystemExit with 0 for a lease, else as SIGTERM would."""
         logger.warning(

@@ -1,6 +1,7 @@
 """A run of one process: what it does is done everywhere, and told once."""
 
 from everstep.checkpoint.frequency_types import Limits
+from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
 from everstep.hook.end_machine import Ask
 from everstep.hook.one_rank import OneRank
@@ -16,6 +17,9 @@ class Heard:
 
     def end_confirmed(self) -> None:
         raise AssertionError("one rank is all")
+
+    def ranks_lost(self, error: EverstepError) -> None:
+        raise AssertionError(error)
 
     def saves_last_boundary(self) -> bool:
         return self.has_time

@@ -2,16 +2,21 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import cast
 
 import pytest
 import torch.distributed as dist
+from pausing import wait_until
 from torch._C._distributed_c10d import Store, TCPStore
 
 from everstep.checkpoint.frequency_types import Limits
+from everstep.core.errors import EverstepError, RanksLostError
 from everstep.core.ids import CheckpointId
 from everstep.hook import ranks as ranks_module
 from everstep.hook import run_end
@@ -30,7 +35,10 @@ class Listener:
 
     def __init__(self, *, has_time: bool = True, on_confirmed: Callable[[], None] = lambda: None) -> None:
         self._has_time, self._on_confirmed = has_time, on_confirmed
-        self.confirmed = threading.Event()
+        self.confirmed, self.lost = threading.Event(), SimpleQueue[EverstepError]()
+
+    def ranks_lost(self, error: EverstepError) -> None:
+        self.lost.put(error)
 
     def end_confirmed(self) -> None:
         self._on_confirmed()
@@ -71,7 +79,7 @@ def rank(monkeypatch: pytest.MonkeyPatch, server: list[TCPStore]) -> Iterator[Ma
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(
         ranks_module,
-        "_own_client",
+        "own_client",
         lambda: TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
     )
     yield make
@@ -168,6 +176,76 @@ def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) ->
     assert first._requests.take() == Ask(end="the notice")
 
 
+# -- a Store that is gone
+
+
+def test_a_lost_store_is_named_and_each_rank_ends_for_what_it_has_heard(
+    rank: Make, server: list[TCPStore]
+) -> None:
+    survivor, heard, port = rank(1), Listener(), server[0].port
+    survivor.start(0, heard)
+    server.clear()
+    error = heard.lost.get(timeout=DEADLINE_S)
+    assert isinstance(error, RanksLostError)
+    assert f"the TCPStore of torch.distributed at 127.0.0.1:{port}" in error.message
+    assert "restart the job" in error.hint
+    assert survivor.lost is error
+    assert (survivor.is_due(1), survivor.end_after(1)) == (False, "")
+    survivor.ask_for_checkpoint(Ask(end="the notice"))
+    assert (survivor.is_due(2), survivor.end_after(2)) == (False, "the notice")
+
+
+def test_what_was_asked_for_before_the_store_was_lost_ends_the_rank_too(
+    rank: Make, server: list[TCPStore]
+) -> None:
+    survivor, heard = rank(1), Listener()
+    survivor.start(0, heard)
+    survivor.ask_for_checkpoint(Ask(end="the notice"))
+    server.clear()
+    heard.lost.get(timeout=DEADLINE_S)
+    assert survivor.end_after(1) == "the notice"
+    assert heard.lost.empty(), "it is told once"
+
+
+SERVE = """
+import time
+from torch._C._distributed_c10d import TCPStore
+print(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False).port, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_store_that_hangs_is_noticed_and_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            monkeypatch.setattr(dist, "get_rank", lambda: 1)
+            monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+            monkeypatch.setattr(
+                ranks_module,
+                "own_client",
+                lambda: TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
+            )
+            monkeypatch.setattr(ranks_module, "STORE_DEADLINE_S", 0.5)
+            waiting, heard = StoreRanks("small", Pace(every=1, limits=Limits())), Listener()
+            waiting.start(0, heard)
+            thread = waiting._thread
+            assert thread is not None
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: waiting.lost is not None)
+            assert "it has not answered" in str(heard.lost.get_nowait())
+            began_s = time.monotonic()
+            waiting.close()
+            assert time.monotonic() - began_s < 0.5
+            assert thread.is_alive(), "the Store holds it"
+            process.send_signal(signal.SIGCONT)
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+        finally:
+            process.kill()
+
+
 # -- SIGTERM: together or alone
 
 
@@ -211,8 +289,7 @@ def test_who_is_told_after_the_store_was_lost_ends_alone(
     survivor = rank(1)
     survivor.start(0, Listener())
     server.clear()
-    while not survivor._lost:
-        time.sleep(0.01)
+    wait_until(lambda: survivor.lost is not None)
     end_of(survivor)
     os.kill(os.getpid(), signal.SIGTERM)
     assert alone.wait(CONFIRM_S + DEADLINE_S)
