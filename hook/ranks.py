@@ -24,6 +24,7 @@ from .one_rank import TOLD_KEPT, OneRank
 from .pace import Pace
 from .rank_protocol import Listener, Ranks
 from .rank_store import name_of, own_client, under
+from .sweep_machine import Mark, Sweep
 
 AGREE_DEADLINE_S = 300.0
 """For attach and restore: a rank may come minutes late (imports, data sets), never hours."""
@@ -38,7 +39,7 @@ NOTICE = "notice"
 REQUESTS = "requests"
 """Counts the checkpoints that were asked for: no request is lost that comes while others are read."""
 FIGURES_S = 2.0
-"""How often ranks tell rank 0 what they have measured."""
+"""How often ranks tell rank 0 what they have measured and how far they are, and old keys go."""
 
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
@@ -64,6 +65,10 @@ class StoreRanks:
         self._outbox: list[tuple[str, str]] = []
         self._open: dict[CheckpointId, set[str]] = {}
         self._told: deque[CheckpointId] = deque(maxlen=TOLD_KEPT)
+        self._awaited: set[int] = set()
+        """Boundaries that were due and of whose checkpoints this rank has not heard the end."""
+        self._sweep = Sweep()
+        """On rank 0."""
         self._closing = False
         self._lost: RanksLostError | None = None
         self._beat_s = 0.0
@@ -131,13 +136,15 @@ class StoreRanks:
             if self.rank == 0 and self._planner.wants_next(step):
                 self._publish(self._next_plan())
             elif self.rank != 0 and self._figures_due():
-                self._outbox.append((f"figures/{self.rank}", json.dumps(self._pace.figures)))
+                self._outbox.append((f"figures/{self.rank}", json.dumps(self._figures())))
             self._changed.notify_all()
             known = self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, PLAN_DEADLINE_S)
         if not known:
             self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
         with self._changed:
-            return self._lost is None and self._horizon.is_due(step)
+            due = self._lost is None and self._horizon.is_due(step)
+            self._awaited |= {step} if due else set()
+            return due
 
     @property
     def lost(self) -> EverstepError | None:
@@ -199,8 +206,10 @@ class StoreRanks:
         with self._changed:
             if self._lost is not None:
                 return
+            if checkpoint in self._told:
+                return  # nobody listens, and its keys may be gone
             self._outbox.append((key, value))
-            if checkpoint is not None and checkpoint not in self._told:
+            if checkpoint is not None:
                 self._open.setdefault(checkpoint, set())
             self._changed.notify_all()
 
@@ -219,7 +228,16 @@ class StoreRanks:
         message = [plan.start, plan.horizon, plan.steps, plan.end, dump_decision(self._decision)]
         with self._changed:
             self._horizon.receive(plan)
+            self._sweep.published(plan)
             self._outbox.append((f"plan/{plan.number}", json.dumps(message)))
+
+    def _mark(self) -> Mark:
+        return Mark(plan=self._horizon.next_number, step=min(self._awaited | {self._step}))
+
+    def _figures(self) -> object:
+        """Return what this rank tells rank 0 of itself."""
+        mark = self._mark()
+        return {"figures": self._pace.figures, "plan": mark.plan, "step": mark.step}
 
     def _figures_due(self) -> bool:
         now_s = time.monotonic()
@@ -303,9 +321,14 @@ class StoreRanks:
             return
         keys = [f"figures/{rank}" for rank in range(1, self.world_size)]
         known = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
-        peers = [json.loads(item) for item in self._store.multi_get(known)] if known else []
+        said = [json.loads(item) for item in self._store.multi_get(known)] if known else []
+        marks = [Mark(plan=each["plan"], step=each["step"]) for each in said]
         with self._changed:
-            self._peers = peers
+            self._peers = [each["figures"] for each in said]
+            knows_all = len(known) == len(keys) and not self._outbox  # which may hold such a key
+            old = self._sweep.old_keys([self._mark(), *marks]) if knows_all else []
+        for key in old:
+            self._store.delete_key(key)
 
     def _receive_results(self) -> None:
         assert self._listener is not None
@@ -327,6 +350,8 @@ class StoreRanks:
             with self._changed:
                 del self._open[checkpoint]
                 self._told.append(checkpoint)
+                self._awaited.discard(checkpoint.step)
+                self._sweep.ended(checkpoint)
 
     def _lose(self, reason: str) -> None:
         """Without agreement no checkpoint can be complete: stop them, keep training, say it."""

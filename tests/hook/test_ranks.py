@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import cast
+from typing import Protocol, cast
 
 import pytest
 import torch.distributed as dist
@@ -27,7 +27,12 @@ from everstep.hook.ranks import StoreRanks
 from everstep.hook.run_end import RunEnd
 
 DEADLINE_S = 20.0
-Make = Callable[[int], StoreRanks]
+
+
+class Make(Protocol):
+    """Makes one rank of two."""
+
+    def __call__(self, number: int, *, every: int = 10**6) -> StoreRanks: ...
 
 
 class Listener:
@@ -71,9 +76,9 @@ def rank(monkeypatch: pytest.MonkeyPatch, server: list[TCPStore]) -> Iterator[Ma
     made: list[StoreRanks] = []
     port = server[0].port
 
-    def make(number: int) -> StoreRanks:
+    def make(number: int, *, every: int = 10**6) -> StoreRanks:
         monkeypatch.setattr(dist, "get_rank", lambda: number)
-        made.append(StoreRanks("small", Pace(every=10**6, limits=Limits())))
+        made.append(StoreRanks("small", Pace(every=every, limits=Limits())))
         return made[-1]
 
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
@@ -174,6 +179,78 @@ def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) ->
     first._store = real
     first._receive_requests()
     assert first._requests.take() == Ask(end="the notice")
+
+
+# -- the Store's keys
+
+
+class Completing(Listener):
+    """Counts what is complete, and what is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complete_count = self.incomplete_count = 0
+
+    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
+        pass
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        self.complete_count += 1
+
+    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
+        self.incomplete_count += 1
+
+
+CHECKPOINTS, KEYS_MAX = 500, 150
+
+
+def test_the_keys_of_the_store_stay_few_over_many_checkpoints(
+    rank: Make, server: list[TCPStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has four keys, or five where a rank fails, and a plan comes with every eighth boundary."""
+    monkeypatch.setattr(ranks_module, "FIGURES_S", 0.05)
+    pair, heard = [rank(0, every=1), rank(1, every=1)], [Completing(), Completing()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+    most = 0
+    for step in range(1, CHECKPOINTS + 1):
+        checkpoint = CheckpointId(1, step)
+        for each in pair:
+            assert each.is_due(step)
+            each.sealed(checkpoint)
+            if step % 10 == 0:
+                each.failed(checkpoint, "no room")
+            else:
+                each.committed(checkpoint)
+        wait_until(lambda step=step: all(one.complete_count + one.incomplete_count == step for one in heard))
+        most = max(most, server[0].num_keys())
+    assert most <= KEYS_MAX
+    assert [one.incomplete_count for one in heard] == [CHECKPOINTS // 10] * 2
+
+
+def test_what_a_slow_rank_has_not_read_stays(
+    rank: Make, server: list[TCPStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 is done with all of it, and rank 1 comes to the first boundary."""
+    monkeypatch.setattr(ranks_module, "FIGURES_S", 0.01)
+    fast, slow = rank(0, every=1), rank(1, every=1)
+    heard = Completing()
+    fast.start(0, Completing())
+    slow.start(0, heard)
+    assert slow.is_due(1)  # from here on rank 0 hears of it
+    for step in range(1, 41):
+        assert fast.is_due(step)
+        fast.failed(CheckpointId(1, step), "no room")
+    wait_until(lambda: not fast._open)
+    keys = server[0].num_keys()
+    assert keys >= 40
+    for step in range(1, 41):
+        assert step == 1 or slow.is_due(step)
+        slow.sealed(CheckpointId(1, step))
+    wait_until(lambda: heard.incomplete_count == 40)
+    slow._figures_at_s = 0.0
+    assert slow.is_due(41)
+    wait_until(lambda: server[0].num_keys() < 40)
 
 
 # -- a Store that is gone
