@@ -287,6 +287,7 @@ class Snapshotter:
             places = self._places_for(layout, capture, arena)
             self._copy(capture, places, arena, slot, facts=facts, values=values)
         except BaseException as error:
+            self._cuda.finish()  # nothing may write to a slot that is given up
             reason = error.message if isinstance(error, EverstepError) else repr(error)
             self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=reason[:500]))
             if not isinstance(error, EverstepError):

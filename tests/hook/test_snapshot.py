@@ -23,6 +23,7 @@ from everstep.hook.copy_plan import Moves
 from everstep.hook.gather import copy
 from everstep.hook.run import Run
 from everstep.hook.slot_places import Places
+from everstep.proto import frames
 
 
 @pytest.fixture(autouse=True)
@@ -293,6 +294,31 @@ def test_a_slot_is_given_back_whatever_happens_at_the_boundary(
                     time.sleep(0.01)
         until_taken(run, objects)
         assert run.report().skipped == {}
+
+
+def test_a_slot_is_given_up_only_when_copies_from_devices_have_ended(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was enqueued before a snapshot failed goes on by itself."""
+
+    def fail(places: Places, capture: object) -> None:
+        raise RuntimeError("out of luck")
+
+    objects, order = made(), list[str]()
+    with attached(device, objects, final=False) as run:
+        until_taken(run, objects)
+        monkeypatch.setattr(run._snapshotter._cuda, "finish", lambda: order.append("copies have ended"))
+        tell = run._link.tell
+
+        def told(frame: frames.Request) -> bool:
+            order.append(type(frame).__name__)
+            return tell(frame)
+
+        monkeypatch.setattr(run._link, "tell", told)
+        monkeypatch.setattr(Places, "unchanged", fail)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            iterate(run, objects, checkpoint=True)
+    assert order[:2] == ["copies have ended", "Abandon"]
 
 
 class TestReport:
