@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
+from ..proto.frames import SkipReason
 from .end_machine import Progress
 from .link import Link
 from .pace import Pace
@@ -16,7 +17,7 @@ from .rank_protocol import Ranks
 from .report import CostBook
 from .run_end import RunEnd
 from .run_state import RunState
-from .skip_reasons import NO_ARENA, NO_DAEMON, NO_SLOT, OTHER_RANK_SKIPPED, STILL_COPYING
+from .skip_reasons import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, skip_reason
 from .snapshot import SnapshotFacts, Snapshotter
 
 logger = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ class RunCheckpoints:
 
     def _skip(self, reason: str) -> None:
         step = self._state.step
-        self._costs.skipped[reason] += 1
+        self._costs.skip(skip_reason(reason), reason)
         self._pace.skipped(step)
         logger.warning("checkpoint_skipped run=%s step=%d reason=%s", self._parts.name, step, reason)
         if self._ranks.world_size > 1:
@@ -224,7 +225,7 @@ class RunCheckpoints:
     def _skipped_elsewhere(self, checkpoint: CheckpointId, reason: str) -> None:
         """A rank had no room or no arena for its part: counted here unless it was this rank, which knows already."""
         if not reason.startswith(f"rank {self._ranks.rank}: "):
-            self._costs.skipped[OTHER_RANK_SKIPPED] += 1
+            self._costs.skip(SkipReason.PEER, reason)
             logger.warning(
                 "checkpoint_skipped run=%s checkpoint=%s reason=%s", self._parts.name, checkpoint, reason
             )

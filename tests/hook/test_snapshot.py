@@ -21,9 +21,11 @@ from everstep.daemon.testing import daemon_process
 from everstep.hook import copier as copier_module
 from everstep.hook.copy_plan import Moves
 from everstep.hook.gather import copy
+from everstep.hook.report import Skipped
 from everstep.hook.run import Run
 from everstep.hook.slot_places import Places
 from everstep.proto import frames
+from everstep.proto.frames import SkipReason
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +197,9 @@ class TestSkipping:
             iterate(run, objects, checkpoint=True)
             run.checkpoint()
             run.step()
-            assert run.report().skipped == before | {"the previous snapshot is still being copied": 1}
+            assert run.report().skipped == before | {
+                SkipReason.COPYING: Skipped(count=1, example="the previous snapshot is still being copied")
+            }
             gate.open.set()
             assert run.wait(20)
 
@@ -203,7 +207,9 @@ class TestSkipping:
         objects = made()
         with attached(device, objects, final=False) as run:
             iterate(run, objects, checkpoint=True)
-            assert run.report().skipped == {"the arena is being allocated": 1}
+            assert run.report().skipped == {
+                SkipReason.ARENA: Skipped(count=1, example="the arena is being allocated")
+            }
 
 
 class TestStructure:

@@ -172,7 +172,7 @@ def main() -> None:
         complete=report.last_complete,
         failures=list(report.failures),
         notes=list(report.notes),
-        skipped=report.skipped,
+        skipped={reason.value: each.count for reason, each in report.skipped.items()},
         stall_s=report.stall_s,
         taken=report.checkpoints_complete,
         decision=dump_decision(report.decision),

@@ -72,7 +72,7 @@ def main() -> None:
         done=run.steps,
         complete=report.last_complete,
         failures=list(report.failures),
-        skipped=report.skipped,
+        skipped={reason.value: each.count for reason, each in report.skipped.items()},
     )
     dist.destroy_process_group()
 
