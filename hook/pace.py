@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-from ..checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
+from ..checkpoint.frequency_format import dump_memory, load_memory
 from ..checkpoint.frequency_machine import FixedInterval, Frequency, FrequencyMachine, FrequencyMemory
 from ..checkpoint.frequency_plan import DEADLINE_ROOM
 from ..checkpoint.frequency_types import (
@@ -17,6 +17,7 @@ from ..checkpoint.frequency_types import (
     Decision,
     Failed,
     FailureKind,
+    Figures,
     Limits,
     Observation,
     SlowerSteps,
@@ -158,13 +159,13 @@ class Pace:
     # -- among ranks
 
     @property
-    def figures(self) -> object:
-        """What this rank has measured, as a JSON value for rank 0."""
-        return dump_figures(self._frequency.figures)
+    def figures(self) -> Figures:
+        """What this rank has measured, for rank 0."""
+        return self._frequency.figures
 
-    def hear(self, figures: Sequence[object]) -> None:
+    def hear(self, figures: Sequence[Figures]) -> None:
         """Take the newest figures of the other ranks."""
-        self._frequency.hear([load_figures(each) for each in figures])
+        self._frequency.hear(figures)
 
     # -- other threads
 

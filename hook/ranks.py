@@ -13,8 +13,7 @@ from typing import cast
 
 import torch.distributed as dist
 
-from ..checkpoint.frequency_format import dump_decision, load_decision
-from ..checkpoint.frequency_types import Decision
+from ..checkpoint.frequency_types import Decision, Figures
 from ..core.errors import DeadlineError, EverstepError, RanksLostError, error_from_code
 from ..core.ids import CheckpointId
 from .end_machine import Ask, Requests
@@ -22,6 +21,7 @@ from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
 from .one_rank import TOLD_KEPT, OneRank
 from .pace import Pace
+from .rank_format import RankState, dump_plan, dump_state, load_plan, load_state
 from .rank_protocol import Listener, Ranks
 from .rank_store import name_of, own_client, under
 from .sweep_machine import Mark, Sweep
@@ -51,7 +51,7 @@ class StoreRanks:
     def __init__(self, run_id: str, pace: Pace) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._pace, self._decision = pace, pace.decision
-        self._peers: list[object] = []
+        self._peers: list[Figures] = []
         """Newest figures of the other ranks that have sent some; on rank 0."""
         self._figures_at_s = 0.0
         """When figures are sent, or fetched, the next time."""
@@ -136,7 +136,7 @@ class StoreRanks:
             if self.rank == 0 and self._planner.wants_next(step):
                 self._publish(self._next_plan())
             elif self.rank != 0 and self._figures_due():
-                self._outbox.append((f"figures/{self.rank}", json.dumps(self._figures())))
+                self._outbox.append((f"figures/{self.rank}", dump_state(self._state())))
             self._changed.notify_all()
             known = self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, PLAN_DEADLINE_S)
         if not known:
@@ -225,19 +225,16 @@ class StoreRanks:
     def _publish(self, plan: Plan) -> None:
         """Rank 0 knows its own plan at once; the others read it from the Store."""
         self._decision = self._pace.decision
-        message = [plan.start, plan.horizon, plan.steps, plan.end, dump_decision(self._decision)]
         with self._changed:
             self._horizon.receive(plan)
             self._sweep.published(plan)
-            self._outbox.append((f"plan/{plan.number}", json.dumps(message)))
+            self._outbox.append((f"plan/{plan.number}", dump_plan(plan, self._decision)))
 
     def _mark(self) -> Mark:
         return Mark(plan=self._horizon.next_number, step=min(self._awaited | {self._step}))
 
-    def _figures(self) -> object:
-        """Return what this rank tells rank 0 of itself."""
-        mark = self._mark()
-        return {"figures": self._pace.figures, "plan": mark.plan, "step": mark.step}
+    def _state(self) -> RankState:
+        return RankState(figures=self._pace.figures, mark=self._mark())
 
     def _figures_due(self) -> bool:
         now_s = time.monotonic()
@@ -264,6 +261,8 @@ class StoreRanks:
                 self._pause()
         except (RuntimeError, ValueError) as error:
             self._lose(f"it does not answer: {error}")
+        except EverstepError as error:
+            self._lose(str(error))
 
     def _pause(self) -> None:
         with self._changed:
@@ -284,10 +283,9 @@ class StoreRanks:
             return
         number = self._horizon.next_number
         if self._store.check([f"plan/{number}"]):
-            start, horizon, steps, end, decision = json.loads(self._store.get(f"plan/{number}"))
-            plan = Plan(number=number, start=start, horizon=horizon, steps=tuple(steps), end=end)
+            plan, decision = load_plan(self._store.get(f"plan/{number}"))
             with self._changed:
-                self._decision = load_decision(decision)
+                self._decision = decision
                 self._horizon.receive(plan)
                 self._changed.notify_all()
 
@@ -321,10 +319,10 @@ class StoreRanks:
             return
         keys = [f"figures/{rank}" for rank in range(1, self.world_size)]
         known = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
-        said = [json.loads(item) for item in self._store.multi_get(known)] if known else []
-        marks = [Mark(plan=each["plan"], step=each["step"]) for each in said]
+        said = [load_state(item) for item in self._store.multi_get(known)] if known else []
+        marks = [state.mark for state in said]
         with self._changed:
-            self._peers = [each["figures"] for each in said]
+            self._peers = [state.figures for state in said]
             knows_all = len(known) == len(keys) and not self._outbox  # which may hold such a key
             old = self._sweep.old_keys([self._mark(), *marks]) if knows_all else []
         for key in old:

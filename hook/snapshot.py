@@ -128,10 +128,14 @@ class Snapshotter:
             self._forget_asked()
 
     def prepare(self) -> None:
-        """Ask for the arena that the present structure needs, ahead of the first checkpoint."""
-        if not is_capturing():
-            capture = self._capture()
+        """Ask for the arena that the present structure needs, ahead of the first checkpoint, which asks again."""
+        if is_capturing():
+            return
+        capture = self._capture()
+        try:
             self._find_arena(self._layout_of(capture, 0), capture)
+        except EverstepError as error:
+            logger.warning("arena_not_prepared reason=%s", error)
 
     def _capture(self) -> StateCapture:
         """Return the state by reference; the last capture's description spares most of the work."""

@@ -1,5 +1,6 @@
 """How the ranks of one run agree over a real Store: two of them in one process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -282,6 +283,16 @@ def test_what_was_asked_for_before_the_store_was_lost_ends_the_rank_too(
     heard.lost.get(timeout=DEADLINE_S)
     assert survivor.end_after(1) == "the notice"
     assert heard.lost.empty(), "it is told once"
+
+
+def test_a_plan_that_cannot_be_read_is_said(rank: Make) -> None:
+    """As of a rank 0 of another version; the thread ended in silence, and the boundary waited a minute."""
+    second, heard = rank(1), Listener()
+    second.start(0, heard)
+    second._store.set("plan/0", json.dumps({"plan": 1, "decision": {}}))
+    error = heard.lost.get(timeout=DEADLINE_S)
+    assert "what another rank said cannot be read" in str(error)
+    assert second.is_due(1) is False
 
 
 SERVE = """

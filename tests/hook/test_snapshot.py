@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import everstep
-from everstep.core.errors import StateTypeError
+from everstep.core.errors import DaemonUnavailableError, StateTypeError
 from everstep.daemon.testing import daemon_process
 from everstep.hook import copier as copier_module
 from everstep.hook.copy_plan import Moves
@@ -325,6 +325,21 @@ def test_a_slot_is_given_up_only_when_copies_from_devices_have_ended(
         with pytest.raises(RuntimeError, match="out of luck"):
             iterate(run, objects, checkpoint=True)
     assert order[:2] == ["copies have ended", "Abandon"]
+
+
+def test_a_daemon_that_goes_while_memory_is_asked_for_ahead_does_not_end_training(
+    device: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(make: object) -> None:
+        raise DaemonUnavailableError("the daemon does not take frames: Broken pipe")
+
+    objects = made()
+    with attached(device, objects, final=False) as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(run._link.client, "ask", gone)
+            iterate(run, objects)
+        assert "arena_not_prepared reason=the daemon does not take frames" in caplog.text
+        until_taken(run, objects)
 
 
 class TestReport:
