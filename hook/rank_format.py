@@ -20,37 +20,55 @@ class RankState:
 
     figures: Figures
     """What it has measured."""
+    needed_s: float | None
+    """How long a checkpoint takes it (`Pace.own_needed_s`)."""
     mark: Mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMessage:
+    """A plan, and what all ranks should know with it."""
+
+    plan: Plan
+    decision: Decision
+    needed_s: float | None
+    """How long a checkpoint takes the slowest rank."""
 
 
 class _State(msgspec.Struct):
     figures: object
+    needed_s: float | None
     mark: Mark
 
 
 class _Plan(msgspec.Struct):
     plan: Plan
     decision: object
+    needed_s: float | None
 
 
-def dump_plan(plan: Plan, decision: Decision) -> str:
+def dump_plan(message: PlanMessage) -> str:
     """Return what all ranks read of a plan."""
-    return msgspec.json.encode(_Plan(plan=plan, decision=dump_decision(decision))).decode()
+    decision = dump_decision(message.decision)
+    return msgspec.json.encode(
+        _Plan(plan=message.plan, decision=decision, needed_s=message.needed_s)
+    ).decode()
 
 
-def load_plan(text: bytes) -> tuple[Plan, Decision]:
+def load_plan(text: bytes) -> PlanMessage:
     """Return what `dump_plan` was given.
 
     Raises:
         CorruptDataError: it is something else.
     """
     said = _read(text, _Plan)
-    return said.plan, load_decision(said.decision)
+    return PlanMessage(plan=said.plan, decision=load_decision(said.decision), needed_s=said.needed_s)
 
 
 def dump_state(state: RankState) -> str:
     """Return what rank 0 reads."""
-    return msgspec.json.encode(_State(figures=dump_figures(state.figures), mark=state.mark)).decode()
+    figures = dump_figures(state.figures)
+    return msgspec.json.encode(_State(figures=figures, needed_s=state.needed_s, mark=state.mark)).decode()
 
 
 def load_state(text: bytes) -> RankState:
@@ -60,7 +78,7 @@ def load_state(text: bytes) -> RankState:
         CorruptDataError: it is something else.
     """
     said = _read(text, _State)
-    return RankState(figures=load_figures(said.figures), mark=said.mark)
+    return RankState(figures=load_figures(said.figures), needed_s=said.needed_s, mark=said.mark)
 
 
 def _read(text: bytes, kind: type[_Kind]) -> _Kind:

@@ -21,7 +21,7 @@ from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
 from .one_rank import TOLD_KEPT, OneRank
 from .pace import Pace
-from .rank_format import RankState, dump_plan, dump_state, load_plan, load_state
+from .rank_format import PlanMessage, RankState, dump_plan, dump_state, load_plan, load_state
 from .rank_protocol import Listener, Ranks
 from .rank_store import name_of, own_client, under
 from .sweep_machine import Mark, Sweep
@@ -228,13 +228,14 @@ class StoreRanks:
         with self._changed:
             self._horizon.receive(plan)
             self._sweep.published(plan)
-            self._outbox.append((f"plan/{plan.number}", dump_plan(plan, self._decision)))
+            message = PlanMessage(plan=plan, decision=self._decision, needed_s=self._pace.needed_s)
+            self._outbox.append((f"plan/{plan.number}", dump_plan(message)))
 
     def _mark(self) -> Mark:
         return Mark(plan=self._horizon.next_number, step=min(self._awaited | {self._step}))
 
     def _state(self) -> RankState:
-        return RankState(figures=self._pace.figures, mark=self._mark())
+        return RankState(figures=self._pace.figures, needed_s=self._pace.own_needed_s, mark=self._mark())
 
     def _figures_due(self) -> bool:
         now_s = time.monotonic()
@@ -283,10 +284,11 @@ class StoreRanks:
             return
         number = self._horizon.next_number
         if self._store.check([f"plan/{number}"]):
-            plan, decision = load_plan(self._store.get(f"plan/{number}"))
+            message = load_plan(self._store.get(f"plan/{number}"))
+            self._pace.others_need(message.needed_s)
             with self._changed:
-                self._decision = decision
-                self._horizon.receive(plan)
+                self._decision = message.decision
+                self._horizon.receive(message.plan)
                 self._changed.notify_all()
 
     def _receive_requests(self) -> None:
@@ -323,6 +325,9 @@ class StoreRanks:
         marks = [state.mark for state in said]
         with self._changed:
             self._peers = [state.figures for state in said]
+            self._pace.others_need(
+                max((state.needed_s for state in said if state.needed_s is not None), default=None)
+            )
             knows_all = len(known) == len(keys) and not self._outbox  # which may hold such a key
             old = self._sweep.old_keys([self._mark(), *marks]) if knows_all else []
         for key in old:

@@ -9,28 +9,35 @@ from everstep.checkpoint.frequency_machine import FixedInterval
 from everstep.checkpoint.frequency_types import Figures
 from everstep.core.errors import CorruptDataError
 from everstep.hook.horizon_machine import Plan
-from everstep.hook.rank_format import RankState, dump_plan, dump_state, load_plan, load_state
+from everstep.hook.rank_format import PlanMessage, RankState, dump_plan, dump_state, load_plan, load_state
 from everstep.hook.sweep_machine import Mark
+
+NEEDED_S = st.none() | st.floats(0, 1e9)
 
 
 @given(
-    start=st.integers(0, 2**40), covered=st.integers(1, 8), every=st.integers(1, 9), end=st.text(max_size=40)
+    start=st.integers(0, 2**40),
+    covered=st.integers(1, 8),
+    every=st.integers(1, 9),
+    end=st.text(max_size=40),
+    needed_s=NEEDED_S,
 )
-def test_a_plan_comes_back(start: int, covered: int, every: int, end: str) -> None:
+def test_a_plan_comes_back(start: int, covered: int, every: int, end: str, needed_s: float | None) -> None:
     fixed = FixedInterval(every)
     plan = Plan(
         number=7, start=start, horizon=start + covered, steps=fixed.due(start, start + covered), end=end
     )
-    assert load_plan(dump_plan(plan, fixed.decision).encode()) == (plan, fixed.decision)
+    message = PlanMessage(plan=plan, decision=fixed.decision, needed_s=needed_s)
+    assert load_plan(dump_plan(message).encode()) == message
 
 
-@given(plan=st.integers(0, 2**40), step=st.integers(0, 2**40), mean=st.none() | st.floats(0, 1e9))
+@given(plan=st.integers(0, 2**40), step=st.integers(0, 2**40), mean=NEEDED_S)
 def test_a_state_comes_back(plan: int, step: int, mean: float | None) -> None:
     stall = None if mean is None else Spread(mean=mean, deviation=0.5, count=3)
     figures = Figures(
         step=None, stall=stall, slower=None, persist=None, held=stall, slot_count=2, fill={"node": 0.25}
     )
-    state = RankState(figures=figures, mark=Mark(plan=plan, step=step))
+    state = RankState(figures=figures, needed_s=mean, mark=Mark(plan=plan, step=step))
     assert load_state(dump_state(state).encode()) == state
 
 

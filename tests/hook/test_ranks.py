@@ -1,5 +1,6 @@
 """How the ranks of one run agree over a real Store: two of them in one process."""
 
+import itertools
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from pausing import wait_until
 from torch._C._distributed_c10d import Store, TCPStore
 
+from everstep.checkpoint.frequency_plan import DEADLINE_ROOM
 from everstep.checkpoint.frequency_types import Limits
 from everstep.core.errors import EverstepError, RanksLostError
 from everstep.core.ids import CheckpointId
@@ -180,6 +182,24 @@ def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) ->
     first._store = real
     first._receive_requests()
     assert first._requests.take() == Ask(end="the notice")
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_every_rank_reckons_with_the_time_that_the_slowest_one_needs(
+    rank: Make, monkeypatch: pytest.MonkeyPatch, slow: int
+) -> None:
+    monkeypatch.setattr(ranks_module, "FIGURES_S", 0.01)
+    pair = [rank(0), rank(1)]
+    for number, each in enumerate(pair):
+        each._pace._held_s = 100.0 if number == slow else 1.0
+        each.start(0, Listener())
+    for step in itertools.count(1):
+        if {each._pace.needed_s for each in pair} == {DEADLINE_ROOM * 100.0}:
+            break
+        assert step < 10_000
+        for each in pair:
+            assert not each.is_due(step)
+    assert pair[1 - slow]._pace.own_needed_s == DEADLINE_ROOM * 1.0
 
 
 # -- the Store's keys

@@ -56,7 +56,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[tupl
 def believe(needed_s: float | None) -> None:
     """Let the last rank think that a checkpoint takes so long."""
     if needed_s is not None and dist.get_rank() == dist.get_world_size() - 1:
-        setattr(Pace, "needed_s", needed_s)  # noqa: B010  a property, for which the type checker wants a setter
+        setattr(Pace, "own_needed_s", needed_s)  # noqa: B010  a property, for which the type checker wants a setter
 
 
 def main() -> None:

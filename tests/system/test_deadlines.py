@@ -63,16 +63,17 @@ def test_all_ranks_that_are_told_save_the_same_boundary(job: Job) -> None:
 
 
 def test_ranks_that_measure_differently_end_alike(job: Job) -> None:
-    """One believes that no checkpoint fits any more; would it wait for what the other begins, both would wait long."""
+    """One believes that no checkpoint fits any more; rank 0 decides by that, and what is under way ends the run."""
     first = job.start("--every", "1", "--step-s", "0.02", "--epochs", "100", "--needed-s", "1000", ranks=2)
-    first.until_step(20)
+    first.until_step(200)
     began_s = time.monotonic()
     first.process.send_signal(signal.SIGTERM)
     first.finish()
     assert time.monotonic() - began_s < TORCHRUN_WAITS_S / 2
     ended = re.findall(r"run_ended run=small reason=SIGTERM last_complete=(\S+) in_time=(\S+)", first.log)
     assert len(ended) == 2, first.log
-    assert ended[0] == ended[1] == (f"1.{last_step(first.steps)}", "True")
+    assert ended[0] == ended[1]
+    assert ended[0][1] == "True"
 
 
 def ends(trainer: Trainer) -> set[str]:
