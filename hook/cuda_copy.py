@@ -70,7 +70,7 @@ class CudaCopies:
     def register(self, arena: MappedArena) -> None:
         """Pin the arena for this process once CUDA is in use; unpinned memory works, slower, and is said.
 
-        Again is nothing. In one call, so that no copy crosses from one registration into another.
+        Again is nothing. In one call, so that no copy crosses from one registration into another (ADR 0037).
         """
         if arena.number in self._tried or not torch.cuda.is_initialized():
             return
