@@ -85,7 +85,7 @@ class EndMachine:
         self._owed: int | None = None
         """A notice wants a checkpoint of this boundary or a newer one, whatever follows."""
         self._asked: tuple[int, float] | None = None
-        """At which boundary, and when, a checkpoint was asked for with which the run goes on."""
+        """At which boundary, and when, a checkpoint was asked for."""
         self._is_told = False
         self._is_confirmed = world_size == 1
 
@@ -128,10 +128,9 @@ class EndMachine:
         standing = self._standing()
         last = [notice for notice in standing if self._is_last_chance(notice, boundary)]
         if last:
-            return self._last(last)
-        if self._owes(boundary.progress) or (standing and self._is_unknown(boundary)):
-            return self._ask_now(boundary)
-        return None
+            return self._last(last, boundary)
+        is_wanted = self._owes(boundary.progress) or (bool(standing) and boundary.needed_s is None)
+        return self._ask_now(boundary) if is_wanted and not boundary.progress.is_busy else None
 
     def saves_last(self, boundary: Boundary) -> bool:
         """Tell whether the last boundary is saved; else time is left only for what is under way. Rank 0 decides."""
@@ -153,12 +152,13 @@ class EndMachine:
         """Return what no last checkpoint was asked for yet."""
         return [*([self._lease] if self._lease is not None and self._minds_lease else []), *self._notices]
 
-    def _last(self, last: list[Notice]) -> Ask:
+    def _last(self, last: list[Notice], boundary: Boundary) -> Ask:
         """Ask for all of them at once; the run ends by the first one that ends it."""
         self._lease = None if self._lease in last else self._lease
         self._notices = [notice for notice in self._notices if notice not in last]
         for notice in last:
             self._ends_by(notice)
+        self._asked = boundary.progress.step, boundary.at_s
         return Ask(end=next((notice.reason for notice in last if notice.ends), ""))
 
     def _ends_by(self, notice: Notice) -> None:
@@ -172,10 +172,6 @@ class EndMachine:
             self._owed = min(last, progress.saved) if progress.under_way else last
             self._is_new = False
         return self._owed is not None and progress.saved < self._owed
-
-    @staticmethod
-    def _is_unknown(boundary: Boundary) -> bool:
-        return boundary.needed_s is None and not boundary.progress.is_busy
 
     def _ask_now(self, boundary: Boundary) -> Ask | None:
         """Ask, unless what was asked for before has not come yet, or could not be begun a moment ago."""

@@ -41,6 +41,8 @@ REQUESTS = "requests"
 FIGURES_S = 2.0
 """How often ranks tell rank 0 what they have measured and how far they are, and old keys go."""
 
+LOST_JOIN_S = 0.2
+"""How long closing waits for the thread where the ranks are lost."""
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
 
@@ -197,7 +199,7 @@ class StoreRanks:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(STORE_DEADLINE_S if self._lost is None else 0.0)
+            self._thread.join(STORE_DEADLINE_S if self._lost is None else LOST_JOIN_S)
             self._thread = None
 
     # -- the thread

@@ -318,7 +318,8 @@ def test_a_plan_that_cannot_be_read_is_said(rank: Make) -> None:
 SERVE = """
 import time
 from torch._C._distributed_c10d import TCPStore
-print(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False).port, flush=True)
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
+print(store.port, flush=True)
 time.sleep(600)
 """
 

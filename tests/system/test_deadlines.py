@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 from in_process import Training, assert_restores, manifests, service, training
 from overlapping import slow_copies
+from pausing import wait_until
 
 import everstep
 from everstep.hook.end_machine import SIGTERM, Notice
@@ -237,6 +238,33 @@ def test_what_is_trained_after_a_notice_is_saved_too(
         with pytest.raises(SystemExit) as ended:
             trained.step()
         assert ended.value.code == ENDED_STATUS
+
+
+def test_a_notice_saves_the_next_boundary_since_another_one_may_come_too_late(
+    storage: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation may be longer than what is left. The last boundary is saved besides."""
+    notice = tmp_path / "spot"
+    preemption = everstep.Preemption(notice_file=notice, grace_s=3600.0)
+    with service(), training(storage, slots=3, preemption=preemption) as trained:
+        trained.save()
+        for _ in range(5):
+            trained.step()
+        notice.touch()
+        wait_until(lambda: bool(trained.run._end._machine._notices))
+        trained.step()
+        at_once = f"1.{trained.run.steps}"
+        assert trained.run.wait()
+        assert trained.run.report().last_complete == at_once
+        for _ in range(20):
+            trained.step()
+        assert trained.run.wait()
+        assert trained.run.report().last_complete == at_once, "once"
+        monkeypatch.setattr(Pace, "needed_s", 3600.0)
+        with pytest.raises(SystemExit) as ended:
+            trained.step()
+        assert ended.value.code == ENDED_STATUS
+        assert trained.run.report().last_complete == f"1.{trained.run.steps}"
 
 
 def test_where_no_new_checkpoint_fits_the_one_under_way_is_waited_for(
