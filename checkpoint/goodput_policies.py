@@ -4,7 +4,7 @@ They differ in nothing else: the same snapshots, the same devices, the same rest
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 from .frequency_machine import LOOKS_PER_INTERVAL, FrequencyMachine, FrequencyMemory
@@ -35,8 +35,11 @@ class Policy(Protocol):
     """Where no place is free: for one, instead of skipping the checkpoint."""
 
     @property
-    def last_before_s(self) -> float:
-        """How long before an announced end of the machine it begins a checkpoint; 0: it heeds no announcement."""
+    def before_end_s(self) -> Sequence[float]:
+        """How long before an announced end of the machine it begins checkpoints, in this order; none: it heeds none.
+
+        All but the last are left out where a checkpoint is under way, or was taken at this boundary.
+        """
         ...
 
     def steps_until_look(self, step: int, idle_in_s: float) -> int:
@@ -72,7 +75,7 @@ class _Every:
     """Every so many steps; the parent of the policies that only count."""
 
     waits = False
-    last_before_s = 0.0
+    before_end_s: Sequence[float] = ()
 
     def __init__(self, job: Job, every: int) -> None:
         assert every >= 1
@@ -185,7 +188,7 @@ class CheckFreq(_Every):
 class Continuous(_Every):
     """Again as soon as the last one is durable, as Orbax' ContinuousCheckpointingPolicy."""
 
-    last_before_s = math.inf
+    before_end_s = (math.inf,)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, 1)
@@ -221,11 +224,11 @@ class Ours:
         return machine
 
     @property
-    def last_before_s(self) -> float:
-        """As late as it still fits; at once while nobody knows how long one takes."""
+    def before_end_s(self) -> Sequence[float]:
+        """At once, and again as late as it still fits, once it is known how long one takes."""
         if not self._held_s:
-            return math.inf
-        return DEADLINE_ROOM * (self._stall_s + self._held_s) + DEADLINE_STEPS * self._step_s
+            return (math.inf,)
+        return math.inf, DEADLINE_ROOM * (self._stall_s + self._held_s) + DEADLINE_STEPS * self._step_s
 
     def steps_until_look(self, step: int, idle_in_s: float) -> int:
         """Look when the next one is due by what is known now; soon again while it waits for quiet steps."""

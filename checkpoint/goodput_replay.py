@@ -7,7 +7,7 @@ restored one); the store survives the loss of a node.
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .frequency_types import FailureKind
 from .goodput_failures import Failure, FailureProcess, failures_of
@@ -57,8 +57,8 @@ class _Replay:
     newest: _Snapshot = field(default_factory=lambda: _Snapshot(step=0, work_s=0.0, memory=None))
     """In the node's memory."""
     durable: _Snapshot = field(default_factory=lambda: _Snapshot(step=0, work_s=0.0, memory=None))
-    heeded_s: float = -1.0
-    """Of the failure before which a last checkpoint was taken."""
+    heeded: int = 0
+    """Of the checkpoints before the next failure that its announcement makes: these were taken, or are not needed."""
 
     def run(self) -> Outcome:
         """Train until the job's time is over."""
@@ -86,10 +86,15 @@ class _Replay:
     def _train(self, steps: int) -> bool:
         """Train so many steps, fewer where costs change or a machine's end is announced; False after a failure."""
         costs = self.job.costs_at(self.now_s)
+        until_evaluation = self.job.steps_until_evaluation(self.step)
+        if until_evaluation == 0:
+            costs, steps = replace(costs, step_s=costs.step_s + self.job.evaluation_s), 1
+        elif until_evaluation is not None:
+            steps = min(steps, until_evaluation)
         until_s = min(self.job.next_change_s(self.now_s), self.job.duration_s)
         failure = self.failures[0] if self.failures else None
-        last_s = self._last_chance_s(failure)
-        until_s = min(until_s, last_s) if last_s > self.now_s else until_s
+        heed_s = self._heed_s(failure)
+        until_s = min(until_s, max(heed_s, self.now_s))
         idle_s = self._idle_in_s()
         # Whole steps: one that is under way when something happens is ended first.
         fitting = _steps_within(until_s - self.now_s, idle_s, costs)
@@ -109,19 +114,25 @@ class _Replay:
                 at_s=self.now_s, steps=steps, busy_steps=busy_steps, step_s=costs.step_s, slower_s=slower_s
             )
         )
-        if (
-            failure is not None
-            and last_s <= self.now_s
-            and self.heeded_s != failure.at_s
-            and self._checkpoint()
-        ):
-            self.heeded_s = failure.at_s
+        if failure is not None and heed_s <= self.now_s:
+            self._commit_until(self.now_s)
+            self.heeded += self._is_needless(failure) or self._checkpoint()
         return True
 
-    def _last_chance_s(self, failure: Failure | None) -> float:
-        """Return when the last checkpoint before an announced failure begins; never where none is announced."""
-        before_s = min(failure.notice_s, self.policy.last_before_s) if failure is not None else 0.0
-        return failure.at_s - before_s if failure is not None and before_s else math.inf
+    def _heed_s(self, failure: Failure | None) -> float:
+        """Return when the next checkpoint before an announced failure begins; never where none is to."""
+        before = self.policy.before_end_s
+        if failure is None or not failure.notice_s or self.heeded >= len(before):
+            return math.inf
+        return failure.at_s - min(failure.notice_s, before[self.heeded])
+
+    def _is_needless(self, failure: Failure) -> bool:
+        """Tell whether the checkpoint that is to begin now may be left out: another one follows in time."""
+        later = self.policy.before_end_s[self.heeded + 1 :]
+        if not later:
+            return False
+        last_chance_has_come = self.now_s >= failure.at_s - later[0]
+        return last_chance_has_come or bool(self.in_flight) or self.durable.step == self.step
 
     def _idle_in_s(self) -> float:
         return max(0.0, self.in_flight[-1].committed_s - self.now_s) if self.in_flight else 0.0
@@ -186,6 +197,7 @@ class _Replay:
         self.step, self.work_s = restored.step, restored.work_s
         self.newest = restored
         self.in_flight = deque(each for each in self.in_flight if in_memory and each.step <= restored.step)
+        self.heeded = 0
         while self.failures and self.failures[0].at_s <= self.now_s:
             self.failures.popleft()  # what strikes while the job restarts strikes nothing
         self.policy.restored(self.step, restored.memory, failure.kind)

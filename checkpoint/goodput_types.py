@@ -53,6 +53,10 @@ class Job:
     """From the death of a node until the job trains again, reading included."""
     restart_memory_s: float = 30.0
     """The same after a crash of a trainer whose node still holds the snapshot."""
+    evaluate_each: int = 0
+    """After so many steps each the job evaluates, within the step that follows; 0: never."""
+    evaluation_s: float = 0.0
+    """No boundary comes meanwhile."""
 
     def __post_init__(self) -> None:
         begins = [phase.begin_s for phase in self.phases]
@@ -62,6 +66,10 @@ class Job:
     def costs_at(self, now_s: float) -> Costs:
         """Return what holds at a time."""
         return next(phase.costs for phase in reversed(self.phases) if phase.begin_s <= now_s)
+
+    def steps_until_evaluation(self, step: int) -> int | None:
+        """Return how many steps come before one that evaluates; None: there is none."""
+        return -(step + 1) % self.evaluate_each if self.evaluate_each else None
 
     def next_change_s(self, now_s: float) -> float:
         """Return when other costs begin to hold; the job's end if none do."""

@@ -15,6 +15,7 @@ EverstepError
 │   ├── VersionMismatchError   daemon and client speak different protocols            use one version
 │   ├── MemoryRefusedError     the arena would not fit in memory                      free or lower
 │   ├── DeadlineError          something took longer than its deadline                look at the cause
+│   ├── RanksLostError         the ranks of a run cannot reach each other any more    restart the job
 │   └── StorageError           a device or its file system failed                     use another device
 │       ├── NoSpaceError       free space is below what is needed                     free or add a device
 │       ├── DeviceMissingError a known device is not where it was                     mount it
@@ -106,6 +107,12 @@ class MemoryRefusedError(NodeError):
 
 class DeadlineError(NodeError):
     """A wait reached its deadline."""
+
+
+class RanksLostError(NodeError):
+    """The ranks of a run cannot agree any more: their Store is gone, or rank 0 says nothing."""
+
+    retryable: ClassVar[bool] = False
 
 
 class StorageError(NodeError):

@@ -73,21 +73,21 @@ def attach(  # noqa: PLR0913 - all that a run is
         StorageError: a directory cannot be written to, or another daemon holds it.
         DaemonUnavailableError: no daemon could be reached or started.
     """
-    directories = _storage(storage)
     _check_arguments(name, every=every, limits=limits, slots=slots, keep=keep, objects=objects)
     pace = Pace(every=every, limits=limits or Limits())
     ranks = make_ranks(run_id_of(name), pace)
     components = make_components(objects, world_size=ranks.world_size)
     events = _Events()
-    link, attempt = _join(ranks, RunAddress(
-        name=name, rank=ranks.rank, world_size=ranks.world_size, storage=directories, takeover=takeover, keep=keep
-    ), events, fresh=fresh)  # fmt: skip
-    for note in link.opened.notes:
-        logger.warning("storage run=%s: %s", name, note)
-    if link.client.welcome.private and (reason := killed_with_the_job()):
-        logger.warning(
-            "private_daemon run=%s: %s, so memory does not outlive it; run a node daemon", name, reason
-        )
+    address = RunAddress(
+        name=name,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        storage=_storage(storage),
+        takeover=takeover,
+        keep=keep,
+    )
+    link, attempt = _join(ranks, address, events, fresh=fresh)
+    _say_attached(name, link)
     run = Run(
         name=name,
         link=link,
@@ -123,6 +123,15 @@ def _join(ranks: Ranks, address: RunAddress, events: "_Events", *, fresh: bool) 
             link.close()
         raise
     return link, attempt
+
+
+def _say_attached(name: str, link: Link) -> None:
+    for note in link.opened.notes:
+        logger.warning("storage run=%s: %s", name, note)
+    if link.client.welcome.private and (reason := killed_with_the_job()):
+        logger.warning(
+            "private_daemon run=%s: %s, so memory does not outlive it; run a node daemon", name, reason
+        )
 
 
 class _Events:

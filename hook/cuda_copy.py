@@ -62,13 +62,15 @@ class CudaCopies:
         """Of the newest snapshot."""
         self._unread: dict[torch.device, Passage] = {}
         """Of a snapshot whose guard was passed, until all of it has happened."""
+        self._streams: list[torch.cuda.Stream] = []
+        """On which the newest snapshot's copies were enqueued."""
         self._tried: set[int] = set()
         self._registered: set[int] = set()
 
     def register(self, arena: MappedArena) -> None:
         """Pin the arena for this process once CUDA is in use; unpinned memory works, slower, and is said.
 
-        Again is nothing. In one call, so that no copy crosses from one registration into another.
+        Again is nothing. In one call, so that no copy crosses from one registration into another (ADR 0037).
         """
         if arena.number in self._tried or not torch.cuda.is_initialized():
             return
@@ -96,13 +98,16 @@ class CudaCopies:
         """
         self._learn()
         ends: list[torch.cuda.Event] = []
+        self._streams = []
         for device, pieces in _by_device(eager).items():
             compute = torch.cuda.current_stream(device)
+            self._streams.append(compute)
             to_host(view, pieces, compute)
             ends.append(event(compute))
         clones: list[torch.Tensor] = []
         self._passages = {}
         for device, pieces in _by_device(lazy).items():
+            self._streams.append(self._device(device).stream)
             self._passages[device] = self._device(device).copy(view, pieces, hold=clones)
             ends.append(self._passages[device].ended)
         self._tell(on_device=bool(clones))
@@ -115,6 +120,12 @@ class CudaCopies:
                 clones.clear()
 
         return wait
+
+    def finish(self) -> None:
+        """Return when the newest snapshot's copies have ended, however far its enqueuing came: it has failed."""
+        for stream in self._streams:
+            event(stream).synchronize()
+        self._streams, self._passages = [], {}
 
     def guard(self) -> None:
         """Make the current streams wait until lazy tensors may be written; the host goes on.

@@ -87,6 +87,11 @@ class CudaDevice:
         self._may_choose = device_first and torch.cuda.get_allocator_backend() == "native"
 
     @property
+    def stream(self) -> torch.cuda.Stream:
+        """The side stream."""
+        return self._stream
+
+    @property
     def reason(self) -> str:
         """Return why copies go the way they do, for people; empty: there is nothing to say."""
         return self._machine.reason if self._may_choose else ""

@@ -98,8 +98,9 @@ class Link:
     def close(self) -> None:
         """End the connection."""
         self._closed = True
-        if self._reconnecting is not None:
-            self._reconnecting.join()
+        reconnecting = self._reconnecting  # which ends, and says so, at any moment
+        if reconnecting is not None:
+            reconnecting.join()
         self.client.close()
 
     def _reconnect(self, on_restored: Callable[[], None]) -> None:

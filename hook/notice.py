@@ -15,11 +15,12 @@ from types import FrameType
 from typing import NoReturn
 
 from ..core.errors import UsageError
+from .end_machine import GRACE_S, SIGTERM, Notice
 
 logger = logging.getLogger(__name__)
 
-SIGTERM = "SIGTERM"
-GRACE_S = 30.0
+CONFIRM_S = 2.0
+"""How long a rank that SIGTERM tells to end waits for the others to be told the same."""
 POLL_S = 2.0
 COMMAND_DEADLINE_S = 10.0
 ENDED_STATUS = 128 + signal.SIGTERM
@@ -56,25 +57,19 @@ class Preemption:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """Somebody will end the run."""
-
-    reason: str
-    until_s: float
-    """Of the monotonic clock."""
-    ends: bool
-
-
 class NoticeWatch:
     """Waits for an announcement and tells it once, and SIGTERM besides; made on the main thread where that is heard.
+
+    `on_unconfirmed` is called a while after SIGTERM: by then all ranks of a run that is ended as a whole have heard it.
 
     The main thread may be inside a collective whose peer has died, where no Python handler of a signal ever runs. So
     the signal comes through the wake-up descriptor, which the interpreter's own handler writes to in whatever thread.
     """
 
-    def __init__(self, preemption: Preemption, on_notice: Callable[[Notice], None]) -> None:
-        self._preemption, self._on_notice = preemption, on_notice
+    def __init__(
+        self, preemption: Preemption, on_notice: Callable[[Notice], None], on_unconfirmed: Callable[[], None]
+    ) -> None:
+        self._preemption, self._on_notice, self._on_unconfirmed = preemption, on_notice, on_unconfirmed
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         self._hears_signal = preemption.sigterm and self._take_signal()
@@ -118,7 +113,11 @@ class NoticeWatch:
             return
         self._tell(SIGTERM)
         grace_s = self._preemption.grace_s
-        if self._heard(grace_s) != "":
+        heard = self._heard(min(CONFIRM_S, grace_s))
+        if heard is None:
+            self._on_unconfirmed()
+            heard = self._heard(max(0.0, grace_s - CONFIRM_S))
+        if heard != "":
             logger.error("run_ended reason=a second SIGTERM, or no boundary within %.0f s", grace_s)
             end_now()
 

@@ -1,11 +1,12 @@
 """The ranks of a run of one process, which agrees with itself."""
 
+import threading
 from collections import deque
-from collections.abc import Callable
 
 from ..checkpoint.frequency_types import Decision
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
+from .end_machine import Ask, Requests
 from .pace import Pace
 from .rank_protocol import Listener
 
@@ -18,10 +19,11 @@ class OneRank:
 
     rank = 0
     world_size = 1
+    lost: EverstepError | None = None
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
-        self._requested, self._end = False, ""
+        self._lock, self._requests = threading.Lock(), Requests()
         self._ends_here = ""
         """What the boundary that was asked about last heard of an end; what comes later is for the next one."""
         self._listener: Listener | None = None
@@ -45,10 +47,10 @@ class OneRank:
 
     def is_due(self, step: int) -> bool:
         """Tell whether the step is due by its pace, or was asked for."""
-        self._ends_here = self._end
-        due = bool(self._pace.due(step, step + 1))
-        if self._requested:  # another thread may ask at any time
-            self._requested, due = False, True
+        with self._lock:
+            ask = self._requests.take()
+        self._ends_here = ask.end if ask is not None else ""
+        due = bool(self._pace.due(step, step + 1)) or ask is not None
         if self._ends_here and self._listener is not None:
             return self._listener.saves_last_boundary()
         return due
@@ -58,20 +60,19 @@ class OneRank:
         """The pace's own."""
         return self._pace.decision
 
-    def ask_for_checkpoint(self, end: str = "") -> None:
+    def ask_for_checkpoint(self, ask: Ask) -> None:
         """Make the next boundary due."""
-        self._end = end or self._end
-        self._requested = True
+        with self._lock:
+            self._requests.add(ask)
 
     def end_after(self, step: int) -> str:
         """Whatever boundary comes first is the last one."""
         del step
         return self._ends_here
 
-    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
+    def confirm_end(self, ask: Ask) -> None:
         """One rank is all."""
-        del alone
-        self.ask_for_checkpoint(reason)
+        self.ask_for_checkpoint(ask)
 
     def sealed(self, checkpoint: CheckpointId) -> None:
         """Sealed here is sealed everywhere."""

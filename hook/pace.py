@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-from ..checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
+from ..checkpoint.frequency_format import dump_memory, load_memory
 from ..checkpoint.frequency_machine import FixedInterval, Frequency, FrequencyMachine, FrequencyMemory
 from ..checkpoint.frequency_plan import DEADLINE_ROOM
 from ..checkpoint.frequency_types import (
@@ -17,6 +17,7 @@ from ..checkpoint.frequency_types import (
     Decision,
     Failed,
     FailureKind,
+    Figures,
     Limits,
     Observation,
     SlowerSteps,
@@ -47,6 +48,7 @@ class Pace:
         """Of the newest snapshot that became durable, from the begin of its copy on; of the newest checkpoint."""
         self._stalled_s: float | None = None
         """What the newest checkpoint has cost by itself so far, until its copy has ended."""
+        self._others_need_s: float | None = None
         self._slots = 2
         self._storage: StorageKnown | None = None
 
@@ -144,10 +146,20 @@ class Pace:
 
     @property
     def needed_s(self) -> float | None:
-        """How long a checkpoint takes from its boundary until it is durable, with room.
+        """How long a checkpoint takes from its boundary until all ranks have made it durable, with room.
 
-        The newest one's of this process, else what earlier attempts have learnt; None while nobody knows.
+        By the slowest rank, as far as this one has heard; None while nobody knows.
         """
+        known = [each for each in (self.own_needed_s, self._others_need_s) if each is not None]
+        return max(known, default=None)
+
+    def others_need(self, needed_s: float | None) -> None:
+        """Other ranks have said what the slowest of them needs; from any thread."""
+        self._others_need_s = needed_s
+
+    @property
+    def own_needed_s(self) -> float | None:
+        """The same of this rank alone: the newest one's of this process, else what earlier attempts have learnt."""
         if self._held_s:
             return DEADLINE_ROOM * (self._stall_s + self._held_s)
         known = self._frequency.figures
@@ -158,13 +170,13 @@ class Pace:
     # -- among ranks
 
     @property
-    def figures(self) -> object:
-        """What this rank has measured, as a JSON value for rank 0."""
-        return dump_figures(self._frequency.figures)
+    def figures(self) -> Figures:
+        """What this rank has measured, for rank 0."""
+        return self._frequency.figures
 
-    def hear(self, figures: Sequence[object]) -> None:
+    def hear(self, figures: Sequence[Figures]) -> None:
         """Take the newest figures of the other ranks."""
-        self._frequency.hear([load_figures(each) for each in figures])
+        self._frequency.hear(figures)
 
     # -- other threads
 

@@ -1,11 +1,11 @@
 """What a run asks of its ranks, and what it hears of them."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from ..checkpoint.frequency_types import Decision
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
+from .end_machine import Ask
 
 
 class Listener(Protocol):
@@ -16,6 +16,14 @@ class Listener(Protocol):
 
         Asked when an end was announced, on the training thread; of several ranks on rank 0, which decides for all.
         """
+        ...
+
+    def end_confirmed(self) -> None:
+        """All ranks were told by SIGTERM."""
+        ...
+
+    def ranks_lost(self, error: EverstepError) -> None:
+        """Nothing can be agreed on any more; what is under way will not be known to be complete."""
         ...
 
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
@@ -54,20 +62,28 @@ class Ranks(Protocol):
         ...
 
     @property
+    def lost(self) -> EverstepError | None:
+        """Why nothing can be agreed on any more; None: it can."""
+        ...
+
+    @property
     def decision(self) -> Decision:
         """How often, and why: the newest plan's, the same on all ranks that know it."""
         ...
 
-    def ask_for_checkpoint(self, end: str = "") -> None:
-        """Ask for a checkpoint at one of the next boundaries; or, for the reason `end`, for one as the run's last."""
+    def ask_for_checkpoint(self, ask: Ask) -> None:
+        """Ask for a checkpoint at one of the next boundaries, maybe as the run's last; from any thread."""
         ...
 
     def end_after(self, step: int) -> str:
-        """Return why the run ends with boundary `step`, asked after `is_due`; empty: it goes on."""
+        """Return why the run ends with boundary `step`, asked after `is_due`; empty: it goes on.
+
+        Once the ranks are lost each one ends for what it has asked for itself.
+        """
         ...
 
-    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """Ask for the last checkpoint if all ranks say the same within two seconds; `alone` is called if not."""
+    def confirm_end(self, ask: Ask) -> None:
+        """Ask so once all ranks have said the same; the listener hears of it."""
         ...
 
     def sealed(self, checkpoint: CheckpointId) -> None:

@@ -5,36 +5,33 @@ training group.
 """
 
 import json
-import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
 import torch.distributed as dist
 
-from ..checkpoint.frequency_format import dump_decision, load_decision
-from ..checkpoint.frequency_types import Decision
-from ..core.errors import DeadlineError, EverstepError, error_from_code
+from ..checkpoint.frequency_types import Decision, Figures
+from ..core.errors import DeadlineError, EverstepError, RanksLostError, error_from_code
 from ..core.ids import CheckpointId
+from .end_machine import Ask, Requests
 from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
 from .one_rank import TOLD_KEPT, OneRank
 from .pace import Pace
+from .rank_format import PlanMessage, RankState, dump_plan, dump_state, load_plan, load_state
 from .rank_protocol import Listener, Ranks
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
-
-logger = logging.getLogger(__name__)
+from .rank_store import name_of, own_client, under
+from .sweep_machine import Mark, Sweep
 
 AGREE_DEADLINE_S = 300.0
 """For attach and restore: a rank may come minutes late (imports, data sets), never hours."""
 
 PLAN_DEADLINE_S = 60.0
+STORE_DEADLINE_S = 60.0
+"""An operation of the Store that takes longer will never end: its server hangs, or the way to it is gone."""
 END = "end"
 """Counts the ranks that were told to end."""
 NOTICE = "notice"
@@ -42,11 +39,10 @@ NOTICE = "notice"
 REQUESTS = "requests"
 """Counts the checkpoints that were asked for: no request is lost that comes while others are read."""
 FIGURES_S = 2.0
-"""How often ranks tell rank 0 what they have measured."""
+"""How often ranks tell rank 0 what they have measured and how far they are, and old keys go."""
 
-CONFIRM_S = 2.0
-"""How long a rank that is to end waits for the others to be told the same."""
-
+LOST_JOIN_S = 0.2
+"""How long closing waits for the thread where the ranks are lost."""
 _POLL_S = 0.01
 _IDLE_POLL_S = 0.1
 
@@ -57,12 +53,12 @@ class StoreRanks:
     def __init__(self, run_id: str, pace: Pace) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._pace, self._decision = pace, pace.decision
-        self._peers: list[object] = []
+        self._peers: list[Figures] = []
         """Newest figures of the other ranks that have sent some; on rank 0."""
         self._figures_at_s = 0.0
         """When figures are sent, or fetched, the next time."""
-        self._prefix, self._client = f"everstep/{run_id}", _own_client()
-        self._store = _under(f"{self._prefix}/join", self._client)
+        self._prefix, self._client = f"everstep/{run_id}", own_client()
+        self._store = under(f"{self._prefix}/join", self._client)
         self._round = 0
         self._horizon = Horizon()
         self._planner = Planner(due=pace.due)
@@ -71,13 +67,22 @@ class StoreRanks:
         self._outbox: list[tuple[str, str]] = []
         self._open: dict[CheckpointId, set[str]] = {}
         self._told: deque[CheckpointId] = deque(maxlen=TOLD_KEPT)
-        self._requested = self._closing = self._lost = False
-        self._end = ""
-        """Why the next plan's first boundary is the last one; on rank 0."""
+        self._awaited: set[int] = set()
+        """Boundaries that were due and of whose checkpoints this rank has not heard the end."""
+        self._sweep = Sweep()
+        """On rank 0."""
+        self._closing = False
+        self._lost: RanksLostError | None = None
+        self._beat_s = 0.0
+        """When the thread has last begun to speak to the Store."""
+        self._asked_end = ""
+        """Why this rank has asked for the run's end."""
+        self._requests = Requests()
+        """On rank 0: what its next plan answers."""
         self._request_count, self._noticed = 0, False
         """What of the requests rank 0 has heard of."""
-        self._confirming: tuple[str, threading.Timer] | None = None
-        """Why this rank is to end, and what ends it alone if the others do not say so too."""
+        self._confirming: Ask | None = None
+        """What this rank asks for if the others say so, too."""
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
 
@@ -86,14 +91,14 @@ class StoreRanks:
     def agree_attempt(self, known: int, error: EverstepError | None) -> int:
         """Gather what every rank's daemon knows; errors travel too: nobody waits for a rank that was refused."""
         nonce = self._agree_nonce()
-        self._store = _under(f"{self._prefix}/join/{nonce}", self._client)
+        self._store = under(f"{self._prefix}/join/{nonce}", self._client)
         said = self.gather("attempt", _pack_error(error) if error is not None else {"known": known})
         for rank, item in enumerate(said):
             raised = _unpack_error(item, rank)
             if raised is not None:
                 raise error if error is not None else raised
         attempt = 1 + max(cast("dict[str, int]", item)["known"] for item in said)
-        self._store = _under(f"{self._prefix}/{attempt}/{nonce}", self._client)
+        self._store = under(f"{self._prefix}/{attempt}/{nonce}", self._client)
         return attempt
 
     def gather(self, topic: str, value: object) -> list[object]:
@@ -105,13 +110,13 @@ class StoreRanks:
             self._store.wait(keys, timedelta(seconds=AGREE_DEADLINE_S))
             return [json.loads(item) for item in self._store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:
-            raise _disagreement(topic, error) from error
+            raise _disagreement(topic, name_of(self._client), error) from error
 
     def _agree_nonce(self) -> str:
         try:
             return agree_nonce(self._store, self.rank, self.world_size, AGREE_DEADLINE_S)
         except RuntimeError as error:
-            raise _disagreement("the attempt", error) from error
+            raise _disagreement("the attempt", name_of(self._client), error) from error
 
     # -- training
 
@@ -120,52 +125,60 @@ class StoreRanks:
         self._listener, self._step = listener, step
         if self.rank == 0:
             self._publish(self._planner.first(step))
+        self._beat_s = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="everstep-ranks", daemon=True)
         self._thread.start()
 
     def is_due(self, step: int) -> bool:
         """Look into the plans; wait at the horizon, at most a minute (then checkpoints stop, training goes on)."""
+        if self.lost is not None:
+            return False
         with self._changed:
-            if self._lost:
-                return False
             self._step = step
             if self.rank == 0 and self._planner.wants_next(step):
                 self._publish(self._next_plan())
             elif self.rank != 0 and self._figures_due():
-                self._outbox.append((f"figures/{self.rank}", json.dumps(self._pace.figures)))
+                self._outbox.append((f"figures/{self.rank}", dump_state(self._state())))
             self._changed.notify_all()
             known = self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, PLAN_DEADLINE_S)
-            if not known:
-                self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
-            return not self._lost and self._horizon.is_due(step)
+        if not known:
+            self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
+        with self._changed:
+            due = self._lost is None and self._horizon.is_due(step)
+            self._awaited |= {step} if due else set()
+            return due
+
+    @property
+    def lost(self) -> EverstepError | None:
+        """Why the ranks cannot agree any more; noticed here, too, where an operation of the Store does not end."""
+        hangs_s = time.monotonic() - self._beat_s if self._thread is not None else 0.0
+        if self._lost is None and hangs_s > STORE_DEADLINE_S:
+            self._lose(f"it has not answered for {hangs_s:.0f} s")
+        return self._lost
 
     @property
     def decision(self) -> Decision:
         """Rank 0's, as the newest plan brought it."""
         return self._decision
 
-    def ask_for_checkpoint(self, end: str = "") -> None:
+    def ask_for_checkpoint(self, ask: Ask) -> None:
         """Tell rank 0, which lists a boundary of its next plan."""
-        if end:
-            self._say(NOTICE, json.dumps(end))
+        if ask.end:
+            self._asked_end = ask.end
+            self._say(NOTICE, json.dumps(ask.end))
         else:
             self._say(REQUESTS, "+")
 
     def end_after(self, step: int) -> str:
-        """Return what the plans say."""
+        """Return what the plans say; without them, what this rank has asked for."""
         with self._changed:
-            return self._horizon.end_after(step)
+            alone = self._asked_end if self._lost is not None else ""
+            return self._horizon.end_after(step) or alone
 
-    def confirm_end(self, reason: str, alone: Callable[[], None]) -> None:
-        """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them.
-
-        The time runs by itself: the agreement's thread begins with the first boundary, and ends with the Store.
-        """
-        timer = threading.Timer(CONFIRM_S, alone)
-        timer.daemon = True
+    def confirm_end(self, ask: Ask) -> None:
+        """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them."""
         with self._changed:
-            self._confirming = reason, timer
-        timer.start()
+            self._confirming = ask
         self._say(END, "+")
 
     def sealed(self, checkpoint: CheckpointId) -> None:
@@ -181,24 +194,24 @@ class StoreRanks:
         self._say(f"failed/{checkpoint}", f"rank {self.rank}: {reason}", checkpoint)
 
     def close(self) -> None:
-        """Say what is left to say and end the thread."""
+        """Say what is left to say and end the thread; one that the Store holds is left behind."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            if self._confirming is not None:
-                self._confirming[1].cancel()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(STORE_DEADLINE_S if self._lost is None else LOST_JOIN_S)
             self._thread = None
 
     # -- the thread
 
     def _say(self, key: str, value: str, checkpoint: CheckpointId | None = None) -> None:
         with self._changed:
-            if self._lost:
+            if self._lost is not None:
                 return
+            if checkpoint in self._told:
+                return  # nobody listens, and its keys may be gone
             self._outbox.append((key, value))
-            if checkpoint is not None and checkpoint not in self._told:
+            if checkpoint is not None:
                 self._open.setdefault(checkpoint, set())
             self._changed.notify_all()
 
@@ -206,19 +219,25 @@ class StoreRanks:
         """Return the plan that follows, by what was asked for until now."""
         assert self._listener is not None
         self._pace.hear(self._peers)
-        end, requested = self._end, self._requested
-        self._end, self._requested = "", False
-        if end:
-            requested = self._listener.saves_last_boundary()
+        ask = self._requests.take()
+        end = ask.end if ask is not None else ""
+        requested = self._listener.saves_last_boundary() if end else ask is not None
         return self._planner.next(requested=requested, end=end, step_s=self._pace.step_s)
 
     def _publish(self, plan: Plan) -> None:
         """Rank 0 knows its own plan at once; the others read it from the Store."""
         self._decision = self._pace.decision
-        message = [plan.start, plan.horizon, plan.steps, plan.end, dump_decision(self._decision)]
         with self._changed:
             self._horizon.receive(plan)
-            self._outbox.append((f"plan/{plan.number}", json.dumps(message)))
+            self._sweep.published(plan)
+            message = PlanMessage(plan=plan, decision=self._decision, needed_s=self._pace.needed_s)
+            self._outbox.append((f"plan/{plan.number}", dump_plan(message)))
+
+    def _mark(self) -> Mark:
+        return Mark(plan=self._horizon.next_number, step=min(self._awaited | {self._step}))
+
+    def _state(self) -> RankState:
+        return RankState(figures=self._pace.figures, needed_s=self._pace.own_needed_s, mark=self._mark())
 
     def _figures_due(self) -> bool:
         now_s = time.monotonic()
@@ -229,7 +248,8 @@ class StoreRanks:
 
     def _work(self) -> None:
         try:
-            while True:
+            while self._lost is None:
+                self._beat_s = time.monotonic()
                 with self._changed:
                     outbox, self._outbox = self._outbox, []
                     if self._closing and not outbox:
@@ -243,8 +263,9 @@ class StoreRanks:
                     self._receive_figures()
                 self._pause()
         except (RuntimeError, ValueError) as error:
-            with self._changed:
-                self._lose(f"the Store of torch.distributed does not answer: {error}")
+            self._lose(f"it does not answer: {error}")
+        except EverstepError as error:
+            self._lose(str(error))
 
     def _pause(self) -> None:
         with self._changed:
@@ -265,11 +286,11 @@ class StoreRanks:
             return
         number = self._horizon.next_number
         if self._store.check([f"plan/{number}"]):
-            start, horizon, steps, end, decision = json.loads(self._store.get(f"plan/{number}"))
-            plan = Plan(number=number, start=start, horizon=horizon, steps=tuple(steps), end=end)
+            message = load_plan(self._store.get(f"plan/{number}"))
+            self._pace.others_need(message.needed_s)
             with self._changed:
-                self._decision = load_decision(decision)
-                self._horizon.receive(plan)
+                self._decision = message.decision
+                self._horizon.receive(message.plan)
                 self._changed.notify_all()
 
     def _receive_requests(self) -> None:
@@ -278,21 +299,23 @@ class StoreRanks:
         end = cast("str", json.loads(self._store.get(NOTICE))) if noticed else ""
         with self._changed:
             if count > self._request_count:
-                self._request_count, self._requested = count, True
+                self._request_count = count
+                self._requests.add(Ask())
             if noticed:
-                self._noticed, self._end = True, end
+                self._noticed = True
+                self._requests.add(Ask(end=end))
 
     def _receive_confirmations(self) -> None:
         """End together, not alone."""
+        assert self._listener is not None
         with self._changed:
             confirming = self._confirming
         if confirming is None or not self._store.check([f"all-{END}"]):
             return
-        reason, timer = confirming
-        timer.cancel()
         with self._changed:
             self._confirming = None
-            self._end = reason
+            self._requests.add(confirming)
+        self._listener.end_confirmed()
 
     def _receive_figures(self) -> None:
         """Rank 0 decides by all ranks' figures, a few seconds old; some ranks may have sent none yet."""
@@ -300,9 +323,17 @@ class StoreRanks:
             return
         keys = [f"figures/{rank}" for rank in range(1, self.world_size)]
         known = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
-        peers = [json.loads(item) for item in self._store.multi_get(known)] if known else []
+        said = [load_state(item) for item in self._store.multi_get(known)] if known else []
+        marks = [state.mark for state in said]
         with self._changed:
-            self._peers = peers
+            self._peers = [state.figures for state in said]
+            self._pace.others_need(
+                max((state.needed_s for state in said if state.needed_s is not None), default=None)
+            )
+            knows_all = len(known) == len(keys) and not self._outbox  # which may hold such a key
+            old = self._sweep.old_keys([self._mark(), *marks]) if knows_all else []
+        for key in old:
+            self._store.delete_key(key)
 
     def _receive_results(self) -> None:
         assert self._listener is not None
@@ -324,13 +355,21 @@ class StoreRanks:
             with self._changed:
                 del self._open[checkpoint]
                 self._told.append(checkpoint)
+                self._awaited.discard(checkpoint.step)
+                self._sweep.ended(checkpoint)
 
     def _lose(self, reason: str) -> None:
         """Without agreement no checkpoint can be complete: stop them, keep training, say it."""
-        if not self._lost:
-            self._lost = True
-            logger.error("ranks_lost reason=%s", reason)
-        self._changed.notify_all()
+        with self._changed:
+            if self._lost is not None:
+                return
+            error = self._lost = RanksLostError(
+                f"the ranks cannot agree any more over {name_of(self._client)}: {reason}",
+                hint="training goes on without checkpoints: restart the job, and look at the process that served it",
+            )
+            self._changed.notify_all()
+        assert self._listener is not None
+        self._listener.ranks_lost(error)
 
 
 def make_ranks(run_id: str, pace: Pace) -> Ranks:
@@ -340,25 +379,9 @@ def make_ranks(run_id: str, pace: Pace) -> Ranks:
     return OneRank(pace)
 
 
-class _CanClone(Protocol):
-    def clone(self) -> "Store": ...
-
-
-def _own_client() -> "Store":
-    """Return a connection of our own: a blocked wait on the default one stalls everybody's set."""
-    store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-    with suppress(AttributeError, RuntimeError):
-        store = cast("_CanClone", store).clone()  # torch's stub lacks it
-    return store
-
-
-def _under(prefix: str, store: "Store") -> "Store":
-    return dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]  documented as dist.PrefixStore
-
-
-def _disagreement(topic: str, error: Exception) -> DeadlineError:
+def _disagreement(topic: str, store: str, error: Exception) -> DeadlineError:
     return DeadlineError(
-        f"the ranks could not agree on {topic} within {AGREE_DEADLINE_S:.0f} s: {error}",
+        f"the ranks could not agree on {topic} over {store} within {AGREE_DEADLINE_S:.0f} s: {error}",
         hint="every rank must attach, restore and close the run",
     )
 

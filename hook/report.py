@@ -1,19 +1,29 @@
 """What checkpointing cost this run, measured, and what went wrong: nothing is hidden from the training loop."""
 
 import statistics
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..checkpoint.frequency_types import Decision, SlowerSteps, StepEnded
 from ..core.durations import duration_text
 from ..core.ids import CheckpointId
 from ..proto import frames
-from .skip_reasons import skip_reason
+from ..proto.frames import SkipReason
 
 STEPS_KEPT = 2000
 """Step times kept per kind: enough for a steady median, 16 KiB each."""
 
 FAILURES_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """Due checkpoints that were not taken for reasons of one kind."""
+
+    count: int
+    example: str
+    """What the newest one said, figures included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +37,8 @@ class Report:
     """Committed on every rank."""
     last_complete: str
     """`<attempt>.<step>` of the newest one, empty before the first."""
-    skipped: dict[str, int]
-    """Reason -> how many due checkpoints were not taken."""
+    skipped: Mapping[SkipReason, Skipped]
+    """Due checkpoints that were not taken, by the kind of reason."""
     failures: tuple[str, ...]
     """Newest last."""
     notes: tuple[str, ...]
@@ -72,9 +82,6 @@ class Report:
 
     def as_frame(self) -> frames.Costs:
         """Return what the daemon is told of it."""
-        skipped = Counter[frames.SkipReason]()
-        for reason, count in self.skipped.items():
-            skipped[skip_reason(reason)] += count
         return frames.Costs(
             train_s=self.train_s,
             boundary_s=self.boundary_s,
@@ -82,7 +89,7 @@ class Report:
             wait_s=self.wait_s,
             guard_s=self.guard_s,
             slower_s=self.slower_steps_s,
-            skipped=dict(skipped),
+            skipped={reason: each.count for reason, each in self.skipped.items()},
             interval_steps=self.decision.interval_steps,
             reason=self.decision.reason,
             goal_missed=self.decision.goal_missed,
@@ -90,7 +97,7 @@ class Report:
 
     def __str__(self) -> str:
         """Return all of it for people, some lines."""
-        skipped = ", ".join(f"{count} x {reason}" for reason, count in self.skipped.items())
+        skipped = "; ".join(f"{each.count} x {each.example}" for each in self.skipped.values())
         lines = {
             "checkpoints": f"{self.checkpoints_complete} complete, the newest is {self.last_complete or 'none'}",
             "interval": f"{self.decision.interval_steps} steps, {self.decision.reason}",
@@ -151,7 +158,7 @@ class CostBook:
     sealed: int = 0
     complete: int = 0
     newest_complete: CheckpointId | None = None
-    skipped: Counter[str] = field(default_factory=Counter[str])
+    skipped: dict[SkipReason, Skipped] = field(default_factory=dict[SkipReason, Skipped])
     failures: deque[str] = field(default_factory=lambda: deque[str](maxlen=FAILURES_KEPT))
     notes: deque[str] = field(default_factory=lambda: deque[str](maxlen=FAILURES_KEPT))
     eager_s: float = 0.0
@@ -199,6 +206,11 @@ class CostBook:
         self.boundary_s += left_s - self._arrived_s
         self.steps += 1
         self._left_s, self._opened_busy = left_s, opens_busy
+
+    def skip(self, reason: SkipReason, text: str) -> None:
+        """A due checkpoint was not taken."""
+        before = self.skipped.get(reason)
+        self.skipped[reason] = Skipped(count=1 + (before.count if before is not None else 0), example=text)
 
     def completed(self, checkpoint: CheckpointId) -> None:
         """Every rank has committed a checkpoint; several are under way at once, and any of them may end first."""

@@ -72,7 +72,7 @@ def say_closed(name: str, step: int, report: Report) -> None:
         report.slowdown * 100,
         report.busy_steps,
         report.quiet_steps,
-        sum(report.skipped.values()),
+        sum(each.count for each in report.skipped.values()),
         len(report.failures),
         report.decision.interval_steps,
     )

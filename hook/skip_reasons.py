@@ -7,7 +7,6 @@ NO_SLOT = "no free slot: the devices are slower than the interval"
 STILL_COPYING = "the previous snapshot is still being copied"
 NO_DAEMON = "no daemon"
 CAPTURING = "a CUDA graph is being captured"
-OTHER_RANK_SKIPPED = "another rank skipped it"
 
 _REASONS = {
     NO_ARENA: SkipReason.ARENA,
@@ -15,7 +14,6 @@ _REASONS = {
     STILL_COPYING: SkipReason.COPYING,
     NO_DAEMON: SkipReason.DAEMON,
     CAPTURING: SkipReason.CAPTURING,
-    OTHER_RANK_SKIPPED: SkipReason.PEER,
 }
 
 

@@ -128,10 +128,14 @@ class Snapshotter:
             self._forget_asked()
 
     def prepare(self) -> None:
-        """Ask for the arena that the present structure needs, ahead of the first checkpoint."""
-        if not is_capturing():
-            capture = self._capture()
+        """Ask for the arena that the present structure needs, ahead of the first checkpoint, which asks again."""
+        if is_capturing():
+            return
+        capture = self._capture()
+        try:
             self._find_arena(self._layout_of(capture, 0), capture)
+        except EverstepError as error:
+            logger.warning("arena_not_prepared reason=%s", error)
 
     def _capture(self) -> StateCapture:
         """Return the state by reference; the last capture's description spares most of the work."""
@@ -287,6 +291,7 @@ class Snapshotter:
             places = self._places_for(layout, capture, arena)
             self._copy(capture, places, arena, slot, facts=facts, values=values)
         except BaseException as error:
+            self._cuda.finish()  # nothing may write to a slot that is given up
             reason = error.message if isinstance(error, EverstepError) else repr(error)
             self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=reason[:500]))
             if not isinstance(error, EverstepError):

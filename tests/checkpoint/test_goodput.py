@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,7 +18,7 @@ from everstep.checkpoint.goodput_failures import (
     failures_of,
     mtbf_of_gpus,
 )
-from everstep.checkpoint.goodput_policies import POLICIES, Fixed, daly_s
+from everstep.checkpoint.goodput_policies import POLICIES, Fixed, Ours, daly_s
 from everstep.checkpoint.goodput_replay import compare, replay
 from everstep.checkpoint.goodput_types import Costs, Job, Outcome, Phase
 
@@ -112,6 +112,53 @@ def test_a_notice_is_heeded_by_those_who_can() -> None:
     late = replace(failure, notice_s=5.0)
     interval_s = 2.0 * 500
     assert outcome_of(replace(JOB, fixed_steps=500), "fixed", late).lost_s < interval_s + 20
+
+
+class AtOnce(Ours):
+    """After a notice only one checkpoint, at once."""
+
+    @property
+    def before_end_s(self) -> Sequence[float]:
+        return (math.inf,)
+
+
+class Late(Ours):
+    """After a notice only one checkpoint, as late as it fits."""
+
+    @property
+    def before_end_s(self) -> Sequence[float]:
+        return super().before_end_s[-1:]
+
+
+@pytest.mark.parametrize("evaluation_s", [0.0, 200.0])
+def test_a_notice_wants_a_checkpoint_at_once_and_a_late_one(evaluation_s: float) -> None:
+    """Without the late one two minutes are lost; without the first one all since the last one, where an evaluation is
+    longer than what is left: no boundary comes within it. Machines go at each moment of a cycle of 1,000 steps.
+    """
+    rare = replace(JOB, mtbf_s=1e7, evaluate_each=1000 if evaluation_s else 0, evaluation_s=evaluation_s)
+
+    def lost_s(make: Callable[[Job], Ours]) -> float:
+        failures = (
+            Failure(at_s=float(at_s), kind=FailureKind.NODE, notice_s=120.0)
+            for at_s in range(20_000, 22_200, 50)
+        )
+        return statistics.fmean(replay(rare, (failure,), make(rare)).lost_s for failure in failures)
+
+    assert lost_s(Ours) < lost_s(AtOnce)
+    if evaluation_s:
+        assert lost_s(Ours) < lost_s(Late)
+    else:
+        assert lost_s(Ours) == pytest.approx(lost_s(Late), abs=5.0)
+
+
+def test_a_notice_is_heeded_once_at_once_and_once_late() -> None:
+    """With an interval that is long against the notice nothing else is taken in the last two minutes."""
+    rare = replace(JOB, mtbf_s=1e7)
+    failure = Failure(at_s=40_000.0, kind=FailureKind.NODE, notice_s=120.0)
+    unannounced = outcome_of(rare, "everstep", replace(failure, notice_s=0.0))
+    heeded = outcome_of(rare, "everstep", failure)
+    assert heeded.lost_s < 40.0 < unannounced.lost_s
+    assert heeded.checkpoints <= unannounced.checkpoints + 2
 
 
 def test_who_waits_for_a_place_says_so_and_who_does_not_skips() -> None:

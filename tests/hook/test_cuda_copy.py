@@ -14,14 +14,16 @@ from torch import nn
 
 import everstep
 from everstep.daemon.testing import daemon_process
+from everstep.hook import cuda_copy
 from everstep.hook.cuda_copy import CudaCopies
-from everstep.hook.cuda_device import CudaDevice, CudaPiece, View
+from everstep.hook.cuda_device import CudaDevice, CudaPiece, Passage, View
 from everstep.hook.cuda_room import CudaRoom
 from everstep.hook.device_first_machine import STREAK, CopyTimes, DeviceFirstMachine, Way
 from everstep.hook.mapped_arena import MappedArena
-from everstep.hook.report import CostBook
+from everstep.hook.report import CostBook, Skipped
 from everstep.hook.skip_reasons import CAPTURING
 from everstep.hook.state_testing import bits
+from everstep.proto.frames import SkipReason
 
 SIZE_BYTES = 8 * 1024**2
 LONG_CYCLES = 500_000_000
@@ -83,6 +85,58 @@ class TestWithoutCuda:
         for eager in (True, False):
             copy(CudaCopies(CostBook()), arena, torch.empty(0, 3), eager=eager)()
         assert bytes(arena.view(0, 8)) == bytes(8)
+
+
+class StubStream:
+    """A side stream of a device that there is not: what is enqueued on it goes on until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.enqueued = self.synchronized = 0
+
+
+class TestFailing:
+    def test_what_was_enqueued_is_waited_for_also_where_enqueuing_failed(
+        self, arena: MappedArena, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without a device: the first leaf's copies are enqueued, the second one's fail."""
+        stream, copies = StubStream(), CudaCopies(CostBook())
+
+        class Device:
+            def __init__(self) -> None:
+                self.stream = stream
+
+            def copy(self, view: View, pieces: Sequence[CudaPiece], *, hold: list[torch.Tensor]) -> Passage:
+                stream.enqueued += 1
+                raise RuntimeError("CUDA out of memory")
+
+        class Event:
+            def __init__(self, of: StubStream) -> None:
+                self._of = of
+
+            def synchronize(self) -> None:
+                self._of.synchronized += 1
+
+        monkeypatch.setattr(copies, "_device", lambda _: Device())
+        monkeypatch.setattr(cuda_copy, "event", Event)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            copy(copies, arena, torch.ones(4), eager=False)
+        assert (stream.enqueued, stream.synchronized) == (1, 0)
+        copies.finish()
+        assert stream.synchronized == 1
+        copies.finish()
+        assert stream.synchronized == 1, "again is nothing"
+
+    @pytest.mark.gpu
+    def test_after_finish_nothing_writes_to_the_slot_any_more(
+        self, arena: MappedArena, copies: CudaCopies
+    ) -> None:
+        tensor = torch.full((1024,), 3.0, device="cuda")
+        held_back(copies, arena, tensor)
+        copies.finish()
+        assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
+        arena.view(0, tensor.nbytes)[:] = bytes(tensor.nbytes)
+        torch.cuda.synchronize()
+        assert stored(arena, tensor) == bytes(tensor.nbytes)
 
 
 @pytest.mark.gpu
@@ -649,7 +703,7 @@ def test_a_graph_can_be_captured_though_a_snapshot_was_taken_before_and_none_is_
         with torch.cuda.graph(graph):  # the newest snapshot's guard was not passed yet
             optimizer.step()
             run.step()
-        assert run.report().skipped[CAPTURING] == 1
+        assert run.report().skipped == {SkipReason.CAPTURING: Skipped(count=1, example=CAPTURING)}
         with run.mutating():
             graph.replay()
         run.step()

@@ -16,8 +16,36 @@ def address(*storage: str) -> RunAddress:
     return RunAddress(name="r", rank=0, world_size=1, storage=storage, takeover=False)
 
 
+class Ending(Link):
+    """A link whose thread that looks for a daemon ends between any two looks at it."""
+
+    def __init__(self) -> None:
+        self.joined = 0
+        self.looked = 0
+        self.client = self  # pyright: ignore[reportIncompatibleVariableOverride, reportAttributeAccessIssue]
+
+    @property
+    def _reconnecting(self) -> "Ending | None":  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.looked += 1
+        return self if self.looked == 1 else None
+
+    def join(self) -> None:
+        self.joined += 1
+
+    def close(self) -> None:
+        """Of the link at first, then of its client."""
+        if not self.looked:
+            super().close()
+
+
 def ignored(event: Reply) -> None:
     pass
+
+
+def test_a_link_that_is_closed_as_its_search_ends_is_closed() -> None:
+    link = Ending()
+    link.close()
+    assert link.joined == 1
 
 
 def test_device_names_start_no_private_daemon() -> None:

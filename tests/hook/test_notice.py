@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,20 +13,27 @@ from queue import SimpleQueue
 import pytest
 
 from everstep.core.errors import UsageError
-from everstep.hook.notice import SIGTERM, Notice, NoticeWatch, Preemption
+from everstep.hook.end_machine import SIGTERM, Notice
+from everstep.hook.notice import CONFIRM_S, NoticeWatch, Preemption
 
 DEADLINE_S = 20.0
 Watch = Callable[[Preemption], SimpleQueue[Notice]]
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
+def unconfirmed() -> threading.Event:
+    """Set when a watch has waited for the confirmation of its SIGTERM."""
+    return threading.Event()
+
+
+@pytest.fixture
+def watch(unconfirmed: threading.Event) -> Iterator[Watch]:
     """Start a watch, and close it after the test."""
     made: list[NoticeWatch] = []
 
     def start(preemption: Preemption) -> SimpleQueue[Notice]:
         told: SimpleQueue[Notice] = SimpleQueue()
-        made.append(NoticeWatch(preemption, told.put))
+        made.append(NoticeWatch(preemption, told.put, unconfirmed.set))
         return told
 
     yield start
@@ -41,6 +49,29 @@ def test_sigterm_is_told_once_with_the_time_that_is_left(watch: Watch) -> None:
     notice = told.get(timeout=DEADLINE_S)
     assert (notice.reason, notice.ends) == (SIGTERM, True)
     assert 0 < notice.until_s - time.monotonic() <= 100.0
+
+
+def test_a_while_after_sigterm_and_only_then_it_is_asked_whether_all_were_told(
+    watch: Watch, unconfirmed: threading.Event, tmp_path: Path
+) -> None:
+    told = watch(Preemption(notice_file=tmp_path / "notice", grace_s=100.0))
+    (tmp_path / "notice").touch()
+    told.get(timeout=DEADLINE_S)
+    assert not unconfirmed.wait(CONFIRM_S + 0.5), "who waits for its end has time"
+    began_s = time.monotonic()
+    os.kill(os.getpid(), signal.SIGTERM)
+    told.get(timeout=DEADLINE_S)
+    assert unconfirmed.wait(DEADLINE_S)
+    assert time.monotonic() - began_s >= CONFIRM_S
+
+
+def test_who_closes_meanwhile_is_not_asked(unconfirmed: threading.Event) -> None:
+    told: SimpleQueue[Notice] = SimpleQueue()
+    leaving = NoticeWatch(Preemption(), told.put, unconfirmed.set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    told.get(timeout=DEADLINE_S)
+    leaving.close()  # returns when its thread has ended
+    assert not unconfirmed.is_set()
 
 
 def test_a_file_that_appears_is_told(watch: Watch, tmp_path: Path) -> None:
@@ -116,7 +147,8 @@ def test_who_reaches_no_boundary_ends_at_the_second_signal_or_when_the_time_is_o
         "import os, signal, sys, threading\n"
         "from everstep.hook.notice import NoticeWatch, Preemption\n"
         "told = threading.Event()\n"
-        "NoticeWatch(Preemption(grace_s=float(sys.argv[1])), lambda notice: print(notice.reason, flush=True))\n"
+        "heard = lambda notice: print(notice.reason, flush=True)\n"
+        "NoticeWatch(Preemption(grace_s=float(sys.argv[1])), heard, lambda: None)\n"
         "print('ready', flush=True)\n"
         "threading.Event().wait()\n"
     )

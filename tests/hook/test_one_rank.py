@@ -1,7 +1,9 @@
 """A run of one process: what it does is done everywhere, and told once."""
 
 from everstep.checkpoint.frequency_types import Limits
+from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
+from everstep.hook.end_machine import Ask
 from everstep.hook.one_rank import OneRank
 from everstep.hook.pace import Pace
 
@@ -12,6 +14,12 @@ class Heard:
     def __init__(self) -> None:
         self.said: list[tuple[str, CheckpointId]] = []
         self.has_time = True
+
+    def end_confirmed(self) -> None:
+        raise AssertionError("one rank is all")
+
+    def ranks_lost(self, error: EverstepError) -> None:
+        raise AssertionError(error)
 
     def saves_last_boundary(self) -> bool:
         return self.has_time
@@ -43,6 +51,6 @@ def test_the_boundary_after_an_announcement_is_the_last_one_saved_or_not() -> No
         heard.has_time = has_time
         ranks.start(0, heard)
         assert (ranks.is_due(1), ranks.end_after(1)) == (True, "")
-        ranks.ask_for_checkpoint("SIGTERM")
+        ranks.ask_for_checkpoint(Ask(end="SIGTERM"))
         assert ranks.end_after(1) == ""  # it was not asked about this one
         assert (ranks.is_due(2), ranks.end_after(2)) == (has_time, "SIGTERM")

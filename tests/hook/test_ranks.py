@@ -1,29 +1,56 @@
 """How the ranks of one run agree over a real Store: two of them in one process."""
 
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import cast
+from queue import SimpleQueue
+from typing import Protocol, cast
 
 import pytest
 import torch.distributed as dist
+from pausing import wait_until
 from torch._C._distributed_c10d import Store, TCPStore
 
+from everstep.checkpoint.frequency_plan import DEADLINE_ROOM
 from everstep.checkpoint.frequency_types import Limits
+from everstep.core.errors import EverstepError, RanksLostError
 from everstep.core.ids import CheckpointId
 from everstep.hook import ranks as ranks_module
+from everstep.hook import run_end
+from everstep.hook.end_machine import Ask
+from everstep.hook.notice import CONFIRM_S, Preemption
 from everstep.hook.pace import Pace
-from everstep.hook.ranks import CONFIRM_S, StoreRanks
+from everstep.hook.ranks import StoreRanks
+from everstep.hook.run_end import RunEnd
 
 DEADLINE_S = 20.0
-Make = Callable[[int], StoreRanks]
+
+
+class Make(Protocol):
+    """Makes one rank of two."""
+
+    def __call__(self, number: int, *, every: int = 10**6) -> StoreRanks: ...
 
 
 class Listener:
     """Has time for a last checkpoint, or not; nothing of these tests is ever sealed."""
 
-    def __init__(self, *, has_time: bool = True) -> None:
-        self._has_time = has_time
+    def __init__(self, *, has_time: bool = True, on_confirmed: Callable[[], None] = lambda: None) -> None:
+        self._has_time, self._on_confirmed = has_time, on_confirmed
+        self.confirmed, self.lost = threading.Event(), SimpleQueue[EverstepError]()
+
+    def ranks_lost(self, error: EverstepError) -> None:
+        self.lost.put(error)
+
+    def end_confirmed(self) -> None:
+        self._on_confirmed()
+        self.confirmed.set()
 
     def saves_last_boundary(self) -> bool:
         return self._has_time
@@ -52,15 +79,15 @@ def rank(monkeypatch: pytest.MonkeyPatch, server: list[TCPStore]) -> Iterator[Ma
     made: list[StoreRanks] = []
     port = server[0].port
 
-    def make(number: int) -> StoreRanks:
+    def make(number: int, *, every: int = 10**6) -> StoreRanks:
         monkeypatch.setattr(dist, "get_rank", lambda: number)
-        made.append(StoreRanks("small", Pace(every=10**6, limits=Limits())))
+        made.append(StoreRanks("small", Pace(every=every, limits=Limits())))
         return made[-1]
 
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(
         ranks_module,
-        "_own_client",
+        "own_client",
         lambda: TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
     )
     yield make
@@ -81,16 +108,24 @@ def last_boundary(pair: list[StoreRanks]) -> tuple[str, bool]:
     raise AssertionError("no boundary is the last one")
 
 
-def never() -> None:
-    raise AssertionError("all ranks were told")
-
-
 def test_ranks_that_are_all_told_end_with_the_same_boundary(rank: Make) -> None:
-    pair = [rank(0), rank(1)]
-    for each in pair:
-        each.start(0, Listener())
-        each.confirm_end("SIGTERM", never)
+    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+        each.confirm_end(Ask(end="SIGTERM"))
     assert last_boundary(pair) == ("SIGTERM", True)
+    assert all(listener.confirmed.wait(DEADLINE_S) for listener in heard)
+
+
+def test_one_that_is_told_alone_hears_no_confirmation_and_all_go_on(rank: Make) -> None:
+    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+    pair[1].confirm_end(Ask(end="SIGTERM"))
+    for step in range(1, 50):
+        assert {each.is_due(step) for each in pair} == {False}
+        assert {each.end_after(step) for each in pair} == {""}
+    assert not any(listener.confirmed.is_set() for listener in heard)
 
 
 @pytest.mark.parametrize("has_time", [True, False])
@@ -98,16 +133,16 @@ def test_rank_0_says_for_all_whether_the_last_boundary_is_saved(rank: Make, has_
     pair = [rank(0), rank(1)]
     for each, believes in zip(pair, (has_time, not has_time), strict=True):
         each.start(0, Listener(has_time=believes))
-    pair[1].ask_for_checkpoint("the notice")
+    pair[1].ask_for_checkpoint(Ask(end="the notice"))
     assert last_boundary(pair) == ("the notice", has_time)
 
 
 def test_a_request_after_a_notice_leaves_the_notice(rank: Make) -> None:
     """Of any rank, in the same moment."""
     pair = [rank(0), rank(1)]
-    pair[1].ask_for_checkpoint("the notice")
-    pair[0].ask_for_checkpoint()
-    pair[1].ask_for_checkpoint()
+    pair[1].ask_for_checkpoint(Ask(end="the notice"))
+    pair[0].ask_for_checkpoint(Ask())
+    pair[1].ask_for_checkpoint(Ask())
     for each in pair:
         each.start(0, Listener())
     assert last_boundary(pair) == ("the notice", True)
@@ -132,7 +167,7 @@ class AsksMeanwhile:
 
 def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) -> None:
     first, second = rank(0), rank(1)
-    asked = ["", "the notice"]
+    asked = [Ask(), Ask(end="the notice")]
 
     def ask() -> None:
         if asked:
@@ -146,32 +181,238 @@ def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) ->
     first._receive_requests()
     first._store = real
     first._receive_requests()
-    assert (first._requested, first._end) == (True, "the notice")
+    assert first._requests.take() == Ask(end="the notice")
 
 
-def test_who_is_told_before_its_first_boundary_ends_alone_unless_all_are(rank: Make) -> None:
+@pytest.mark.parametrize("slow", [0, 1])
+def test_every_rank_reckons_with_the_time_that_the_slowest_one_needs(
+    rank: Make, monkeypatch: pytest.MonkeyPatch, slow: int
+) -> None:
+    monkeypatch.setattr(ranks_module, "FIGURES_S", 0.01)
+    pair = [rank(0), rank(1)]
+    for number, each in enumerate(pair):
+        each._pace._held_s = 100.0 if number == slow else 1.0
+        each.start(0, Listener())
+    for step in itertools.count(1):
+        if {each._pace.needed_s for each in pair} == {DEADLINE_ROOM * 100.0}:
+            break
+        assert step < 10_000
+        for each in pair:
+            assert not each.is_due(step)
+    assert pair[1 - slow]._pace.own_needed_s == DEADLINE_ROOM * 1.0
+
+
+# -- the Store's keys
+
+
+class Completing(Listener):
+    """Counts what is complete, and what is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complete_count = self.incomplete_count = 0
+
+    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
+        pass
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        self.complete_count += 1
+
+    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
+        self.incomplete_count += 1
+
+
+CHECKPOINTS, KEYS_MAX = 500, 150
+
+
+def test_the_keys_of_the_store_stay_few_over_many_checkpoints(
+    rank: Make, server: list[TCPStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has four keys, or five where a rank fails, and a plan comes with every eighth boundary."""
+    monkeypatch.setattr(ranks_module, "FIGURES_S", 0.05)
+    pair, heard = [rank(0, every=1), rank(1, every=1)], [Completing(), Completing()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+    most = 0
+    for step in range(1, CHECKPOINTS + 1):
+        checkpoint = CheckpointId(1, step)
+        for each in pair:
+            assert each.is_due(step)
+            each.sealed(checkpoint)
+            if step % 10 == 0:
+                each.failed(checkpoint, "no room")
+            else:
+                each.committed(checkpoint)
+        wait_until(lambda step=step: all(one.complete_count + one.incomplete_count == step for one in heard))
+        most = max(most, server[0].num_keys())
+    assert most <= KEYS_MAX
+    assert [one.incomplete_count for one in heard] == [CHECKPOINTS // 10] * 2
+
+
+def test_what_a_slow_rank_has_not_read_stays(
+    rank: Make, server: list[TCPStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 is done with all of it, and rank 1 comes to the first boundary."""
+    monkeypatch.setattr(ranks_module, "FIGURES_S", 0.01)
+    fast, slow = rank(0, every=1), rank(1, every=1)
+    heard = Completing()
+    fast.start(0, Completing())
+    slow.start(0, heard)
+    assert slow.is_due(1)  # from here on rank 0 hears of it
+    for step in range(1, 41):
+        assert fast.is_due(step)
+        fast.failed(CheckpointId(1, step), "no room")
+    wait_until(lambda: not fast._open)
+    keys = server[0].num_keys()
+    assert keys >= 40
+    for step in range(1, 41):
+        assert step == 1 or slow.is_due(step)
+        slow.sealed(CheckpointId(1, step))
+    wait_until(lambda: heard.incomplete_count == 40)
+    slow._figures_at_s = 0.0
+    assert slow.is_due(41)
+    wait_until(lambda: server[0].num_keys() < 40)
+
+
+# -- a Store that is gone
+
+
+def test_a_lost_store_is_named_and_each_rank_ends_for_what_it_has_heard(
+    rank: Make, server: list[TCPStore]
+) -> None:
+    survivor, heard, port = rank(1), Listener(), server[0].port
+    survivor.start(0, heard)
+    server.clear()
+    error = heard.lost.get(timeout=DEADLINE_S)
+    assert isinstance(error, RanksLostError)
+    assert f"the TCPStore of torch.distributed at 127.0.0.1:{port}" in error.message
+    assert "restart the job" in error.hint
+    assert survivor.lost is error
+    assert (survivor.is_due(1), survivor.end_after(1)) == (False, "")
+    survivor.ask_for_checkpoint(Ask(end="the notice"))
+    assert (survivor.is_due(2), survivor.end_after(2)) == (False, "the notice")
+
+
+def test_what_was_asked_for_before_the_store_was_lost_ends_the_rank_too(
+    rank: Make, server: list[TCPStore]
+) -> None:
+    survivor, heard = rank(1), Listener()
+    survivor.start(0, heard)
+    survivor.ask_for_checkpoint(Ask(end="the notice"))
+    server.clear()
+    heard.lost.get(timeout=DEADLINE_S)
+    assert survivor.end_after(1) == "the notice"
+    assert heard.lost.empty(), "it is told once"
+
+
+def test_a_plan_that_cannot_be_read_is_said(rank: Make) -> None:
+    """As of a rank 0 of another version; the thread ended in silence, and the boundary waited a minute."""
+    second, heard = rank(1), Listener()
+    second.start(0, heard)
+    second._store.set("plan/0", json.dumps({"plan": 1, "decision": {}}))
+    error = heard.lost.get(timeout=DEADLINE_S)
+    assert "what another rank said cannot be read" in str(error)
+    assert second.is_due(1) is False
+
+
+SERVE = """
+import time
+from torch._C._distributed_c10d import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_store_that_hangs_is_noticed_and_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            monkeypatch.setattr(dist, "get_rank", lambda: 1)
+            monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+            monkeypatch.setattr(
+                ranks_module,
+                "own_client",
+                lambda: TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
+            )
+            monkeypatch.setattr(ranks_module, "STORE_DEADLINE_S", 0.5)
+            waiting, heard = StoreRanks("small", Pace(every=1, limits=Limits())), Listener()
+            waiting.start(0, heard)
+            thread = waiting._thread
+            assert thread is not None
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: waiting.lost is not None)
+            assert "it has not answered" in str(heard.lost.get_nowait())
+            began_s = time.monotonic()
+            waiting.close()
+            assert time.monotonic() - began_s < 0.5
+            assert thread.is_alive(), "the Store holds it"
+            process.send_signal(signal.SIGCONT)
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+        finally:
+            process.kill()
+
+
+# -- SIGTERM: together or alone
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set where this process would end alone."""
+    made = threading.Event()
+    monkeypatch.setattr(run_end, "end_now", made.set)
+    return made
+
+
+@pytest.fixture
+def end_of() -> Iterator[Callable[[StoreRanks], RunEnd]]:
+    """Make the end of a rank's run, which hears SIGTERM."""
+    made: list[RunEnd] = []
+
+    def make(ranks: StoreRanks) -> RunEnd:
+        made.append(RunEnd("small", ranks, Pace(every=1, limits=Limits()), Preemption()))
+        return made[-1]
+
+    yield make
+    while made:
+        made.pop().close()
+
+
+def test_who_is_told_before_its_first_boundary_ends_alone_unless_all_are(
+    rank: Make, alone: threading.Event, end_of: Callable[[StoreRanks], RunEnd]
+) -> None:
     """Its peer has died; the thread that reads the others' confirmations does not run yet."""
-    alone = threading.Event()
-    rank(1).confirm_end("SIGTERM", alone.set)
+    end_of(rank(1))
+    os.kill(os.getpid(), signal.SIGTERM)
     assert alone.wait(CONFIRM_S + DEADLINE_S)
 
 
-def test_who_is_told_after_the_store_was_lost_ends_alone(rank: Make, server: list[TCPStore]) -> None:
-    alone, survivor = threading.Event(), rank(1)
+def test_who_is_told_after_the_store_was_lost_ends_alone(
+    rank: Make,
+    server: list[TCPStore],
+    alone: threading.Event,
+    end_of: Callable[[StoreRanks], RunEnd],
+) -> None:
+    survivor = rank(1)
     survivor.start(0, Listener())
     server.clear()
-    while not survivor._lost:
-        time.sleep(0.01)
-    survivor.confirm_end("SIGTERM", alone.set)
+    wait_until(lambda: survivor.lost is not None)
+    end_of(survivor)
+    os.kill(os.getpid(), signal.SIGTERM)
     assert alone.wait(CONFIRM_S + DEADLINE_S)
 
 
-def test_who_closes_meanwhile_is_not_ended(rank: Make) -> None:
-    leaving = rank(1)
-    leaving.start(0, Listener())
-    leaving.confirm_end("SIGTERM", never)
-    assert leaving._confirming is not None
-    timer = leaving._confirming[1]
-    leaving.close()
-    timer.join(DEADLINE_S)
-    assert timer.finished.is_set()
+def test_who_is_told_with_all_others_does_not_end_alone(
+    rank: Make, alone: threading.Event, end_of: Callable[[StoreRanks], RunEnd]
+) -> None:
+    pair = [rank(0), rank(1)]
+    end = end_of(pair[1])
+    heard = Listener(on_confirmed=end.confirmed)
+    pair[0].start(0, Listener())
+    pair[1].start(0, heard)
+    pair[0].confirm_end(Ask(end="SIGTERM"))
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.confirmed.wait(DEADLINE_S)
+    assert not alone.wait(CONFIRM_S + 0.5)

@@ -6,8 +6,8 @@ from everstep.checkpoint.frequency_machine import FixedInterval
 from everstep.checkpoint.frequency_types import Limits, SlowerSteps
 from everstep.core.ids import CheckpointId
 from everstep.hook.pace import Pace
-from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook, Report
-from everstep.hook.skip_reasons import NO_SLOT
+from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook, Report, Skipped
+from everstep.hook.skip_reasons import NO_SLOT, skip_reason
 from everstep.proto.frames import SkipReason
 from everstep.proto.wire import decode_request, pack
 
@@ -172,18 +172,29 @@ def test_more_cost_than_time_is_no_slowdown_that_could_be_named() -> None:
 
 def test_a_report_is_a_picture_of_its_moment() -> None:
     book = CostBook()
-    book.skipped["no daemon"] += 1
+    book.skip(SkipReason.DAEMON, "no daemon")
     book.failures.append("1.5: full")
     report = report_of(book)
-    book.skipped["no daemon"] += 1
+    book.skip(SkipReason.DAEMON, "no daemon")
     book.failures.append("1.6: full")
-    assert report.skipped == {"no daemon": 1}
+    assert report.skipped == {SkipReason.DAEMON: Skipped(count=1, example="no daemon")}
     assert report.failures == ("1.5: full",)
+
+
+def test_texts_that_differ_by_their_figures_are_one_reason() -> None:
+    """They made a key each, and a report of thousands of lines."""
+    book = CostBook()
+    for free in range(1000):
+        text = f"an arena of 8 GiB was refused: {free} MiB are free"
+        book.skip(skip_reason(text), text)
+    example = "an arena of 8 GiB was refused: 999 MiB are free"
+    assert report_of(book).skipped == {SkipReason.ERROR: Skipped(count=1000, example=example)}
 
 
 def test_the_daemon_is_told_the_parts_of_the_cost_and_few_reasons_of_skips() -> None:
     book = CostBook(boundary_s=3.0, eager_s=2.0, wait_s=0.5)
-    book.skipped.update({NO_SLOT: 2, "1.2 GB do not fit": 1, "no arena: 3 GiB are too much": 4})
+    for text in (NO_SLOT, NO_SLOT, "1.2 GB do not fit", *["no arena: 3 GiB are too much"] * 4):
+        book.skip(skip_reason(text), text)
     told = report_of(book).as_frame()
     assert (told.boundary_s, told.eager_s, told.wait_s) == (3.0, 2.0, 0.5)
     assert told.skipped == {SkipReason.SLOT: 2, SkipReason.ERROR: 5}
@@ -206,7 +217,8 @@ def test_people_read_what_it_cost_and_why() -> None:
     book = CostBook()
     walked(book, [(1.0, False)] * 9 + [(1.5, True)] * 2, stall_s=0.1)
     book.completed(CheckpointId(1, 10))
-    book.skipped["no daemon"] += 2
+    for free_mib in (7, 6):
+        book.skip(SkipReason.ERROR, f"no memory: {free_mib} MiB are free")
     book.failures.append("1.5: full")
     assert str(report_of(book, SlowerSteps(steps=1, total_s=0.5))).splitlines() == [
         "checkpoints     1 complete, the newest is 1.10",
@@ -216,7 +228,7 @@ def test_people_read_what_it_cost_and_why() -> None:
         "  guard         0 us in optimizers",
         "  slower steps  1 s in 2 of 12 steps, 1 compared with quiet ones of their time",
         "copy thread     0 us, beside training",
-        "skipped         2 x no daemon",
+        "skipped         2 x no memory: 6 MiB are free",
         "failed          1.5: full",
     ]
 

@@ -16,13 +16,16 @@ import torch
 from torch import nn
 
 import everstep
-from everstep.core.errors import StateTypeError
+from everstep.core.errors import DaemonUnavailableError, StateTypeError
 from everstep.daemon.testing import daemon_process
 from everstep.hook import copier as copier_module
 from everstep.hook.copy_plan import Moves
 from everstep.hook.gather import copy
+from everstep.hook.report import Skipped
 from everstep.hook.run import Run
 from everstep.hook.slot_places import Places
+from everstep.proto import frames
+from everstep.proto.frames import SkipReason
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +197,9 @@ class TestSkipping:
             iterate(run, objects, checkpoint=True)
             run.checkpoint()
             run.step()
-            assert run.report().skipped == before | {"the previous snapshot is still being copied": 1}
+            assert run.report().skipped == before | {
+                SkipReason.COPYING: Skipped(count=1, example="the previous snapshot is still being copied")
+            }
             gate.open.set()
             assert run.wait(20)
 
@@ -202,7 +207,9 @@ class TestSkipping:
         objects = made()
         with attached(device, objects, final=False) as run:
             iterate(run, objects, checkpoint=True)
-            assert run.report().skipped == {"the arena is being allocated": 1}
+            assert run.report().skipped == {
+                SkipReason.ARENA: Skipped(count=1, example="the arena is being allocated")
+            }
 
 
 class TestStructure:
@@ -293,6 +300,48 @@ def test_a_slot_is_given_back_whatever_happens_at_the_boundary(
                     time.sleep(0.01)
         until_taken(run, objects)
         assert run.report().skipped == {}
+
+
+def test_a_slot_is_given_up_only_when_copies_from_devices_have_ended(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was enqueued before a snapshot failed goes on by itself."""
+
+    def fail(places: Places, capture: object) -> None:
+        raise RuntimeError("out of luck")
+
+    objects, order = made(), list[str]()
+    with attached(device, objects, final=False) as run:
+        until_taken(run, objects)
+        monkeypatch.setattr(run._snapshotter._cuda, "finish", lambda: order.append("copies have ended"))
+        tell = run._link.tell
+
+        def told(frame: frames.Request) -> bool:
+            order.append(type(frame).__name__)
+            return tell(frame)
+
+        monkeypatch.setattr(run._link, "tell", told)
+        monkeypatch.setattr(Places, "unchanged", fail)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            iterate(run, objects, checkpoint=True)
+    assert order[:2] == ["copies have ended", "Abandon"]
+
+
+def test_a_daemon_that_goes_while_memory_is_asked_for_ahead_does_not_end_training(
+    device: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(make: object) -> None:
+        raise DaemonUnavailableError("the daemon does not take frames: Broken pipe")
+
+    objects = made()
+    with attached(device, objects, final=False) as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(run._link.client, "ask", gone)
+            iterate(run, objects)
+        assert "arena_not_prepared reason=the daemon does not take frames" in caplog.text
+        while run.report().checkpoints_complete == 0:  # the first one asks for memory again
+            iterate(run, objects, checkpoint=True)
+            assert run.wait(20)
 
 
 class TestReport:

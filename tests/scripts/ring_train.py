@@ -86,7 +86,7 @@ def main() -> None:
                 digest=digest(model, optimizer),
                 complete=report.last_complete,
                 failures=list(report.failures),
-                skipped=report.skipped,
+                skipped={reason.value: each.count for reason, each in report.skipped.items()},
                 notes=list(report.notes),
             )
     report = run.report()
@@ -95,7 +95,7 @@ def main() -> None:
         done=digest(model, optimizer),
         complete=report.last_complete,
         failures=list(report.failures),
-        skipped=report.skipped,
+        skipped={reason.value: each.count for reason, each in report.skipped.items()},
         notes=list(report.notes),
     )
     if dist.is_initialized():

@@ -56,7 +56,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[tupl
 def believe(needed_s: float | None) -> None:
     """Let the last rank think that a checkpoint takes so long."""
     if needed_s is not None and dist.get_rank() == dist.get_world_size() - 1:
-        setattr(Pace, "needed_s", needed_s)  # noqa: B010  a property, for which the type checker wants a setter
+        setattr(Pace, "own_needed_s", needed_s)  # noqa: B010  a property, for which the type checker wants a setter
 
 
 def main() -> None:
@@ -172,7 +172,7 @@ def main() -> None:
         complete=report.last_complete,
         failures=list(report.failures),
         notes=list(report.notes),
-        skipped=report.skipped,
+        skipped={reason.value: each.count for reason, each in report.skipped.items()},
         stall_s=report.stall_s,
         taken=report.checkpoints_complete,
         decision=dump_decision(report.decision),

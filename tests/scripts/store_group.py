@@ -31,6 +31,9 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--late-s", type=float, default=0.0, help="attach that much later than the others")
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--notice", help="a file that announces the end, a second before")
     args = parser.parse_args()
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", args.port, None, False, timedelta(seconds=60))
@@ -39,7 +42,14 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     time.sleep(args.late_s)
     with everstep.attach(
-        "group", model=model, optimizer=optimizer, storage=args.storage, every=2, replicated=True, slots=3
+        "group",
+        model=model,
+        optimizer=optimizer,
+        storage=args.storage,
+        every=2,
+        replicated=True,
+        slots=3,
+        preemption=everstep.Preemption(notice_file=args.notice, grace_s=1.0 if args.notice else 30.0),
     ) as run:
         restored = run.restore()
         say(
@@ -48,8 +58,10 @@ def main() -> None:
             restored=None if restored is None else str(restored.checkpoint),
         )
         for _ in run.epochs(1):
-            while run.steps < 6:
+            while run.steps < args.steps:
+                time.sleep(args.step_s)
                 run.step()
+                say(rank=args.rank, step=run.steps)
                 run.wait()
                 if run.steps == args.until:
                     say(rank=args.rank, waiting=run.steps)
@@ -60,7 +72,7 @@ def main() -> None:
         done=run.steps,
         complete=report.last_complete,
         failures=list(report.failures),
-        skipped=report.skipped,
+        skipped={reason.value: each.count for reason, each in report.skipped.items()},
     )
     dist.destroy_process_group()
 

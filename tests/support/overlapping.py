@@ -123,7 +123,7 @@ def attached(loop: Loop, devices: list[Path], *, debug: bool = False) -> Generat
 def take(run: Run) -> None:
     """Pass boundaries, at which nothing changes, until there is an arena for this structure."""
     skipped = -1
-    while (now := sum(run.report().skipped.values())) != skipped:
+    while (now := sum(each.count for each in run.report().skipped.values())) != skipped:
         skipped = now
         assert run.wait(20)
         run.checkpoint()

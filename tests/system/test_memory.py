@@ -44,7 +44,7 @@ class TestMemory:
                 for _ in range(3):
                     trained.run.checkpoint()
                     trained.step()
-                while not any(words in reason for reason in trained.run.report().skipped):
+                while not any(words in each.example for each in trained.run.report().skipped.values()):
                     trained.run.checkpoint()
                     trained.step()
                 report = trained.run.report()
@@ -84,7 +84,7 @@ class TestMemory:
             with service() as daemon, training(storage, fresh=True) as trained:
                 (group / "cgroup.procs").write_text(str(daemon.pid))
                 trained.step()
-                while not any(str(group) in reason for reason in trained.run.report().skipped):
+                while not any(str(group) in each.example for each in trained.run.report().skipped.values()):
                     trained.run.checkpoint()
                     trained.step()
         finally:

@@ -1,6 +1,8 @@
 """Worker groups that follow each other over one Store, as with `torchrun --max-restarts`: none hears the dead."""
 
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from everstep.hook.notice import ENDED_STATUS
 from everstep.hook.trainer_testing import Job, Trainer, end_daemon
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "store_group.py"
@@ -34,12 +37,14 @@ def agents_store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
 
 
-def start_group(job: Job, store: TCPStore, *late_s: float, until: int = -1) -> list[Trainer]:
+def start_group(
+    job: Job, store: TCPStore, *late_s: float, until: int = -1, more: Sequence[str] = ()
+) -> list[Trainer]:
     """Start a rank for each of `late_s`, which attaches that much later."""
     return [
         job.start(
             *("--port", str(store.port), "--rank", str(rank), "--world-size", str(len(late_s))),
-            *("--late-s", str(late), "--until", str(until)),
+            *("--late-s", str(late), "--until", str(until), *more),
         )
         for rank, late in enumerate(late_s)
     ]
@@ -80,3 +85,55 @@ def test_a_group_of_another_size_agrees_anew(job: Job) -> None:
     for trainer in second:
         (done,) = trainer.done()
         assert (done["complete"], done["failures"]) == ("2.7", [])
+
+
+# -- the Store goes away in mid-run, as when the node that serves it dies
+
+ENDS_WITHIN_S = 20.0
+"""Far below the 30 s after which torchrun kills, and the 600 s that a last checkpoint may take."""
+
+
+def losing(job: Job, *more: str) -> list[Trainer]:
+    """Two ranks that train and have lost their Store."""
+    store = agents_store()
+    group = start_group(job, store, 0.0, 0.0, more=("--step-s", "0.02", *more))
+    for trainer in group:
+        trainer.until_step(5)
+    del store
+    return group
+
+
+def test_without_their_store_ranks_train_to_the_end_wait_for_nothing_and_say_why(job: Job) -> None:
+    group = losing(job, "--steps", "100")
+    for trainer in group:
+        trainer.until_step(100)
+    began_s = time.monotonic()
+    for trainer in group:
+        (done,) = trainer.done()
+        (failure,) = done["failures"]
+        assert (
+            "the ranks cannot agree any more over the TCPStore of torch.distributed at 127.0.0.1:" in failure
+        )
+        assert "restart the job" in failure
+        assert "close_incomplete run=group reason=the ranks cannot agree any more" in trainer.log
+    assert time.monotonic() - began_s < ENDS_WITHIN_S
+
+
+def test_a_notice_is_obeyed_without_the_store(job: Job) -> None:
+    notice = job.folder / "spot"
+    group = losing(job, "--steps", "1000000", "--notice", str(notice))
+    notice.touch()
+    began_s = time.monotonic()
+    assert [trainer.finish() for trainer in group] == [ENDED_STATUS] * 2
+    assert time.monotonic() - began_s < ENDS_WITHIN_S
+    for trainer in group:
+        assert f"run_ended run=group reason={notice} is there" in trainer.log
+
+
+def test_sigterm_ends_a_rank_in_time_without_the_store(job: Job) -> None:
+    group = losing(job, "--steps", "1000000")
+    began_s = time.monotonic()
+    for trainer in group:
+        trainer.process.send_signal(signal.SIGTERM)
+    assert [trainer.finish() for trainer in group] == [ENDED_STATUS] * 2
+    assert time.monotonic() - began_s < ENDS_WITHIN_S

@@ -1,0 +1,90 @@
+"""What ranks tell each other through the Store, as JSON: the only writer and the only reader. Pure."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from ..checkpoint.frequency_format import dump_decision, dump_figures, load_decision, load_figures
+from ..checkpoint.frequency_types import Decision, Figures
+from ..core.errors import CorruptDataError
+from .horizon_machine import Plan
+from .sweep_machine import Mark
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What a rank tells rank 0 of itself."""
+
+    figures: Figures
+    """What it has measured."""
+    needed_s: float | None
+    """How long a checkpoint takes it (`Pace.own_needed_s`)."""
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMessage:
+    """A plan, and what all ranks should know with it."""
+
+    plan: Plan
+    decision: Decision
+    needed_s: float | None
+    """How long a checkpoint takes the slowest rank."""
+
+
+class _State(msgspec.Struct):
+    figures: object
+    needed_s: float | None
+    mark: Mark
+
+
+class _Plan(msgspec.Struct):
+    plan: Plan
+    decision: object
+    needed_s: float | None
+
+
+def dump_plan(message: PlanMessage) -> str:
+    """Return what all ranks read of a plan."""
+    decision = dump_decision(message.decision)
+    return msgspec.json.encode(
+        _Plan(plan=message.plan, decision=decision, needed_s=message.needed_s)
+    ).decode()
+
+
+def load_plan(text: bytes) -> PlanMessage:
+    """Return what `dump_plan` was given.
+
+    Raises:
+        CorruptDataError: it is something else.
+    """
+    said = _read(text, _Plan)
+    return PlanMessage(plan=said.plan, decision=load_decision(said.decision), needed_s=said.needed_s)
+
+
+def dump_state(state: RankState) -> str:
+    """Return what rank 0 reads."""
+    figures = dump_figures(state.figures)
+    return msgspec.json.encode(_State(figures=figures, needed_s=state.needed_s, mark=state.mark)).decode()
+
+
+def load_state(text: bytes) -> RankState:
+    """Return what `dump_state` was given.
+
+    Raises:
+        CorruptDataError: it is something else.
+    """
+    said = _read(text, _State)
+    return RankState(figures=load_figures(said.figures), needed_s=said.needed_s, mark=said.mark)
+
+
+def _read(text: bytes, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.json.decode(text, type=kind, strict=True)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CorruptDataError(
+            f"what another rank said cannot be read: {error}", hint="all ranks must run the same version"
+        ) from error

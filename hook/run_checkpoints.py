@@ -1,0 +1,231 @@
+"""The checkpoints of one run: begun at boundaries, waited for, and what ranks and daemon say of them."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..core.errors import EverstepError
+from ..core.ids import CheckpointId
+from ..proto import frames
+from ..proto.frames import SkipReason
+from .end_machine import Progress
+from .link import Link
+from .pace import Pace
+from .rank_protocol import Ranks
+from .report import CostBook
+from .run_end import RunEnd
+from .run_state import RunState
+from .skip_reasons import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, skip_reason
+from .snapshot import SnapshotFacts, Snapshotter
+
+logger = logging.getLogger(__name__)
+
+SKIPPED = "skipped: "
+
+_RETRY_S = 0.01
+_LOSS_POLL_S = 0.1
+"""How soon a wait notices that the daemon or the ranks are gone: nothing else would wake it."""
+_WAIT_REASONS = (NO_ARENA, NO_SLOT, STILL_COPYING, NO_DAEMON)
+"""What the last boundary waits for: it is not taken again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """What the checkpoints of a run are made with, and by whom."""
+
+    name: str
+    attempt: int
+    link: Link
+    ranks: Ranks
+    pace: Pace
+    end: RunEnd
+    costs: CostBook
+    state: RunState
+    snapshotter: Snapshotter
+
+
+class RunCheckpoints:
+    """Begins them on the training thread; as the ranks' listener it hears of their ends on other threads."""
+
+    def __init__(self, parts: RunParts, notes: Callable[[], dict[str, str]]) -> None:
+        """`notes` returns what `everstep show` tells of a checkpoint."""
+        self._parts, self._notes = parts, notes
+        self._link, self._ranks, self._pace = parts.link, parts.ranks, parts.pace
+        self._costs, self._state, self._snapshotter = parts.costs, parts.state, parts.snapshotter
+        self._under_way: set[CheckpointId] = set()
+        self._settled = threading.Condition()
+        self._told_loss = False
+        self.parent: CheckpointId | None = None
+        """What the attempt started from."""
+        self.saved_step = -1
+        """The newest boundary of which a snapshot was begun, or with which the attempt started."""
+        self._complete_step = self._tried_step = -1
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a checkpoint is under way, or memory for one."""
+        return bool(self._under_way) or self._snapshotter.busy
+
+    @property
+    def progress(self) -> Progress:
+        """How far this rank is."""
+        with self._settled:
+            under_way = [checkpoint.step for checkpoint in self._under_way]
+            saved = max(self._complete_step, *under_way) if under_way else self._complete_step
+        return Progress(
+            step=self._state.step,
+            saved=saved,
+            tried=self._tried_step,
+            under_way=bool(under_way),
+            is_busy=bool(under_way) or self._snapshotter.busy,
+        )
+
+    # -- on the training thread
+
+    def start(self) -> None:
+        """Training begins with the state as it is, which need not be saved."""
+        self.saved_step = self._complete_step = self._tried_step = self._state.step
+
+    def take(self) -> bool:
+        """Begin the checkpoint of this boundary, or count and say why not."""
+        reason = self._begin()
+        if reason is not None:
+            self._skip(reason)
+        return reason is None
+
+    def take_last(self, until_s: float) -> bool:
+        """Begin the attempt's last one; wait for room until then. Tell whether it has begun."""
+        self._state.is_last = True
+        while (reason := self._begin()) is not None:
+            if reason not in _WAIT_REASONS or time.monotonic() > until_s:
+                self._skip(reason)
+                return False
+            time.sleep(_RETRY_S)
+            self.keep_daemon()
+        return True
+
+    def wait(self, deadline_s: float) -> bool:
+        """Wait until memory asked for is there or refused, and all that was taken is complete or has failed.
+
+        Returns False when time, the daemon or the other ranks ran out.
+        """
+        until_s = time.monotonic() + deadline_s
+        if not self._snapshotter.settle(deadline_s):
+            return False
+        while self._may_settle() and (left_s := until_s - time.monotonic()) > 0:
+            with self._settled:
+                self._settled.wait_for(lambda: not self._under_way, min(left_s, _LOSS_POLL_S))
+        return not self._under_way and self._ranks.lost is None
+
+    def _may_settle(self) -> bool:
+        return bool(self._under_way) and not self._link.broken and self._ranks.lost is None
+
+    def keep_daemon(self) -> None:
+        """Notice that the daemon is gone, and look for another one beside training."""
+        if not self._link.broken:
+            self._told_loss = False
+            return
+        if not self._told_loss:
+            self._told_loss = True
+            self._daemon_lost()
+        self._link.keep_up(lambda: None)
+
+    def _daemon_lost(self) -> None:
+        logger.warning(
+            "daemon_lost run=%s: training goes on, checkpoints are skipped meanwhile", self._parts.name
+        )
+        self._snapshotter.daemon_lost()
+        with self._settled:
+            lost = list(self._under_way)
+        for checkpoint in lost:
+            self._ranks.failed(checkpoint, "the daemon went away before it was committed")
+
+    def _skip(self, reason: str) -> None:
+        step = self._state.step
+        self._costs.skip(skip_reason(reason), reason)
+        self._pace.skipped(step)
+        logger.warning("checkpoint_skipped run=%s step=%d reason=%s", self._parts.name, step, reason)
+        if self._ranks.world_size > 1:
+            self._ranks.failed(CheckpointId(self._parts.attempt, step), f"{SKIPPED}{reason}")
+
+    def _begin(self) -> str | None:
+        """Begin the snapshot of this boundary; return the reason when that is not possible now."""
+        checkpoint = CheckpointId(self._parts.attempt, self._state.step)
+        self._tried_step = checkpoint.step
+        with self._settled:
+            self._under_way.add(checkpoint)
+        try:
+            reason = self._snapshotter.begin(
+                SnapshotFacts(checkpoint=checkpoint, parent=self.parent, notes=self._notes())
+            )
+        except BaseException:
+            self._settle(checkpoint)
+            raise
+        if reason is None:
+            self.saved_step = self._state.step
+            self._pace.taken(checkpoint)
+            return None
+        self._settle(checkpoint)
+        return reason
+
+    def _settle(self, checkpoint: CheckpointId) -> None:
+        with self._settled:
+            self._under_way.discard(checkpoint)
+            self._settled.notify_all()
+
+    # -- what the ranks say (Listener)
+
+    def saves_last_boundary(self) -> bool:
+        """Tell whether the last boundary is saved, or time is only left for what is under way."""
+        return self._parts.end.saves_last(self.progress)
+
+    def end_confirmed(self) -> None:
+        """All ranks were told to end."""
+        self._parts.end.confirmed()
+
+    def ranks_lost(self, error: EverstepError) -> None:
+        """What is under way may become complete on the devices, but no rank will hear of it: it counts as failed."""
+        self._parts.end.ranks_lost()
+        with self._settled:
+            names = ", ".join(map(str, sorted(self._under_way)))
+            self._under_way.clear()
+            self._settled.notify_all()
+        unknown = f"; what became of {names} is not known" if names else ""
+        self._costs.failures.append(f"{error}{unknown}")
+        logger.error("ranks_lost run=%s reason=%s%s", self._parts.name, error, unknown)
+
+    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
+        """Every rank holds it in memory."""
+        self._link.tell(frames.SealedEverywhere(attempt=checkpoint.attempt, step=checkpoint.step))
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        """Every rank has committed it."""
+        if self._ranks.world_size > 1:
+            self._link.tell(frames.Complete(attempt=checkpoint.attempt, step=checkpoint.step))
+        self._costs.completed(checkpoint)
+        with self._settled:
+            self._complete_step = max(self._complete_step, checkpoint.step)
+        self._settle(checkpoint)
+
+    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
+        """It will never be complete; without all ranks in memory it is of no use at all."""
+        self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step, in_memory=in_memory))
+        self._pace.failed(checkpoint, skipped=SKIPPED in reason)
+        if SKIPPED in reason:
+            self._skipped_elsewhere(checkpoint, reason)
+        else:
+            self._costs.failures.append(f"{checkpoint}: {reason}")
+            logger.error(
+                "checkpoint_failed run=%s checkpoint=%s reason=%s", self._parts.name, checkpoint, reason
+            )
+        self._settle(checkpoint)
+
+    def _skipped_elsewhere(self, checkpoint: CheckpointId, reason: str) -> None:
+        """A rank had no room or no arena for its part: counted here unless it was this rank, which knows already."""
+        if not reason.startswith(f"rank {self._ranks.rank}: "):
+            self._costs.skip(SkipReason.PEER, reason)
+            logger.warning(
+                "checkpoint_skipped run=%s checkpoint=%s reason=%s", self._parts.name, checkpoint, reason
+            )

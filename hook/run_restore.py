@@ -1,0 +1,114 @@
+"""Bringing the newest complete checkpoint back into the objects of a run, and what its controller had learnt."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..checkpoint.frequency_types import FailureKind
+from ..core.errors import CorruptDataError
+from .ledger_merge import adopt_ledgers
+from .link import Link
+from .loaders import all_loaders, position_loader, put_back_on_first_batch
+from .pace import Pace
+from .rank_protocol import Ranks
+from .restore import Fetched, Restored, RestoreSearch
+from .rng_state import RngState
+from .run_messages import say_nothing_restored, say_restored
+from .run_state import RunState
+from .shard_stream import StreamEvents
+from .snapshot import Snapshotter
+from .state_protocol import Component
+
+
+@dataclass(slots=True, kw_only=True)
+class RunRestore:
+    """One restore of one rank's run, on its training thread."""
+
+    name: str
+    attempt: int
+    link: Link
+    ranks: Ranks
+    objects: Mapping[str, object]
+    components: Sequence[Component]
+    state: RunState
+    rng: RngState
+    pace: Pace
+    snapshotter: Snapshotter
+    events: StreamEvents
+    mixture: CorruptDataError | None = None
+    """Why the objects are of no use any more; None: they are what they were, or what was restored."""
+
+    def run(self) -> Restored | None:
+        """Return what was restored; None when there is nothing. Errors as of `Run.restore`."""
+        began_s = time.perf_counter()
+        search = RestoreSearch(
+            link=self.link,
+            ranks=self.ranks,
+            components=self.components,
+            attempt=self.attempt,
+            events=self.events,
+        )
+        found = self._bring_back(search)
+        if found is None:
+            say_nothing_restored(self.name, self.link)
+            return None
+        self._learn_from(found)
+        restored = Restored(
+            attempt=found.choice.checkpoint.attempt,
+            step=found.choice.checkpoint.step,
+            epoch=self.state.epoch,
+            source="memory" if found.is_in_memory else "disk",
+            restore_s=time.perf_counter() - began_s,
+            world_size=found.choice.world_size,
+            skipped=tuple(search.skipped),
+            left_as_given=tuple(each.name for each in self.components if found.lacks(each.name)),
+            not_attached=tuple(set(found.stored.components) - {each.name for each in self.components}),
+        )
+        say_restored(self.name, restored, found.manifest.notes)
+        return restored
+
+    def _bring_back(self, search: RestoreSearch) -> Fetched | None:
+        found = None
+        try:
+            found = search.run()
+            if found is not None:
+                search.is_mixed = True  # until all of it is in its place: an object may refuse its part
+                self._apply(found, search)
+                search.is_mixed = False
+        finally:
+            if search.is_mixed:
+                if found is not None:
+                    search.give_back(found)
+                self.mixture = CorruptDataError(
+                    "restore() failed: the objects hold parts of a checkpoint that could not be restored to its end",
+                    hint="build them anew in a new process",
+                )
+        return found
+
+    def _apply(self, found: Fetched, search: RestoreSearch) -> None:
+        same_size = found.choice.world_size == self.ranks.world_size
+        for component in self.components:
+            if (component is not self.rng or same_size) and not found.lacks(component.name):
+                component.apply(found.stored)
+        if not same_size:
+            loaders = {
+                name: loader for name, loader in all_loaders(self.objects).items() if not found.lacks(name)
+            }
+            adopt_ledgers(loaders, found, search, rank=self.ranks.rank)
+        if (loader := position_loader(self.objects)) is not None:
+            put_back_on_first_batch(loader, self.rng)
+        if found.is_in_memory:
+            found.stored.close()
+            self.snapshotter.adopt(found.arena)
+        else:
+            search.give_back(found)
+
+    def _learn_from(self, found: Fetched) -> None:
+        """Go on with what the controller has learnt, if as many ranks wrote it.
+
+        An attempt that did not end by itself has died, and so have all that began after it: they left no checkpoint.
+        """
+        kind = FailureKind.TRAINER if found.is_in_memory else FailureKind.NODE
+        died = self.attempt - found.choice.checkpoint.attempt - self.state.restored_last
+        remembered = self.state.restored_learnt if found.choice.world_size == self.ranks.world_size else None
+        self.pace.restored(remembered, kind if died else None, attempts=max(died, 1))

@@ -1,0 +1,58 @@
+"""What ranks tell each other comes back as it was, and nothing else is taken for it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.checkpoint.drift_machine import Spread
+from everstep.checkpoint.frequency_machine import FixedInterval
+from everstep.checkpoint.frequency_types import Figures
+from everstep.core.errors import CorruptDataError
+from everstep.hook.horizon_machine import Plan
+from everstep.hook.rank_format import PlanMessage, RankState, dump_plan, dump_state, load_plan, load_state
+from everstep.hook.sweep_machine import Mark
+
+NEEDED_S = st.none() | st.floats(0, 1e9)
+
+
+@given(
+    start=st.integers(0, 2**40),
+    covered=st.integers(1, 8),
+    every=st.integers(1, 9),
+    end=st.text(max_size=40),
+    needed_s=NEEDED_S,
+)
+def test_a_plan_comes_back(start: int, covered: int, every: int, end: str, needed_s: float | None) -> None:
+    fixed = FixedInterval(every)
+    plan = Plan(
+        number=7, start=start, horizon=start + covered, steps=fixed.due(start, start + covered), end=end
+    )
+    message = PlanMessage(plan=plan, decision=fixed.decision, needed_s=needed_s)
+    assert load_plan(dump_plan(message).encode()) == message
+
+
+@given(plan=st.integers(0, 2**40), step=st.integers(0, 2**40), mean=NEEDED_S)
+def test_a_state_comes_back(plan: int, step: int, mean: float | None) -> None:
+    stall = None if mean is None else Spread(mean=mean, deviation=0.5, count=3)
+    figures = Figures(
+        step=None, stall=stall, slower=None, persist=None, held=stall, slot_count=2, fill={"node": 0.25}
+    )
+    state = RankState(figures=figures, needed_s=mean, mark=Mark(plan=plan, step=step))
+    assert load_state(dump_state(state).encode()) == state
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"[1, 2]",
+        b'{"plan": {"number": 0, "start": 5, "horizon": 5, "steps": [], "end": ""}, "decision": {}}',
+        b'{"plan": {"number": 0, "start": 5, "horizon": 6, "steps": [], "end": ""}, "decision": {"kind": 3}}',
+        b'{"figures": {"step": "fast"}, "mark": {"plan": 0, "step": 0}}',
+    ],
+)
+def test_what_is_something_else_is_refused(text: bytes) -> None:
+    for load in (load_plan, load_state):
+        with pytest.raises(CorruptDataError):
+            load(text)
