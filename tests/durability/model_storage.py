@@ -1,6 +1,7 @@
 """`StorageOps` on disks in memory: runs the real code fast, records what it does, and fails where it is told to."""
 
 import errno
+import functools
 import itertools
 import os
 from collections.abc import Generator, Iterator, Sequence
@@ -27,6 +28,8 @@ MOUNT = Path("/everstep-model")
 USER = os.geteuid()
 ALIGNMENT_BYTES = 512
 FREE_BYTES = 1 << 40
+CHILDREN_MAX = 1000
+"""Paths that a directory keeps: every recovery makes temporary names of its own."""
 
 _numbers = itertools.count(1000)
 """Never used twice in a process: a trace that goes on elsewhere must not meet a number again."""
@@ -40,8 +43,9 @@ class ModelPath(PosixPath):
     _parent: "ModelPath | None"
 
     @classmethod
+    @functools.cache
     def of_device(cls, index: int) -> "ModelPath":
-        """Return the root of a device."""
+        """Return the root of a device, the same for every model: no path is made twice."""
         return cls(MOUNT / str(index))._set(None, (index, ()))
 
     def _set(self, parent: "ModelPath | None", place: tuple[int, tuple[str, ...]]) -> "ModelPath":
@@ -54,6 +58,8 @@ class ModelPath(PosixPath):
         if found is None:
             device, names = self._place
             found = ModelPath(f"{self}/{name}")._set(self, (device, (*names, *name.split("/"))))
+            if len(self._children) >= CHILDREN_MAX:
+                self._children.clear()
             self._children[name] = found
         return found
 
