@@ -156,8 +156,7 @@ def main() -> None:
                 run.step()
                 if run.steps == args.request_at and rank == run.world_size - 1:
                     run.checkpoint()
-                if run.steps == args.hold:
-                    time.sleep(600)
+                time.sleep(600 if run.steps == args.hold else 0)
                 if (args.settle or args.until > 0) and run.steps != args.raise_at:
                     run.wait()
                 if run.steps == args.until:
