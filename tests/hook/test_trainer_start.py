@@ -114,7 +114,9 @@ def test_what_is_drawn_at_the_start_differs_from_one_start_to_the_next(start: St
         assert len(set(by_server)) == len(by_server)
 
 
-@pytest.mark.parametrize("name", ["LC_ALL", "OMP_NUM_THREADS", "PYTHONHASHSEED", "TORCH_SHOW_CPP_STACKTRACES"])
+@pytest.mark.parametrize(
+    "name", ["LC_ALL", "OMP_NUM_THREADS", "PYTHONHASHSEED", "TORCH_SHOW_CPP_STACKTRACES"]
+)
 def test_what_counts_at_import_is_not_missed(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
