@@ -56,18 +56,6 @@ class TestLeases:
                 restarted.ask(frames.Detach(request_id=restarted.number()))
             assert daemon.wait(10) == 0, "a private daemon whose last trainer has left ends"
 
-    def test_a_store_is_new_until_a_run_has_begun_in_it(self, socket_path: Path, devices: list[Path]) -> None:
-        """A daemon that lives on knows the store for longer than the run that is told what can be restored."""
-        told: list[bool] = []
-        with daemon_process(socket_path):
-            for _ in range(2):
-                with FakeTrainer(socket_path) as trainer:
-                    opened = trainer.open_run(devices)
-                    assert isinstance(opened, frames.RunOpened)
-                    told.append(opened.new_store)
-                    assert isinstance(trainer.begin_attempt(opened.highest_attempt + 1), frames.Done)
-        assert told == [True, False]
-
     def test_two_runs_on_one_connection_are_refused_however_fast_they_come(
         self, socket_path: Path, devices: list[Path], pause: Pause
     ) -> None:
