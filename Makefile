@@ -6,11 +6,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DURATION ?= 600
+WORKERS ?= $(shell echo $$(($$(nproc) * 3 / 2)))
 TORCH  := $(shell grep '^torch==' constraints.txt)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 # The repository root must not be on sys.path: its folders are sub-packages of everstep, not modules.
 unexport PYTHONPATH
+# The tests start some thousand interpreters: each would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help demo test check fmt proto types wheel-smoke soak fuzz bench-storage bench-stall clean
 
@@ -20,15 +23,10 @@ help:  ## list the targets
 demo: $(STAMP)  ## train, kill and restart: ends with the verdict (under 5 minutes)
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
-# The searches of tests/durability take as long as all others together: two halves, a core each.
+# Three processes for two cores, since many tests wait for processes of their own. A file's tests stay in one of them,
+# and the longest files come first (tests/conftest.py).
 test: $(STAMP)  ## run the tests; skipped ones are listed with the reason (PYTEST_ARGS: these only, in one process)
-ifdef PYTEST_ARGS
-	$(BIN)/pytest $(PYTEST_ARGS)
-else
-	@mkdir -p build; $(BIN)/pytest tests/durability > build/test-durability.log 2>&1 & searches=$$!; \
-	  $(BIN)/pytest --ignore tests/durability; others=$$?; \
-	  wait $$searches; found=$$?; cat build/test-durability.log; exit $$((others | found))
-endif
+	$(BIN)/pytest $(or $(PYTEST_ARGS),-n $(WORKERS) --dist loadfile --no-loadscope-reorder)
 
 check: $(STAMP) types  ## lint, format, types, spelling, layers and rules, generated code
 	$(BIN)/ruff check .

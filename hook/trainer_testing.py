@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from .trainer_start_testing import Process, Start, execute
 
 LINE_DEADLINE_S = 90.0
 
@@ -19,14 +19,10 @@ Line = dict[str, Any]
 class Trainer:
     """A training process: its JSON lines, its log, its end."""
 
-    def __init__(self, command: list[str], log: Path) -> None:
+    def __init__(self, process: Process, log: Path) -> None:
         self.log_path = log
         self.lines: list[Line] = []
-        with log.open("ab") as errors:
-            # A session of its own, so that a test can end torchrun together with its ranks.
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-            )
+        self.process = process
 
     @property
     def log(self) -> str:
@@ -80,8 +76,9 @@ class Trainer:
 class Job:
     """Starts trainers of one script over the same two directories."""
 
-    def __init__(self, folder: Path, script: Path) -> None:
+    def __init__(self, folder: Path, script: Path, start: Start = execute) -> None:
         self.folder, self.script = folder, script
+        self._start = start
         self.storage = [folder / "d0", folder / "d1"]
         for path in self.storage:
             path.mkdir(parents=True)
@@ -92,11 +89,9 @@ class Job:
         launcher = (
             ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
         )
-        trainer = Trainer(
-            [sys.executable, "-P", *launcher, *script], self.folder / f"trainer{len(self.trainers)}.log"
-        )
-        self.trainers.append(trainer)
-        return trainer
+        log = self.folder / f"trainer{len(self.trainers)}.log"
+        self.trainers.append(Trainer(self._start([*launcher, *script], log), log))
+        return self.trainers[-1]
 
     def end(self) -> None:
         for trainer in self.trainers:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ SESSION_VARIABLE = "EVERSTEP_TEST_SESSION"
 SESSION = uuid.uuid4().hex
 """Inherited by every process that a test starts, whoever its parent is later: so a detached daemon is found too."""
 
+TOLD = "told"
+
 GRACE_S = 3.0
 """How long what a test has just closed may take to disappear: joined threads, reaped children, gRPC's poller."""
 
@@ -33,6 +35,23 @@ BACKGROUND_THREADS = ("pytest_timeout",)
 
 BACKGROUND_TEMPORARY = ("pymp-", "torch")
 """What Python's multiprocessing and torch (torchelastic_, torchinductor_) leave behind when they are killed."""
+
+_others: set[tuple[str, str]] = set()
+"""Processes, by number and start, that no test has started; none ever becomes one."""
+
+LONGEST_FIRST = (
+    "durability/test_mutants.py",
+    "durability/test_crash_explorer.py",
+    "durability/test_power_cut.py",
+    "system/test_bad_input.py",
+    "system/test_phases.py",
+    "system/test_survives.py",
+    "system/test_two_ranks.py",
+    "system/test_demo.py",
+    "system/test_pace_changes.py",
+    "system/test_deadlines.py",
+)
+"""Files that take minutes each. Who begins one of them last is waited for by all others."""
 
 settings.register_profile("everstep", deadline=None, print_blob=True, max_examples=60)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
@@ -44,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "the repository root is on sys.path: run `pytest`, not `python -m pytest`, without PYTHONPATH"
         )
+    if config.getoption("numprocesses", None):
+        return  # the tests run in processes below this one, each of which comes here itself
     # A shell's background job ignores SIGINT, and so would every program that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[SESSION_VARIABLE] = SESSION
@@ -54,6 +75,25 @@ def pytest_configure(config: pytest.Config) -> None:
     multiprocessing.util.Finalize(
         None, shutil.rmtree, args=(tempfile.tempdir,), exitpriority=-1000
     )  # after its own
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, put the longest files first."""
+    if not hasattr(config, "workerinput"):
+        return
+    ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(LONGEST_FIRST)}
+    assert all(path.exists() for path in ranks), ranks
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests have told."""
+    reports = [each for kind in ("passed", "failed") for each in terminalreporter.getreports(kind)]
+    told = [str(text) for report in reports for name, text in report.user_properties if name == TOLD]
+    if told:
+        terminalreporter.write_sep("=", "what the searches have tried")
+        for text in told:
+            terminalreporter.write_line(text)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -124,16 +164,19 @@ def _processes() -> Iterator[tuple[int, str]]:
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            stat = Path(f"/proc/{entry}/stat").read_text()
+            state, parent, *facts = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            process = (entry, facts[17])  # when it started: numbers are used again
+            if process in _others:
+                continue
             command = (
                 Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             )
             environment = Path(f"/proc/{entry}/environ").read_bytes()
         except (FileNotFoundError, PermissionError, ProcessLookupError):
             continue  # it ended meanwhile, or is another user's
-        state, parent = stat.rpartition(")")[2].split()[:2]
-        ours = int(parent) == os.getpid() or marker in environment
-        if ours and not any(name in command for name in BACKGROUND_PROCESSES):
+        if int(parent) != os.getpid() and marker not in environment:
+            _others.add(process)
+        elif not any(name in command for name in BACKGROUND_PROCESSES):
             yield int(entry), command.strip() or f"({'zombie' if state == 'Z' else 'no command line'})"
 
 
@@ -183,6 +226,12 @@ def _left_beyond(before: Held) -> list[str]:
             break
         time.sleep(0.02)
     return left
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Takes a line about what a search has tried, which is shown at the end of the run."""
+    return lambda line: request.node.user_properties.append((TOLD, line))
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """Imports point one way, pure modules stay pure, and the daemon and the command line stay light."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -38,12 +40,19 @@ RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
 TOUCHES_THE_WORLD = {"open", "print", "input"}
 
 
+@functools.cache
+def modules(folder: str) -> tuple[tuple[str, Path, ast.Module], ...]:
+    """Return (folder, path, syntax tree) of every module of a folder that is not generated."""
+    return tuple(
+        (folder, path, ast.parse(path.read_text(), filename=str(path)))
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if "_pb2" not in path.name
+    )
+
+
 def sources(*folders: str) -> Iterator[tuple[str, Path, ast.Module]]:
-    """Yield (folder, path, syntax tree) of every module that is not generated."""
-    for folder in folders or tuple(MAY_IMPORT):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if "_pb2" not in path.name:
-                yield folder, path, ast.parse(path.read_text(), filename=str(path))
+    """Yield the modules of these folders, or of all."""
+    return chain.from_iterable(modules(folder) for folder in folders or tuple(MAY_IMPORT))
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str, frozenset[str]]]:

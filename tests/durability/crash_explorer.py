@@ -21,6 +21,7 @@ from lanes import in_lanes
 from model_storage import Fault, ModelStorage, Recorder
 from player import Player
 from promises import Promise, Witness
+from remembered import remembered
 from workloads import WORKLOADS, Workload
 
 VIOLATIONS_MAX = 5
@@ -111,7 +112,7 @@ class Exploration:
         self._summary = Summary(seed=seed)
         rng = Random(f"{seed} {self._workload.name}")
         began_s = time.monotonic()
-        with in_lanes(Recorder(), seed):
+        with in_lanes(Recorder(), seed), remembered():
             for state in cuts(self._trace, self._start, rng, lanes_max=self._effort.lanes_max):
                 self._cut(state, rng)
                 found = self._summary.violation_count

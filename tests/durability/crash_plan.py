@@ -147,10 +147,12 @@ class Image:
         return hash(tuple(self._node(root) for root in roots))
 
     def _node(self, number: int) -> object:
-        if number > 0:
-            return self.files.get(number, b"")
-        names = self.directories.get(number)
-        return frozenset([(name, self._node(each)) for name, each in names.items()]) if names else None
+        names, files = self.directories.get(number), self.files
+        if not names:
+            return None
+        return frozenset(
+            [(name, files.get(each, b"") if each > 0 else self._node(each)) for name, each in names.items()]
+        )
 
 
 class CutState:

@@ -1,6 +1,7 @@
 """`StorageOps` on disks in memory: runs the real code fast, records what it does, and fails where it is told to."""
 
 import errno
+import functools
 import itertools
 import os
 from collections.abc import Generator, Iterator, Sequence
@@ -27,6 +28,8 @@ MOUNT = Path("/everstep-model")
 USER = os.geteuid()
 ALIGNMENT_BYTES = 512
 FREE_BYTES = 1 << 40
+CHILDREN_MAX = 1000
+"""Paths that a directory keeps: every recovery makes temporary names of its own."""
 
 _numbers = itertools.count(1000)
 """Never used twice in a process: a trace that goes on elsewhere must not meet a number again."""
@@ -40,8 +43,9 @@ class ModelPath(PosixPath):
     _parent: "ModelPath | None"
 
     @classmethod
+    @functools.cache
     def of_device(cls, index: int) -> "ModelPath":
-        """Return the root of a device."""
+        """Return the root of a device, the same for every model: no path is made twice."""
         return cls(MOUNT / str(index))._set(None, (index, ()))
 
     def _set(self, parent: "ModelPath | None", place: tuple[int, tuple[str, ...]]) -> "ModelPath":
@@ -49,11 +53,13 @@ class ModelPath(PosixPath):
         return self
 
     def __truediv__(self, key: "str | os.PathLike[str]") -> "ModelPath":
-        name = str(key)
-        found = self._children.get(name)
+        found = self._children.get(key)  # pyright: ignore[reportArgumentType]  of all keys, only names are kept
         if found is None:
+            name = str(key)
             device, names = self._place
             found = ModelPath(f"{self}/{name}")._set(self, (device, (*names, *name.split("/"))))
+            if len(self._children) >= CHILDREN_MAX:
+                self._children.clear()
             self._children[name] = found
         return found
 
@@ -123,6 +129,17 @@ class Recorder:
         self.trace.append(Step(op, self.section, self.lane))
 
 
+@functools.lru_cache(4096)
+def _file_stat(device: int, number: int, size_bytes: int) -> FileStat:
+    return FileStat(
+        kind=FileKind.REGULAR if number > 0 else FileKind.DIRECTORY,
+        size_bytes=size_bytes,
+        owner_uid=USER,
+        file_system_id=device,
+        inode=abs(number),
+    )
+
+
 class _Lock:
     def __init__(self, held: set[str], path: str) -> None:
         self._held = held
@@ -180,9 +197,9 @@ class ModelStorage:
     def _follow(self, device: int, names: Sequence[str]) -> int | None:
         found, directories = self.roots[device], self.image.directories
         for name in names:
-            if found > 0 or name not in (inside := directories.get(found, {})):
+            inside = directories.get(found)  # a file's number is above 0, and never there
+            if inside is None or (found := inside.get(name, 0)) == 0:
                 return None
-            found = inside[name]
         return found
 
     def _parent(self, path: Path, doing: str) -> int:
@@ -234,13 +251,7 @@ class ModelStorage:
             found = self._find(path)
             if found is None:
                 return None
-            return FileStat(
-                kind=FileKind.REGULAR if found > 0 else FileKind.DIRECTORY,
-                size_bytes=len(self.image.files.get(found, b"")),
-                owner_uid=USER,
-                file_system_id=place_of(path)[0],
-                inode=abs(found),
-            )
+            return _file_stat(place_of(path)[0], found, len(self.image.files.get(found, b"")))
 
     def read_small(self, path: Path, size_bytes_max: int, *, owner_uid: int) -> bytes | None:
         """See StorageOps."""

@@ -1,6 +1,7 @@
 """The real commit, completion, collection and recovery on every kind of crash, many thousand times."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 from crash_explorer import Effort, Exploration, Summary, explore
@@ -16,10 +17,9 @@ CI = Effort(losses_max=13)
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_no_crash_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_crash_breaks_a_promise(tell: Callable[[str], None]) -> None:
     summary = explore(None, SEED, jobs=JOBS, effort=CI)
-    with capsys.disabled():
-        print(f"\n{summary.line}, recoveries {summary.check_count}, seconds {summary.duration_s:.0f}")
+    tell(f"{summary.line}, recoveries {summary.check_count}, seconds {summary.duration_s:.0f}")
     assert not summary.violations, "\n".join((summary.line, *summary.violations))
     assert summary.violation_count == 0
     assert summary.state_count >= STATES_MIN

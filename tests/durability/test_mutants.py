@@ -1,12 +1,13 @@
 """The check of the checks: every wrong version of the product is found."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from mutant_process import FOUND, SURVIVED, run_mutant
+from mutant_process import FOUND, SURVIVED, run_mutant, run_mutants_by_fork
 from mutant_run import CONTROL, SLIPPED
 from mutant_search import run_mutants
 from mutants import MUTANTS, Mutant, StaleMutantError
@@ -22,16 +23,15 @@ def run(mutant: Mutant) -> tuple[Mutant, int, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_mutant_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mutant_is_found(tell: Callable[[str], None]) -> None:
     with ThreadPoolExecutor(JOBS) as pool:
-        done: Sequence[tuple[Mutant, int, str]] = list(pool.map(run, MUTANTS))
+        done = list(chain(*pool.map(run_mutants_by_fork, [MUTANTS[job::JOBS] for job in range(JOBS)])))
     broken = [
         f"{mutant.name}: {output}" for mutant, status, output in done if status not in (FOUND, SURVIVED)
     ]
     assert not broken, "\n".join(broken)
     survivors = [mutant.name for mutant, status, _ in done if status == SURVIVED]
-    with capsys.disabled():
-        print(f"\nmutants {len(done)}, found {len(done) - len(survivors)}")
+    tell(f"mutants {len(done)}, found {len(done) - len(survivors)}")
     assert survivors == []
 
 

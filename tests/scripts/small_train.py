@@ -20,6 +20,7 @@ from torch import nn
 import everstep
 from everstep.checkpoint.frequency_format import dump_decision
 from everstep.dataloader import DataLoader
+from everstep.hook.notice import GRACE_S
 from everstep.hook.pace import Pace
 
 
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
+    parser.add_argument("--hold", type=int, default=-1, help="wait here to be killed, whatever is under way")
     parser.add_argument("--settle", action="store_true")
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument(
@@ -80,6 +82,7 @@ def main() -> None:
     parser.add_argument("--request-at", type=int, default=-1, help="the last rank asks for a checkpoint here")
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--notice", help="a file that announces the end")
+    parser.add_argument("--grace-s", type=float, default=GRACE_S, help="from the notice to the end")
     parser.add_argument("--lease", type=float, help="seconds from the restore on")
     parser.add_argument(
         "--needed-s", type=float, help="how long a checkpoint takes, as the last rank believes"
@@ -117,7 +120,7 @@ def main() -> None:
             fresh=args.fresh,
             takeover=args.takeover,
             replicated=args.replicated,
-            preemption=everstep.Preemption(notice_file=args.notice),
+            preemption=everstep.Preemption(notice_file=args.notice, grace_s=args.grace_s),
             slots=3,  # a slot is free again a moment after the next checkpoint is complete: the third spares a skip
         ) as run
     ):
@@ -153,6 +156,7 @@ def main() -> None:
                 run.step()
                 if run.steps == args.request_at and rank == run.world_size - 1:
                     run.checkpoint()
+                time.sleep(600 if run.steps == args.hold else 0)
                 if (args.settle or args.until > 0) and run.steps != args.raise_at:
                     run.wait()
                 if run.steps == args.until:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 DEADLINE_S = 30.0
@@ -22,6 +23,15 @@ class Phase:
     match: str = ""
     raises: str = ""
     """The call fails with this exception instead of stopping."""
+
+
+class Stoppable(Protocol):
+    """A process, however it was started."""
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
 
 
 class Pause:
@@ -40,7 +50,7 @@ class Pause:
             "PAUSE_FOLDER": str(self.folder),
         }
 
-    def reached(self, process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
+    def reached(self, process: Stoppable) -> None:
         """Return when the process stands at the call."""
         wait_until(lambda: (self.folder / "reached").exists() or process.poll() is not None)
         assert process.poll() is None, f"it ended with {process.returncode} before the phase"

@@ -5,14 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from everstep.hook.trainer_start_testing import Start, trainer_servers
 from everstep.hook.trainer_testing import Job, end_daemon
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "small_train.py"
 
 
+@pytest.fixture(scope="session")
+def start_trainer() -> Iterator[Start]:
+    """Starts trainers that find torch imported."""
+    with trainer_servers() as start:
+        yield start
+
+
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path / "job", SCRIPT)
+def job(tmp_path: Path, start_trainer: Start) -> Iterator[Job]:
+    made = Job(tmp_path / "job", SCRIPT, start_trainer)
     try:
         yield made
     finally:
@@ -30,11 +38,11 @@ def devices(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, start_trainer: Start) -> str:
     """Digest of the small run that nobody kills."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERSTEP_SOCKET", str(folder / "s" / "data.sock"))
-        (done,) = Job(folder / "job", SCRIPT).start().done()
+        (done,) = Job(folder / "job", SCRIPT, start_trainer).start().done()
         end_daemon()
     return str(done["done"])

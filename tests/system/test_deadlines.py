@@ -85,9 +85,8 @@ def ends(trainer: Trainer) -> set[str]:
 
 def test_all_ranks_end_with_the_same_checkpoint_after_a_notice(job: Job) -> None:
     notice = job.folder / "spot"
-    first = job.start(
-        "--every", NEVER, "--step-s", "0.02", "--epochs", "500", "--notice", str(notice), ranks=2
-    )
+    noticed = ("--notice", str(notice), "--grace-s", "8")  # as long as the lease of the test below
+    first = job.start("--every", NEVER, "--step-s", "0.02", "--epochs", "500", *noticed, ranks=2)
     first.until_step(5)
     notice.touch()
     first.finish()

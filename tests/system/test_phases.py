@@ -15,6 +15,7 @@ from pausing import DEADLINE_S, SCRIPTS, Pause, Phase, pausing_daemon, wait_unti
 
 from everstep.checkpoint.testing import opened
 from everstep.core.ids import CheckpointId
+from everstep.hook.trainer_start_testing import Start
 from everstep.hook.trainer_testing import Job, Trainer, daemon_pid, end_daemon
 
 ALLOCATING = Phase("everstep.checkpoint.linux:fallocate")
@@ -58,9 +59,9 @@ def pause(tmp_path: Path) -> Pause:
 
 
 @pytest.fixture
-def pausing_job(tmp_path: Path) -> Iterator[Job]:
+def pausing_job(tmp_path: Path, start_trainer: Start) -> Iterator[Job]:
     """Trainers that stop where their environment says."""
-    made = Job(tmp_path / "job", SCRIPTS / "pausing_train.py")
+    made = Job(tmp_path / "job", SCRIPTS / "pausing_train.py", start_trainer)
     try:
         yield made
     finally:

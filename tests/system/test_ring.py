@@ -15,6 +15,7 @@ from pausing import Pause, Phase, pausing_daemon, wait_until
 from everstep.checkpoint.testing import opened
 from everstep.daemon.control_client import connected
 from everstep.daemon.testing import node_daemon
+from everstep.hook.trainer_start_testing import Start
 from everstep.hook.trainer_testing import Job, Trainer
 
 MIB = 1024**2
@@ -26,8 +27,8 @@ SECOND_STREAM = Phase("everstep.checkpoint.real_storage:RealStorage.write_segmen
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path / "job", SCRIPT)
+def job(tmp_path: Path, start_trainer: Start) -> Iterator[Job]:
+    made = Job(tmp_path / "job", SCRIPT, start_trainer)
     try:
         yield made
     finally:

@@ -72,10 +72,11 @@ class TestKillTrainer:
         lineage: list[dict[str, Any]] = []
         done: dict[str, Any] = {}
         for stop in (7, 11, 18, None):
-            trainer = job.start("--every", "2")
             if stop is None:
+                trainer = job.start("--every", "2")
                 (done,) = trainer.done()
             else:
+                trainer = job.start("--every", "2", "--hold", str(stop + 2))  # it never gets to the next stop
                 trainer.until_step(stop)
                 trainer.kill()
             restored = trainer.lines[0]["restored"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from everstep.checkpoint.testing import opened
+from everstep.hook.trainer_start_testing import Start
 from everstep.hook.trainer_testing import Job, Trainer, daemon_pid, end_daemon
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "small_train.py"
@@ -18,11 +19,11 @@ EPOCH_STEPS = 6
 
 
 @pytest.fixture(scope="module")
-def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory, start_trainer: Start) -> list[str]:
     folder = tmp_path_factory.mktemp("pair")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERSTEP_SOCKET", str(folder / "s" / "data.sock"))
-        lines = Job(folder / "job", SCRIPT).start("--every", "2", ranks=2).done()
+        lines = Job(folder / "job", SCRIPT, start_trainer).start("--every", "2", ranks=2).done()
         end_daemon()
     return [line["done"] for line in lines]
 

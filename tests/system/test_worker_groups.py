@@ -11,6 +11,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from everstep.hook.notice import ENDED_STATUS
+from everstep.hook.trainer_start_testing import Start
 from everstep.hook.trainer_testing import Job, Trainer, end_daemon
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "store_group.py"
@@ -23,8 +24,8 @@ def _libuv() -> None:  # pyright: ignore[reportUnusedFunction]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path / "job", SCRIPT)
+def job(tmp_path: Path, start_trainer: Start) -> Iterator[Job]:
+    made = Job(tmp_path / "job", SCRIPT, start_trainer)
     try:
         yield made
     finally:
