@@ -40,6 +40,4 @@ def run_mutants_by_fork(mutants: Sequence[Mutant]) -> list[tuple[Mutant, int, st
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["name"] for line in lines] == [mutant.name for mutant in mutants]
-    return [
-        (mutant, line["status"], line["output"]) for mutant, line in zip(mutants, lines, strict=True)
-    ]
+    return [(mutant, line["status"], line["output"]) for mutant, line in zip(mutants, lines, strict=True)]
