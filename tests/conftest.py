@@ -40,16 +40,16 @@ _others: set[tuple[str, str]] = set()
 """Processes, by number and start, that no test has started; none ever becomes one."""
 
 LONGEST_FIRST = (
-    "durability/test_mutants.py",
-    "durability/test_crash_explorer.py",
     "durability/test_power_cut.py",
-    "system/test_bad_input.py",
-    "system/test_phases.py",
-    "system/test_survives.py",
-    "system/test_two_ranks.py",
+    "durability/test_crash_explorer.py",
+    "durability/test_mutants.py",
     "system/test_demo.py",
+    "system/test_two_ranks.py",
+    "system/test_bad_input.py",
     "system/test_pace_changes.py",
     "system/test_deadlines.py",
+    "system/test_phases.py",
+    "system/test_survives.py",
 )
 """Files that take minutes each. Who begins one of them last is waited for by all others."""
 
