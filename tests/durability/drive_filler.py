@@ -4,12 +4,14 @@ import errno
 import os
 import random
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 _FOLDER = "others"
 _LEAST_BYTES = 4096
 _HOLD_MOST_S = 0.05
+_FREE_AFTER_S = 20.0
 
 
 def fill(drive: Path) -> int:
@@ -33,10 +35,29 @@ def fill(drive: Path) -> int:
 
 
 def empty(drive: Path) -> None:
-    """Give it all back."""
-    folder = drive / _FOLDER
+    """Give it all back, and return when it is there: XFS frees the blocks of removed files a little later."""
+    free_bytes = _free_bytes(drive)
+    wanted_bytes = free_bytes + _remove_all(drive) * 9 // 10  # the rest went into metadata, perhaps
+    deadline_s = time.monotonic() + _FREE_AFTER_S
+    while _free_bytes(drive) < wanted_bytes:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{drive} has not got its room back after {_FREE_AFTER_S:.0f} s")
+        time.sleep(0.001)
+
+
+def _free_bytes(drive: Path) -> int:
+    """Return what is free with what only root may have, which goes first and comes back last."""
+    found = os.statvfs(drive)
+    return found.f_bfree * found.f_frsize
+
+
+def _remove_all(drive: Path) -> int:
+    """Remove the files, and return how many bytes they had."""
+    folder, size_bytes = drive / _FOLDER, 0
     for path in folder.iterdir() if folder.is_dir() else ():
+        size_bytes += path.stat().st_blocks * 512
         path.unlink()
+    return size_bytes
 
 
 def _allocate(path: Path, size_bytes: int) -> None:
@@ -72,4 +93,4 @@ class Filler:
             if self._random.random() < 0.6:
                 self.fill_count += fill(drive) > 0
             else:
-                empty(drive)
+                _remove_all(drive)

@@ -77,8 +77,10 @@ class _Session:
             with self._filled():
                 for step in range(1, steps):
                     self._save(trainer, arena, CheckpointId(attempt, step))
-            if not self._save(trainer, arena, CheckpointId(attempt, steps)):
-                self._fail(["nothing is saved although the drives are empty again"])
+            refusal = self._save(trainer, arena, CheckpointId(attempt, steps))
+            self._fail(
+                [f"nothing is saved although the drives are empty again: {refusal}"] if refusal else []
+            )
         finally:
             arena.close()
 
@@ -98,8 +100,8 @@ class _Session:
         self.counted["requests refused"] += 1
         return False
 
-    def _save(self, trainer: FakeTrainer, arena: FakeArena, checkpoint: CheckpointId) -> bool:
-        """Seal a checkpoint and return whether it was persisted."""
+    def _save(self, trainer: FakeTrainer, arena: FakeArena, checkpoint: CheckpointId) -> str:
+        """Seal a checkpoint and return why it was not persisted; an empty string when it was."""
         seed = self._random.randrange(1 << 30)
         self._content[checkpoint] = arena.content(seed)
         self._oracle.floor_begins(checkpoint)  # a daemon with the only rank knows what is complete
@@ -109,10 +111,10 @@ class _Session:
             if isinstance(event, frames.PersistFailed):
                 self._fail([] if event.code == _NO_SPACE else [f"{checkpoint} failed with {event}"])
                 self.counted["refused"] += 1
-                return False
+                return event.message
         self._oracle.persisted(CheckpointId(event.attempt, event.step), 0)
         self.counted["persisted"] += 1
-        return True
+        return ""
 
     def _check_bytes(self) -> None:
         """Read back everything that a store opened afterwards offers; nothing else may be left of what was refused."""
