@@ -1,10 +1,8 @@
-"""Each mutant in a process of its own, as whoever wants to know of it sees that."""
+"""One mutant in a process of its own, as whoever wants to know of it sees that."""
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from mutants import Mutant
@@ -27,17 +25,3 @@ def run_mutant(mutant: Mutant, *, seed: int = 1) -> tuple[int, str]:
         env={**os.environ, "PYTHONHASHSEED": "0"},
     )
     return done.returncode, done.stdout + done.stderr
-
-
-def run_mutants_by_fork(mutants: Sequence[Mutant]) -> list[tuple[Mutant, int, str]]:
-    """Return each with exit code and output, run one after the other; only the first waits for Python's start."""
-    done = subprocess.run(
-        [sys.executable, str(RUNNER), "--json", *[mutant.name for mutant in mutants]],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["name"] for line in lines] == [mutant.name for mutant in mutants]
-    return [(mutant, line["status"], line["output"]) for mutant, line in zip(mutants, lines, strict=True)]

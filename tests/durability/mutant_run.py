@@ -1,7 +1,6 @@
-"""Runs each mutant in a process of its own: 0 it was found, 3 it was not, 1 it shows nothing.
+"""Runs one mutant in a process of its own: 0 it was found, 3 it was not, 1 it shows nothing.
 
-python mutant_run.py --json "commit: no fdatasync" …     a line of JSON for each, all of them forks of this process
-python mutant_run.py "commit: no fdatasync"              one of them, here; the exit status
+python mutant_run.py "commit: no fdatasync"
 """
 
 import argparse
@@ -9,11 +8,9 @@ import faulthandler
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import json
 import logging
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +22,6 @@ from mutants import MUTANTS, ROOT, Mutant
 
 SEED_COUNT = 3
 """Tried one after the other until the mutant is found."""
-
-IMPORTED = ("asyncio", "cffi", "concurrent.futures.thread", "msgspec", "xxhash")
-"""What every mutant imports and none changes: imported once for all. Nothing of the product."""
 
 SLIPS = (NameError, TypeError, AttributeError, LookupError, SyntaxError, ImportError)
 """What a mutant raises that is written badly: it has not got as far as the fault that it stands for."""
@@ -145,48 +139,21 @@ def _failing_test(test: str) -> str:
     return f"{test} fails" if status == pytest.ExitCode.TESTS_FAILED else ""
 
 
-def run(mutant: Mutant, first_seed: int) -> int:
-    """Run a mutant in this process, say what found it, and return the exit code."""
+def main() -> int:
+    """Run the mutant named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    mutants = {mutant.name: mutant for mutant in (*MUTANTS, CONTROL, *SLIPPED)}
+    parser.add_argument("name", choices=mutants)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    mutant = mutants[given.name]
     faulthandler.dump_traceback_later(
         DEADLINE_S, exit=True, file=os.dup(sys.stderr.fileno())
     )  # pytest takes that one
     sys.meta_path.insert(0, MutantFinder(mutant))
-    found = found_by(mutant, first_seed)
+    found = found_by(mutant, given.seed)
     print(f"found by {found}" if found else "survived")
     return FOUND if found else SURVIVED
-
-
-def fork(mutant: Mutant, first_seed: int) -> tuple[int, str]:
-    """Run a mutant in a fork; return its exit code and what it said."""
-    with tempfile.TemporaryFile() as output:
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-            sys.exit(run(mutant, first_seed))
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        output.seek(0)
-        return status, output.read().decode(errors="replace")
-
-
-def main() -> int:
-    """Run the mutants named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    mutants = {mutant.name: mutant for mutant in (*MUTANTS, CONTROL, *SLIPPED)}
-    parser.add_argument("names", choices=mutants, nargs="+", metavar="NAME")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="a line for each: name, status, output")
-    given = parser.parse_args()
-    if not given.json:
-        (name,) = given.names
-        return run(mutants[name], given.seed)
-    for name in IMPORTED:
-        importlib.import_module(name)
-    for name in given.names:
-        status, output = fork(mutants[name], given.seed)
-        print(json.dumps({"name": name, "status": status, "output": output}), flush=True)
-    return 0
 
 
 if __name__ == "__main__":

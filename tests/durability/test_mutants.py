@@ -1,13 +1,12 @@
 """The check of the checks: every wrong version of the product is found."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 
 import pytest
-from mutant_process import FOUND, SURVIVED, run_mutant, run_mutants_by_fork
+from mutant_process import FOUND, SURVIVED, run_mutant
 from mutant_run import CONTROL, SLIPPED
 from mutant_search import run_mutants
 from mutants import MUTANTS, Mutant, StaleMutantError
@@ -25,7 +24,7 @@ def run(mutant: Mutant) -> tuple[Mutant, int, str]:
 @pytest.mark.timeout(1500)
 def test_every_mutant_is_found(tell: Callable[[str], None]) -> None:
     with ThreadPoolExecutor(JOBS) as pool:
-        done = list(chain(*pool.map(run_mutants_by_fork, [MUTANTS[job::JOBS] for job in range(JOBS)])))
+        done: Sequence[tuple[Mutant, int, str]] = list(pool.map(run, MUTANTS))
     broken = [
         f"{mutant.name}: {output}" for mutant, status, output in done if status not in (FOUND, SURVIVED)
     ]
