@@ -220,6 +220,7 @@ def test_a_drive_that_fills_refuses_what_is_new_and_keeps_what_it_has(
             shard = trainer.fetch(CheckpointId(*kept[0]))
             assert isinstance(shard, frames.Streaming), shard
             assert not trainer.stream(shard)[1].code
+            fill(drive)  # also what the opening gave back
             refused = trainer.begin_attempt(2)
             assert isinstance(refused, frames.Failure)
             assert refused.code == "NoSpaceError"
