@@ -90,7 +90,9 @@ def attach(  # noqa: PLR0913 - all that a run is
         logger.warning("storage run=%s: %s", name, note)
     if link.client.welcome.private and (reason := killed_with_the_job()):
         logger.warning(
-            "private_daemon run=%s: %s, so memory does not outlive it; run a node daemon", name, reason
+            "private_daemon run=%s: %s, so memory does not outlive it; run a node daemon (docs/configuration.md)",
+            name,
+            reason,
         )
     run = Run(
         name=name,
