@@ -11,6 +11,7 @@ belong to no other group. A rig that fio does not find within 3 % of its speed, 
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from pathlib import Path
 MB = 10**6
 BLKIO = Path("/sys/fs/cgroup/blkio")
 IMAGES = Path("/dev/shm/everstep-rig")
+LOCK = IMAGES.with_suffix(".lock")
 TOLERANCE = 0.03
 CHECK_S = 10
 """The throttle lets the first moments pass: shorter samples are too fast."""
@@ -204,7 +206,15 @@ def _alike(drives: Sequence[Drive]) -> list[Sequence[Drive]]:
 def rig(
     speeds: Sequence[int], *, size_bytes: int, file_system: str = "xfs", checked: bool = True
 ) -> Generator[list[Drive]]:
-    """The drives while the block runs."""
+    """The drives while the block runs; of one rig after the other where several are wanted at once."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield from _made(speeds, size_bytes=size_bytes, file_system=file_system, checked=checked)
+
+
+def _made(
+    speeds: Sequence[int], *, size_bytes: int, file_system: str, checked: bool
+) -> Generator[list[Drive]]:
     down()
     folder = Path(tempfile.mkdtemp(prefix="everstep-rig-"))
     try:

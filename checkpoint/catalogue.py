@@ -6,11 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..core.errors import NotFoundError
 from ..core.ids import CheckpointId
 from .manifest_types import ManifestHead
 
 FINISHED_NOTE = "finished"
 """A shard whose notes say `finished: true` was taken at the end of the run."""
+
+NEWEST_SHOWN = 3
+"""In a message."""
 
 
 class CheckpointState(Enum):
@@ -141,4 +145,16 @@ def describe(
         notes=first.notes,
         problems=tuple(problems),
         tags=tuple(sorted(tags)),
+    )
+
+
+def no_such_checkpoint(
+    run: str, checkpoint: CheckpointId | None, known: Iterable[CheckpointId]
+) -> NotFoundError:
+    """Return the error for a checkpoint that is not among the known ones; its hint names the newest of them."""
+    newest = ", ".join(map(str, sorted(known, reverse=True)[:NEWEST_SHOWN]))
+    there = f"the newest are {newest}" if newest else "there is none"
+    return NotFoundError(
+        f"run {run!r} has no checkpoint {checkpoint} in this store",
+        hint=f"{there}; `everstep ls {run}` lists them",
     )

@@ -288,7 +288,7 @@ class FrequencyMachine:
             return Decision(
                 interval_steps=self.interval_steps,
                 kind=BoundKind.PROFILE,
-                reason=f"profile: {self._meter.quiet_steps} of {PROFILE_STEPS} quiet steps before the first checkpoint",
+                reason=self._profile_text(),
             )
         share, half_width = self._cost(step.mean)
         return Decision(
@@ -300,6 +300,12 @@ class FrequencyMachine:
             cost_half_width=half_width,
             steps_undecided=self._steps_undecided(step.mean),
         )
+
+    def _profile_text(self) -> str:
+        quiet = self._meter.quiet_steps
+        if self._is_profiled():
+            return f"profile: complete after {quiet} quiet steps, the interval is decided next"
+        return f"profile: {quiet} of {PROFILE_STEPS} quiet steps before the first checkpoint"
 
     def _cost(self, step_s: float) -> tuple[float | None, float | None]:
         """Return the whole cost as a share of the interval, and half of its interval of confidence."""

@@ -21,7 +21,7 @@ from ..core.errors import (
     UsageError,
 )
 from ..core.ids import CheckpointId
-from .catalogue import CheckpointInfo, SegmentRef, ShardRecord, describe
+from .catalogue import CheckpointInfo, SegmentRef, ShardRecord, describe, no_such_checkpoint
 from .device import RUNS_NAME, Device
 from .device_set import DeviceSet
 from .durable import make_directories, publish_new, publish_over
@@ -253,7 +253,7 @@ class RunStore:
         """Return what is known of one checkpoint; NotFoundError when it is not here."""
         with self._lock:
             if checkpoint not in self._shards:
-                raise NotFoundError(f"run {self.name!r} has no checkpoint {checkpoint} in this store")
+                raise no_such_checkpoint(self.name, checkpoint, self._shards)
             return self._describe(checkpoint)
 
     def offered(self, rank: int | None = None) -> list[CheckpointId]:
@@ -421,7 +421,7 @@ class RunStore:
         """
         with self._lock:
             if tag.checkpoint not in self._shards:
-                raise NotFoundError(f"run {self.name!r} has no checkpoint {tag.checkpoint} in this store")
+                raise no_such_checkpoint(self.name, tag.checkpoint, self._shards)
             taken = self._tags.setdefault(tag.name, tag.checkpoint)
         if taken != tag.checkpoint:
             raise UsageError(

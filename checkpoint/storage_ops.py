@@ -222,4 +222,6 @@ def storage_error(exc: OSError, path: Path, doing: str) -> StorageError:
         return StorageError(message, hint="the device reports errors: see dmesg and its SMART log")
     if number in (errno.EACCES, errno.EPERM):
         return StorageError(message, hint="the directory must belong to the user of the daemon, mode 0700")
-    return StorageError(message, hint="see errno(3)")
+    return StorageError(
+        message, hint=f"storage is a directory on a drive that you may write to; errno(3) explains {name}"
+    )

@@ -19,6 +19,7 @@ from .cli_models import add_models
 from .cli_output import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_USAGE
 from .cli_tools import COMMANDS as TOOLS
 from .cli_tools import add_tools
+from .cli_words import directories_in, with_storage
 
 EXIT_CODES: dict[type[errors.EverstepError], int] = {
     errors.EverstepError: EXIT_FAILED,
@@ -92,7 +93,14 @@ def _reported(parsed: argparse.Namespace) -> int:
     try:
         return _carry_out(parsed)
     except errors.EverstepError as error:
-        return _report(error, as_json=getattr(parsed, "json", False))
+        hint = with_storage(error.hint, _directories(parsed))
+        return _report(error, hint, as_json=getattr(parsed, "json", False))
+
+
+def _directories(parsed: argparse.Namespace) -> list[str]:
+    targets: list[str] = getattr(parsed, "target", [])
+    storage: list[str] = getattr(parsed, "storage", [])
+    return [*dict.fromkeys((*directories_in(targets), *storage))]
 
 
 def _carry_out(parsed: argparse.Namespace) -> int:
@@ -113,14 +121,14 @@ def _carry_out(parsed: argparse.Namespace) -> int:
     return commands[parsed.command](parsed)
 
 
-def _report(error: errors.EverstepError, *, as_json: bool) -> int:
+def _report(error: errors.EverstepError, hint: str, *, as_json: bool) -> int:
     code = next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
     if as_json:
-        _print_json_error(error.code, error.message, error.hint, code)
+        _print_json_error(error.code, error.message, hint, code)
     else:
         print(f"everstep: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  {error.hint}", file=sys.stderr)
+        if hint:
+            print(f"  {hint}", file=sys.stderr)
     return code
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..checkpoint.catalogue import no_such_checkpoint
 from ..core.errors import DaemonUnavailableError, NotFoundError, UsageError
 from ..core.ids import CheckpointId
 from ..core.paths import data_socket_path
 from . import cli_devices
 from . import cli_render as render
 from .cli_output import EXIT_DONE, EXIT_FAILED, Output
+from .cli_words import directories_in
 from .views import CheckpointView, Source, Verdict
 
 if TYPE_CHECKING:
@@ -44,13 +46,13 @@ def parse_target(words: Sequence[str], storage: Sequence[str]) -> Target:
     Raises:
         UsageError: more than one run is named.
     """
-    directories = [word for word in words if "/" in word or Path(word).is_dir()]
+    directories = directories_in(words)
     runs = [word for word in words if word not in directories]
     if len(runs) > 1:
         raise UsageError(
             f"{len(runs)} runs are named: {', '.join(map(repr, runs))}", hint="name one at a time"
         )
-    run, checkpoint = _split(runs[0]) if runs else ("", None)
+    run, checkpoint = split_checkpoint(runs[0]) if runs else ("", None)
     return Target(
         run=run,
         checkpoint=checkpoint,
@@ -74,13 +76,14 @@ def list_checkpoints(arguments: argparse.Namespace) -> int:
     """`everstep ls`."""
     target = target_of(arguments)
     if target.checkpoint is not None:
-        raise UsageError(f"ls takes a run, got {target.title!r}", hint=f"everstep show {target.title}")
+        raise UsageError(f"ls takes a run, got {target.title!r}", hint=f"`everstep show {target.title}` does")
     with source_of(target) as (source, notes):
         found = source.checkpoints(target.run)
         problems, label = source.problems(target.run), source.label
+        nothing = "" if found else _nothing_text(source, target.run)
     document = {"source": label, "notes": notes, "problems": problems, "checkpoints": found}
     Output(as_json=arguments.json).show(
-        document, lambda console: render.checkpoints(console, found, (*notes, *problems), label)
+        document, lambda console: render.checkpoints(console, found, (*notes, *problems), nothing)
     )
     return EXIT_DONE
 
@@ -139,7 +142,7 @@ def remove(arguments: argparse.Namespace) -> int:
     if arguments.all == (target.checkpoint is not None):
         raise UsageError(
             f"{target.title!r} does not say what to remove",
-            hint="everstep rm RUN@ATTEMPT.STEP, or everstep rm RUN --all",
+            hint="`everstep rm RUN@ATTEMPT.STEP`, or `everstep rm RUN --all`",
         )
     with source_of(target, for_change=True) as (source, _):
         if target.checkpoint is None:
@@ -214,14 +217,15 @@ def target_of(arguments: argparse.Namespace) -> Target:
     return parse_target(arguments.target, arguments.storage)
 
 
-def named_run(target: Target, command: str) -> Target:
-    """Return a target that names a run; UsageError without one."""
+def named_run(target: Target, command: str, usage: str = "") -> Target:
+    """Return a target that names a run; UsageError without one, which says how the command is `usage`d, if given."""
     if not target.run:
-        raise UsageError(f"{command} needs a run", hint="`everstep ls` lists them")
+        so = f"`everstep {command} {usage}`; " if usage else ""
+        raise UsageError(f"{command} needs a run", hint=f"{so}`everstep ls` lists them")
     return target
 
 
-def _split(text: str) -> tuple[str, CheckpointId | None]:
+def split_checkpoint(text: str) -> tuple[str, CheckpointId | None]:
     """Return run and checkpoint of `RUN[@ATTEMPT.STEP]`; a name may hold an @ itself."""
     run, at, last = text.rpartition("@")
     if not (at and run):
@@ -238,10 +242,16 @@ def _wanted(source: Source, target: Target) -> list[CheckpointView]:
         return found
     chosen = [view for view in found if view.checkpoint == target.checkpoint]
     if not chosen:
-        raise NotFoundError(
-            f"there is no checkpoint {target.title}", hint=f"`everstep ls {target.run}` lists them"
-        )
+        raise no_such_checkpoint(target.run, target.checkpoint, [view.checkpoint for view in found])
     return chosen
+
+
+def _nothing_text(source: Source, run: str) -> str:
+    """Return why a list is empty; of one run, which others there are."""
+    if not run:
+        return f"no checkpoints in {source.label}"
+    others = ", ".join(dict.fromkeys(view.run_name for view in source.checkpoints("")))
+    return f"run {run!r} has no checkpoint in {source.label}; runs that have: {others or 'none'}"
 
 
 def _ledgers(verdict: Verdict) -> "list[LedgerVerdict]":

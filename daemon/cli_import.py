@@ -34,5 +34,4 @@ def _draw(console: "Console", answer: dict[str, object]) -> None:
         Text(f"imported {answer['checkpoint']} from {answer['kind']}: {names}", "green"), soft_wrap=True
     )
     for name, value in cast(dict[str, str], answer["left_out"]).items():
-        what = name if value == "left out" else f"{name} = {value}"
-        console.print(Text(f"left out: {what}", "dim"), soft_wrap=True)
+        console.print(Text(f"left out: {name}: {value}", "dim"), soft_wrap=True)

@@ -207,14 +207,16 @@ def _scrub_text(scrub: ScrubView) -> str:
 _CHECKPOINT_HEADS = ("CHECKPOINT", "STATE", "RANKS", "SIZE", "SAVED", "", "")
 
 
-def checkpoints(console: Console, found: Sequence[CheckpointView], notes: Sequence[str], label: str) -> None:
-    """Draw the checkpoints, a table for each run."""
+def checkpoints(
+    console: Console, found: Sequence[CheckpointView], notes: Sequence[str], nothing: str
+) -> None:
+    """Draw the checkpoints, a table for each run; `nothing` is said where there is none."""
     # What recovery says of a damaged checkpoint stands below its table, too.
     told = [problem.partition(": ")[2] for view in found for problem in view.problems]
     notes = [note for note in notes if not any(problem in note for problem in told)]
     _notes(console, notes)
     if not found:
-        _line(console, f"no checkpoints in {label}", DIM)
+        _line(console, nothing, DIM)
     by_run: dict[tuple[str, int], list[CheckpointView]] = {}
     for view in found:
         by_run.setdefault((view.run_name, view.owner_uid), []).append(view)

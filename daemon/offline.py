@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..checkpoint.device import DISK_ID_NAME
 from ..checkpoint.fsck import FsckReport, fsck
 from ..checkpoint.readmission import prepare_readmission
 from ..checkpoint.real_storage import RealStorage
@@ -17,7 +18,7 @@ from ..checkpoint.recovery import recover
 from ..checkpoint.store import Store, open_store
 from ..checkpoint.store_format import LockHolder
 from ..checkpoint.tags import remove_tag
-from ..core.errors import NotFoundError, UsageError
+from ..core.errors import ConfigError, NotFoundError, UsageError
 from ..core.ids import CheckpointId
 from . import device_views, store_views
 from .device_views import DeviceDetail, ReadmitView, RetireView, StoreDevices
@@ -107,11 +108,13 @@ def reading(directories: Sequence[Path]) -> Generator[OfflineStore]:
 
     Raises:
         NotFoundError: there is no store.
-        ConfigError, CorruptDataError, FormatVersionError, StorageError: see checkpoint.store.open_store.
+        ConfigError: one of them is no device of it, or for another reason of checkpoint.store.open_store.
+        CorruptDataError, FormatVersionError, StorageError: see there.
     """
     uid = owner_uid(directories)
     store, problems = _recovered(directories, uid)
     with store:
+        _refuse_strangers(store, directories)
         yield OfflineStore(store, problems)
 
 
@@ -128,7 +131,9 @@ def changing(
         DeviceLockedError: a daemon holds it; the message says which.
         StorageError and others as for `reading`.
     """
-    with reading(directories):  # an absent store must not be made by opening it
+    with reading(
+        [each for each in directories if each not in adopt]
+    ):  # opening must make no store, nor a device
         pass
     with open_store(
         directories, ops=RealStorage(), holder=_holder(command), uid=os.getuid(), adopt=adopt
@@ -169,6 +174,20 @@ def inspect(directories: Sequence[Path], *, repair: bool, data: bool) -> FsckRep
         )
     holder = _holder("everstep fsck")
     return fsck(directories, ops=RealStorage(), holder=holder, uid=uid, repair=repair, data=data)
+
+
+def _refuse_strangers(store: Store, directories: Sequence[Path]) -> None:
+    """Nothing can be read from an empty directory: whoever named it took it for a part of the store."""
+    if store.is_new:
+        return
+    retired = store.membership.retired.values()
+    known = {str(each.path) for each in (*store.devices, *store.missing, *retired)}
+    for path in (directory.resolve() for directory in directories):
+        if str(path) not in known and not (path / DISK_ID_NAME).exists():
+            raise ConfigError(
+                f"{path} holds nothing of the store in {', '.join(str(each.path) for each in store.devices)}",
+                hint="leave it out, or name the directory that you mean",
+            )
 
 
 def _recovered(directories: Sequence[Path], uid: int) -> tuple[Store, Sequence[str]]:

@@ -62,16 +62,23 @@ def find_run(stores: Sequence[Store], text: str, uid: int | None) -> RunStore:
     runs = visible_runs(stores, uid)
     found = [run for run in runs if run.name == text] or [run for run in runs if run.run_id == text]
     if not found:
-        names = ", ".join(dict.fromkeys(run.name for run in runs[:RUNS_SHOWN_MAX]))
-        more = ", ..." if len(runs) > RUNS_SHOWN_MAX else ""
-        hint = f"the runs are {names}{more}" if runs else "`everstep ls` lists the runs, and there is none"
-        raise NotFoundError(f"no run {text!r}", hint=hint)
+        raise NotFoundError(f"no run {text!r}", hint=_which_runs(runs, text))
     if len(found) > 1:
         places = "; ".join(f"uid {run.owner_uid} in {run.store.devices[0].path}" for run in found)
         raise UsageError(
             f"run {text!r} is there {len(found)} times: {places}", hint="name the directories of one store"
         )
     return found[0]
+
+
+def _which_runs(runs: Sequence[RunStore], text: str) -> str:
+    """Return which runs there are for somebody who asked for one that is not."""
+    run, at, _ = text.rpartition("@")
+    if at and any(each.name == run for each in runs):
+        return f"a checkpoint is named RUN@ATTEMPT.STEP, such as {run}@6.627; `everstep ls {run}` lists them"
+    names = ", ".join(dict.fromkeys(each.name for each in runs[:RUNS_SHOWN_MAX]))
+    more = ", ..." if len(runs) > RUNS_SHOWN_MAX else ""
+    return f"the runs are {names}{more}" if runs else "`everstep ls` lists the runs, and there is none"
 
 
 def checkpoint_views(run: RunStore, in_memory: InMemory = ()) -> list[CheckpointView]:
@@ -88,8 +95,12 @@ def select_checkpoint(run: RunStore, checkpoint: CheckpointId | None) -> Checkpo
         for info in infos:
             if info.state is wanted:
                 return info.checkpoint
+    away = ", ".join(f"{each.device_id} (last seen at {each.path})" for each in run.store.missing)
     raise NotFoundError(
-        f"run {run.name!r} has no intact checkpoint", hint=f"`everstep ls {run.name}` lists what is there"
+        f"run {run.name!r} has no intact checkpoint"
+        + (f" while a device is missing: {away}" if away else ""),
+        hint=f"{'name all directories of the store, or mount the drive; ' if away else ''}"
+        f"`everstep ls {run.name}` lists what is there",
     )
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from ..checkpoint.frequency_types import Limits
 from ..checkpoint.keep import Keep
@@ -16,6 +16,7 @@ from .environment import killed_with_the_job
 from .link import Link, RunAddress
 from .notice import Preemption
 from .pace import Pace
+from .plain_errors import with_plain_errors
 from .rank_protocol import Ranks
 from .ranks import make_ranks
 from .run import Run
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@with_plain_errors
 def attach(  # noqa: PLR0913 - all that a run is
     name: str,
-    *,
+    *unnamed: Never,
     storage: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     every: int | None = None,
     limits: Limits | None = None,
@@ -49,6 +51,7 @@ def attach(  # noqa: PLR0913 - all that a run is
 
     Args:
         name: identity of the run on this node and for this user; a restart with the same name goes on.
+        unnamed: refused: each object is found again by its name.
         storage: directories, one per device (or device names, with a node's daemon). Segments are spread over all.
         every: boundaries (`run.step()`) between two checkpoints; None: the controller decides, within `limits`.
         limits: what the controller keeps to, `Limits(budget=0.035, most_s=600.0)`; None: 3.5 % of the time.
@@ -73,6 +76,8 @@ def attach(  # noqa: PLR0913 - all that a run is
         StorageError: a directory cannot be written to, or another daemon holds it.
         DaemonUnavailableError: no daemon could be reached or started.
     """
+    _refuse_unnamed(name, unnamed)
+    directories = _storage(storage)
     _check_arguments(name, every=every, limits=limits, slots=slots, keep=keep, objects=objects)
     pace = Pace(every=every, limits=limits or Limits())
     ranks = make_ranks(run_id_of(name), pace)
@@ -82,7 +87,7 @@ def attach(  # noqa: PLR0913 - all that a run is
         name=name,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        storage=_storage(storage),
+        storage=directories,
         takeover=takeover,
         keep=keep,
     )
@@ -130,7 +135,9 @@ def _say_attached(name: str, link: Link) -> None:
         logger.warning("storage run=%s: %s", name, note)
     if link.client.welcome.private and (reason := killed_with_the_job()):
         logger.warning(
-            "private_daemon run=%s: %s, so memory does not outlive it; run a node daemon", name, reason
+            "private_daemon run=%s: %s, so memory does not outlive it; run a node daemon (docs/configuration.md)",
+            name,
+            reason,
         )
 
 
@@ -167,6 +174,15 @@ def _place(item: str) -> str:
 def _node_daemon_expected() -> bool:
     """Device names exist only with a node's daemon, whose socket is set or stands in /run."""
     return "EVERSTEP_SOCKET" in os.environ or Path(f"/run/everstep/{os.getuid()}").is_dir()
+
+
+def _refuse_unnamed(name: str, unnamed: Sequence[object]) -> None:
+    if unnamed:
+        kinds = ", ".join(type(each).__name__ for each in unnamed)
+        raise UsageError(
+            f"attach() was given without a name: {kinds}",
+            hint=f"each by its keyword: attach({name!r}, model=model, optimizer=optimizer, storage=[...])",
+        )
 
 
 def _check_arguments(

@@ -129,6 +129,14 @@ class ImportedDocument:
         sink.value(self.document)
 
 
+_KEPT_BY = "an export --to safetensors keeps them"
+_OF_THE_PROCESS = {
+    RNG_NAME: f"random states of such a source are not taken, the run begins with those of its process; {_KEPT_BY}",
+    HISTORY_NAME: f"series of run.log in such a source are not taken, they begin empty; {_KEPT_BY}",
+}
+"""Why components that every run has of its own do not come from a plain file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """Components to commit, and what a user should know of them."""
@@ -161,8 +169,8 @@ def components_of(tree: Mapping[str, object], *, as_name: str, without: Sequence
     seen: set[str] = set()
     for key, value in tree.items():
         name = component_name(key)
-        if name in (*without, RNG_NAME, HISTORY_NAME) or key in without:
-            left_out[key] = "left out"
+        if name in (*without, *_OF_THE_PROCESS) or key in without:
+            left_out[key] = _OF_THE_PROCESS.get(name, "as --without says")
             continue
         if name != RUN_COMPONENT and (not name.isidentifier() or name in seen):
             raise UsageError(f"{key!r} cannot be the name of an attached object", hint=f"--without {key}")

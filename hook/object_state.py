@@ -171,7 +171,7 @@ def object_component(name: str, value: object) -> Component:
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         stateful = cast(Stateful, value)
         return ObjectState(name, "object", stateful.state_dict, stateful.load_state_dict)
-    raise StateTypeError(f"{name} is a {_type_name(value)}, which cannot be saved", hint=_hint(value))
+    raise StateTypeError(f"{name} is a {_type_name(value)}, which cannot be saved", hint=_hint(name, value))
 
 
 def _torch_generator(name: str, value: object) -> Component | None:
@@ -211,7 +211,7 @@ def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _hint(value: object) -> str:
+def _hint(name: str, value: object) -> str:
     if value is None:
         return "leave it out of attach() where there is none"
     if isinstance(value, torch.utils.data.DataLoader):
@@ -220,4 +220,11 @@ def _hint(value: object) -> str:
         return "register it as a buffer of a module, or keep it in an object with state_dict/load_state_dict"
     if isinstance(value, list | tuple | dict):
         return "give each object its own keyword"
+    if isinstance(value, int | float):
+        return (
+            f"run.log({name}={value!r}) makes it part of each checkpoint, run.history({name!r}) gives it back; or keep"
+            " it in an object with state_dict() and load_state_dict()"
+        )
+    if isinstance(value, str | bytes):
+        return "keep it in an object with state_dict() and load_state_dict(), which may hold it in a dict"
     return "give its class state_dict() and load_state_dict(), with numbers, strings, lists and tensors"

@@ -30,6 +30,7 @@ class Skipped:
 class Report:
     """The whole cost so far. Times in seconds, sums over this process unless a name says otherwise."""
 
+    world_size: int
     steps: int
     """Boundaries passed by this process."""
     checkpoints_sealed: int
@@ -102,9 +103,8 @@ class Report:
             "checkpoints": f"{self.checkpoints_complete} complete, the newest is {self.last_complete or 'none'}",
             "interval": f"{self.decision.interval_steps} steps, {self.decision.reason}",
             "goal missed": self.decision.goal_missed,
-            "cost": f"{100 * self.slowdown:.2f} % of {duration_text(self.train_s)} of training",
-            "  boundaries": f"{duration_text(self.boundary_s)}, of it eager copies {duration_text(self.eager_s)}, "
-            f"other ranks {duration_text(self.wait_s)}",
+            "cost": self._cost(),
+            "  boundaries": self._boundaries(),
             "  guard": f"{duration_text(self.guard_s)} in optimizers",
             "  slower steps": self._slower_steps(),
             "copy thread": f"{duration_text(self.copy_s)}, beside training",
@@ -114,6 +114,15 @@ class Report:
             "notes": "; ".join(self.notes),
         }
         return "\n".join(f"{name:<15} {text}" for name, text in lines.items() if text)
+
+    def _cost(self) -> str:
+        if not self.train_s:
+            return "not known: nothing was trained yet"
+        return f"{100 * self.slowdown:.2f} % of {duration_text(self.train_s)} of training"
+
+    def _boundaries(self) -> str:
+        others = f", other ranks {duration_text(self.wait_s)}" if self.world_size > 1 else ""
+        return f"{duration_text(self.boundary_s)}, of it eager copies {duration_text(self.eager_s)}{others}"
 
     def _cuda(self) -> str:
         first, waited = self.copied_on_device_first, duration_text(self.cuda_wait_s)
@@ -125,11 +134,18 @@ class Report:
         return "; ".join(part for part in parts if part)
 
     def _slower_steps(self) -> str:
+        if not self.quiet_steps and not self.busy_steps:
+            return "not known: there was no whole step yet"
         if not self.quiet_steps or not self.busy_steps:
             return "not known: all steps were " + ("busy" if self.busy_steps else "quiet")
         if not self.compared_steps:
             return f"not known: none of {self.busy_steps} busy steps could be compared with quiet ones yet"
-        total = duration_text(self.slower_steps_s)
+        # Below nothing is noise: work beside training speeds no step up.
+        total = (
+            duration_text(self.slower_steps_s)
+            if self.slower_steps_s > 0
+            else "none that stands out from the noise"
+        )
         compared = f"{self.compared_steps} compared with quiet ones of their time"
         return f"{total} in {self.busy_steps} of {self.steps} steps, {compared}"
 
@@ -154,6 +170,8 @@ class Report:
 class CostBook:
     """Collects what a Report shows. Written by the training thread and, for single counters, by the hook's threads."""
 
+    world_size: int = 1
+    """The snapshotter tells it."""
     steps: int = 0
     sealed: int = 0
     complete: int = 0
@@ -224,6 +242,7 @@ class CostBook:
         steps of different times: of 20 ms before a change and of 5 ms after it.
         """
         return Report(
+            world_size=self.world_size,
             steps=self.steps,
             checkpoints_sealed=self.sealed,
             checkpoints_complete=self.complete,

@@ -25,6 +25,7 @@ from .history import NAME as HISTORY_NAME
 from .link import Link
 from .mapped_arena import MappedArena
 from .module_state import ModuleState
+from .plain_errors import with_plain_errors
 from .rank_protocol import Ranks
 from .received_leaves import ReceivedLeaves
 from .restore_plan import Choice, check_replicated, newest_common, restorable
@@ -131,6 +132,7 @@ class RestoreSearch:
     _damaged: Counter[CheckpointId] = field(default_factory=Counter[CheckpointId])
     """How often each was found damaged in memory."""
 
+    @with_plain_errors
     def run(self) -> Fetched | None:
         """Return the shard to apply, or None when there is nothing to restore.
 

@@ -3,7 +3,10 @@
 from ..proto.frames import SkipReason
 
 NO_ARENA = "the arena is being allocated"
-NO_SLOT = "no free slot: the devices are slower than the interval"
+NO_SLOT = (
+    "no free slot: the devices are slower than the interval; the next due boundary tries again; "
+    "where this stays, a longer interval, more slots or faster devices help"
+)
 STILL_COPYING = "the previous snapshot is still being copied"
 NO_DAEMON = "no daemon"
 CAPTURING = "a CUDA graph is being captured"

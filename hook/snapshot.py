@@ -66,6 +66,7 @@ class Snapshotter:
         on_slots: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._link, self._components, self._costs = link, components, costs
+        costs.world_size = world_size
         self._rank, self._world_size, self._slot_count = rank, world_size, slot_count
         self._replicated = replicated and world_size > 1
         self._debug = debug

@@ -238,6 +238,15 @@ def test_the_profile_comes_first() -> None:
     assert len(training.taken) == 1
 
 
+def test_a_profile_that_has_all_its_steps_is_said_to_be_complete() -> None:
+    machine = FrequencyMachine(Limits())
+    for count in range(1, 86):
+        machine.observe(StepEnded(at_s=float(count), step_s=1.0, is_busy=False))
+        said = machine.decision.reason
+        assert ("complete" in said) == (f"{count} of" not in said) == (count >= PROFILE_STEPS), said
+    assert "complete after 85 quiet steps" in said
+
+
 def test_the_profile_of_long_steps_is_short() -> None:
     training = Training(lambda _: replace(NORMAL, step_s=30.0)).run(PROFILE_STEPS // 2)
     assert training.taken != []

@@ -245,6 +245,50 @@ class TestWithoutDaemon:
             assert (done.returncode, done.stdout) == (3, "")
         assert message in everstep("show", what, *stored).stderr
 
+    def test_hints_say_what_there_is_and_read_the_same_storage(self, stored: list[Path]) -> None:
+        storage = f"--storage {stored[0]} {stored[1]}"
+        asked = ("--storage", *stored)
+        for command, hint in (
+            (
+                ("show", "pair@1.99"),
+                f"the newest are 1.40, 1.30, 1.20; `everstep ls pair {storage}` lists them",
+            ),
+            (
+                ("verify", "pair@1.99"),
+                f"the newest are 1.40, 1.30, 1.20; `everstep ls pair {storage}` lists them",
+            ),
+            (("show", "pair@foo"), f"such as pair@6.627; `everstep ls pair {storage}` lists them"),
+            (("show", "nobody"), "the runs are pair, single"),
+            (("ls", "nobody"), "the runs are pair, single"),
+            (("ls", "pair@1.10"), f"`everstep show pair@1.10 {storage}` does"),
+        ):
+            code = everstep(*command, *asked).returncode
+            assert document(*command, *asked, code=code)["error"]["hint"].endswith(hint), command
+            assert hint in everstep(*command, *asked).stderr
+
+    def test_a_run_without_checkpoints_is_said_to_have_none_beside_others(self, stored: list[Path]) -> None:
+        with opened(stored) as (store, _):
+            store.run(UID, "begun", create=True)
+        said = everstep("ls", "begun", *stored)
+        assert (said.returncode, "run 'begun' has no checkpoint" in said.stdout) == (0, True)
+        assert "runs that have: pair, single" in said.stdout
+
+    @pytest.mark.parametrize("command", [("ls",), ("show", "pair"), ("verify", "pair"), ("rm", "pair@1.10")])
+    def test_a_directory_that_holds_nothing_of_the_store_is_refused(
+        self, stored: list[Path], tmp_path: Path, command: tuple[str, ...]
+    ) -> None:
+        (tmp_path / "other").mkdir()
+        error = document(*command, "--storage", *stored, tmp_path / "other", code=2)["error"]
+        assert f"{tmp_path / 'other'} holds nothing of the store in" in error["message"]
+        assert not list((tmp_path / "other").iterdir())
+
+    def test_a_missing_device_is_named_where_nothing_is_intact(self, stored: list[Path]) -> None:
+        error = document("show", "pair", "--storage", stored[0], code=3)["error"]
+        assert error["message"].startswith("run 'pair' has no intact checkpoint while a device is missing")
+        assert f"(last seen at {stored[1]})" in error["message"]
+        assert "name all directories of the store" in error["hint"]
+        assert error["hint"].endswith(f"`everstep ls pair --storage {stored[0]}` lists what is there")
+
     def test_no_store_is_3_and_none_is_made(self, tmp_path: Path, devices: list[Path]) -> None:
         for command in (("ls",), ("verify",), ("rm", "pair@1.1"), ("rm", "pair", "--all")):
             assert everstep(*command, *devices).returncode == 3
@@ -417,7 +461,10 @@ class TestTags:
             (("tag", "taken", "pair@1.20"), 2, "is on checkpoint 1.30"),
             (("untag", "best", "pair"), 3, "no tag 'best'"),
             (("untag", "taken", "pair@1.30"), 2, "names its checkpoint itself"),
-            (("tag", "best"), 2, "tag needs a run"),
+            (("tag", "best"), 2, "`everstep tag NAME RUN[@ATTEMPT.STEP] --storage"),
+            (("untag", "best"), 2, "`everstep untag NAME RUN --storage"),
+            (("tag", "pair@1.20", "best"), 2, "`everstep tag best pair@1.20 --storage"),
+            (("tag", "pair@1.20", "pair@1.99"), 3, "no checkpoint 1.99"),
         ],
     )
     def test_what_is_refused(

@@ -224,13 +224,37 @@ def test_people_read_what_it_cost_and_why() -> None:
         "checkpoints     1 complete, the newest is 1.10",
         "interval        10 steps, every=10, as asked",
         "cost            19.09 % of 13.1 s of training",
-        "  boundaries    1.1 s, of it eager copies 0 us, other ranks 0 us",
+        "  boundaries    1.1 s, of it eager copies 0 us",
         "  guard         0 us in optimizers",
         "  slower steps  1 s in 2 of 12 steps, 1 compared with quiet ones of their time",
         "copy thread     0 us, beside training",
         "skipped         2 x no memory: 6 MiB are free",
         "failed          1.5: full",
     ]
+
+
+def lines_of(report: Report) -> dict[str, str]:
+    return {line[:15].strip(): line[16:] for line in str(report).splitlines()}
+
+
+def test_other_ranks_are_told_of_where_there_are_some() -> None:
+    book = CostBook(world_size=2, wait_s=0.25)
+    walked(book, [(1.0, False)], stall_s=0.5)
+    assert lines_of(report_of(book))["boundaries"] == "500 ms, of it eager copies 0 us, other ranks 250 ms"
+
+
+def test_a_run_that_trained_nothing_has_no_cost_to_tell() -> None:
+    lines = lines_of(report_of(CostBook()))
+    assert lines["cost"] == "not known: nothing was trained yet"
+    assert lines["slower steps"] == "not known: there was no whole step yet"
+
+
+@pytest.mark.parametrize("total_s", [-0.171, 0.0])
+def test_busy_steps_that_were_no_slower_cost_nothing_that_stands_out(total_s: float) -> None:
+    book = CostBook()
+    walked(book, [(1.0, False)] * 9 + [(1.0, True)] * 2)
+    said = lines_of(report_of(book, SlowerSteps(steps=1, total_s=total_s)))["slower steps"]
+    assert said.startswith("none that stands out from the noise in 2 of 12 steps")
 
 
 def test_the_wait_of_cuda_devices_is_told_and_not_added_to_the_whole() -> None:

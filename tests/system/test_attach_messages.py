@@ -40,7 +40,7 @@ def test_a_daemon_that_dies_with_the_job_is_said(
     with service(), training([tmp_path]):
         (said,) = [text for text in warnings(caplog) if "private_daemon" in text]
     assert "Slurm ends all processes of a job" in said
-    assert "run a node daemon" in said
+    assert "run a node daemon (docs/configuration.md)" in said
 
 
 def test_a_word_that_is_neither_directory_nor_device_is_said_to_be_missing(

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,29 @@ def test_a_bad_argument_of_attach_is_named(
     with refused(UsageError, said, hint=hint):
         everstep.attach(**(arguments | {argument: value}))
     assert not any(list(path.iterdir()) for path in storage)
+
+
+def test_objects_without_their_names_are_refused(storage: list[Path]) -> None:
+    attach: Any = everstep.attach
+    with refused(UsageError, "without a name: Linear, int", hint="attach('x', model=model"):
+        attach("x", nn.Linear(1, 1), 3, storage=storage)
+
+
+def frames_of(error: BaseException) -> list[str]:
+    return [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_errors_of_attach_and_restore_come_without_the_way_inside(storage: list[Path]) -> None:
+    with pytest.raises(ConfigError) as caught, service():
+        everstep.attach("x", model=nn.Linear(1, 1), storage=[storage[0] / "absent"])
+    assert frames_of(caught.value) == [Path(__file__).name, "plain_errors.py"]
+    assert "concurrent" not in "".join(traceback.format_exception(caught.value))
+    saved_run(storage)
+    with service(), training(storage, width=9) as trained:
+        with pytest.raises(StateMismatchError) as caught:
+            trained.run.restore()
+        assert frames_of(caught.value)[-1] == "plain_errors.py"
+        assert "ranks.py" not in "".join(traceback.format_exception(caught.value))
 
 
 class TestDirectories:
@@ -344,6 +368,8 @@ class TestObjects:
             (object(), StateTypeError, "more is a builtins.object, which cannot be saved", "state_dict()"),
             ([nn.Linear(1, 1)], StateTypeError, "more is a builtins.list", "its own keyword"),
             (torch.zeros(1), StateTypeError, "more is a torch.Tensor", "buffer"),
+            (3.5, StateTypeError, "more is a builtins.float", "run.log(more=3.5)"),
+            ("text", StateTypeError, "more is a builtins.str", "an object with state_dict()"),
         ],
     )
     def test_what_cannot_be_saved_is_refused_by_attach(
@@ -381,7 +407,7 @@ class TestObjects:
         saved = saved_run(storage)
         with service(), contextlib.suppress(KeyboardInterrupt), training(storage, width=9) as trained:
             before = trained.weights()
-            with refused(StateMismatchError, "model", "0.weight", hint=""):
+            with refused(StateMismatchError, "model", "0.weight", hint="fresh=True"):
                 trained.run.restore()
             assert torch.equal(trained.weights(), before)
             raise KeyboardInterrupt

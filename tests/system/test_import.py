@@ -153,6 +153,9 @@ def test_an_exported_torch_file_brings_the_loader_back(tmp_path: Path, devices: 
     tool("export", "bad", tmp_path / "out", "--to", "torch", "--storage", devices[0])
     made = tool("import", tmp_path / "out", "--run", "again", "--storage", devices[1])
     assert made["left_out"].keys() == {"rng", "log"}
+    for name, follows in (("rng", "begins with those of its process"), ("log", "begin empty")):
+        assert follows in made["left_out"][name]
+        assert "an export --to safetensors keeps them" in made["left_out"][name]
     fresh = objects()
     restored = restore("again", [devices[1]], fresh)
     assert restored.left_as_given == ("rng", "log")
