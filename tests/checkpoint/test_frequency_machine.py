@@ -239,7 +239,7 @@ def test_the_profile_comes_first() -> None:
 
 
 def test_a_profile_that_has_all_its_steps_is_said_to_be_complete() -> None:
-    machine = FrequencyMachine(Limits())
+    machine, said = FrequencyMachine(Limits()), ""
     for count in range(1, 86):
         machine.observe(StepEnded(at_s=float(count), step_s=1.0, is_busy=False))
         said = machine.decision.reason
