@@ -50,10 +50,9 @@ def draw(rows: Sequence[Row], title: str, target: Path) -> None:
 def draw_results(results: Sequence[Path], target: Path) -> None:
     """Draw the rows of some files in one picture."""
     found = [json.loads(path.read_text()) for path in results]
-    origins = dict.fromkeys(
-        f"{each['machine']}, {each['date'][:10]}, commit {each['commit']}" for each in found
-    )
-    draw([Row(**row) for each in found for row in each["rows"]], "; ".join(origins), target)
+    origins = dict.fromkeys(f"{each['machine']}, {each['date'][:10]}" for each in found)
+    commits = ", ".join(dict.fromkeys(each["commit"] for each in found))
+    draw([Row(**row) for each in found for row in each["rows"]], "\n".join([*origins, commits]), target)
 
 
 def main() -> None:
