@@ -42,7 +42,7 @@ def draw(rows: Sequence[Row], title: str, target: Path) -> None:
     axes.minorticks_off()
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("ratio: point median, line quartiles, bar goal; green met, red missed")
-    axes.set_title(title, fontsize=9)
+    figure.suptitle(title, fontsize=9)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)
 
