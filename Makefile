@@ -24,9 +24,15 @@ demo: $(STAMP)  ## train, kill and restart: ends with the verdict (under 5 minut
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 # Three processes for two cores, since many tests wait for processes of their own. A file's tests stay in one of them,
-# and the longest files come first (tests/conftest.py).
+# and the longest files come first (tests/conftest.py). What is about the speed of steps runs after them, alone.
+ALONE := tests/system/test_pace.py tests/system/test_pace_changes.py
 test: $(STAMP)  ## run the tests; skipped ones are listed with the reason (PYTEST_ARGS: these only, in one process)
-	$(BIN)/pytest $(or $(PYTEST_ARGS),-n $(WORKERS) --dist loadfile --no-loadscope-reorder)
+ifdef PYTEST_ARGS
+	$(BIN)/pytest $(PYTEST_ARGS)
+else
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE)); others=$$?; \
+	  $(BIN)/pytest $(ALONE); alone=$$?; exit $$((others | alone))
+endif
 
 check: $(STAMP) types  ## lint, format, types, spelling, layers and rules, generated code
 	$(BIN)/ruff check .

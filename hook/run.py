@@ -345,7 +345,7 @@ class Run:
         skipped = due and not self._checkpoints.take_last(until_s)
         self.wait(max(0.0, until_s - time.monotonic()))
         last_complete = self.report().last_complete
-        begun = CheckpointId(self.attempt, self._checkpoints.saved_step)
+        begun = CheckpointId(self.attempt, self._checkpoints.last_taken_step)
         self._end.leave(
             reason, last_complete=last_complete, in_time=not skipped and last_complete == str(begun)
         )

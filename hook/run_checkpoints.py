@@ -62,6 +62,14 @@ class RunCheckpoints:
         self.saved_step = -1
         """The newest boundary of which a snapshot was begun, or with which the attempt started."""
         self._complete_step = self._tried_step = -1
+        self._taken_steps: set[int] = set()
+        """From the newest complete one on, without those that another rank has skipped."""
+
+    @property
+    def last_taken_step(self) -> int:
+        """The newest boundary that was taken, and that no other rank is known to have skipped."""
+        with self._settled:
+            return max(self._taken_steps, default=self.saved_step)
 
     @property
     def busy(self) -> bool:
@@ -165,6 +173,8 @@ class RunCheckpoints:
             raise
         if reason is None:
             self.saved_step = self._state.step
+            with self._settled:
+                self._taken_steps.add(self.saved_step)
             self._pace.taken(checkpoint)
             return None
         self._settle(checkpoint)
@@ -207,6 +217,7 @@ class RunCheckpoints:
         self._costs.completed(checkpoint)
         with self._settled:
             self._complete_step = max(self._complete_step, checkpoint.step)
+            self._taken_steps = {step for step in self._taken_steps if step >= self._complete_step}
         self._settle(checkpoint)
 
     def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
@@ -224,6 +235,8 @@ class RunCheckpoints:
 
     def _skipped_elsewhere(self, checkpoint: CheckpointId, reason: str) -> None:
         """A rank had no room or no arena for its part: counted here unless it was this rank, which knows already."""
+        with self._settled:
+            self._taken_steps.discard(checkpoint.step)
         if not reason.startswith(f"rank {self._ranks.rank}: "):
             self._costs.skip(SkipReason.PEER, reason)
             logger.warning(

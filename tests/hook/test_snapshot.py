@@ -307,7 +307,7 @@ def test_a_slot_is_given_up_only_when_copies_from_devices_have_ended(
 ) -> None:
     """What was enqueued before a snapshot failed goes on by itself."""
 
-    def fail(places: Places, capture: object) -> None:
+    def fail(places: Places, addresses: object, base: int) -> None:
         raise RuntimeError("out of luck")
 
     objects, order = made(), list[str]()
@@ -321,7 +321,7 @@ def test_a_slot_is_given_up_only_when_copies_from_devices_have_ended(
             return tell(frame)
 
         monkeypatch.setattr(run._link, "tell", told)
-        monkeypatch.setattr(Places, "unchanged", fail)
+        monkeypatch.setattr(Places, "lazy_moves", fail)
         with pytest.raises(RuntimeError, match="out of luck"):
             iterate(run, objects, checkpoint=True)
     assert order[:2] == ["copies have ended", "Abandon"]
