@@ -172,8 +172,8 @@ def test_a_neighbour_that_takes_half_the_cpu_is_no_cost_of_checkpoints(
 
 
 @pytest.mark.xfail(
-    reason="in some runs the interval changes 5 to 8 times in 20 checkpoints, where 4 are allowed: steps beside a neighbour come in"
-    " bursts, and the controller takes each for a change",
+    reason="in some runs the interval changes 5 to 8 times in 20 checkpoints, where 4 are allowed: steps beside a"
+    " neighbour come in bursts, and the controller takes each for a change",
     strict=False,
 )
 def test_beside_a_neighbour_the_interval_is_calm(
