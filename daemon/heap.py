@@ -22,8 +22,8 @@ def give_freed_memory_back() -> None:
     """Let freed memory go to the system, also that of threads; nothing where the C library is another than glibc.
 
     By default each thread may get a heap of its own, and what a manifest of 5 MB leaves in one is never seen again:
-    beside clients that ask for one without end, a daemon took 130 MiB by default and 69 MiB with these limits (the
-    persist loop and flood of `bench/storage.py --rows flood` over 256 MiB; 2 cores, 2026-11-22).
+    beside clients that ask for one without end, a daemon took 130 MiB by default and 69 MiB with these limits (256 MiB
+    persisted again and again beside `bench/flood.py`; 2 cores, 2026-11-22).
     """
     libc = cast("_Libc", _ffi.dlopen(None))
     with contextlib.suppress(AttributeError):
