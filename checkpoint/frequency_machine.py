@@ -1,9 +1,9 @@
 """The frequency controller: which boundaries get a checkpoint, and why. Pure; time comes with the observations.
 
 Every rank measures (`observe`, `figures`); rank 0 decides for all of them (`hear`, `due`). First a profile, as
-CheckFreq has it: some steps without checkpoints. Then it adapts in both directions. A bound that is surely and by far
-not kept raises the interval at once, and what is surely no longer what it was may change it at once; all other changes
-wait for some checkpoints after the last one.
+CheckFreq has it: some steps without checkpoints. Then it adapts in both directions. A bound that is not kept by far
+raises the interval at once if that is sure or something is no longer what it was; all other changes wait for some
+checkpoints after the last one, and a fall for longer each time that the one before had to be taken back.
 """
 
 import math
@@ -39,8 +39,8 @@ URGENT = 1.25
 """A bound that surely needs an interval so many times as long is waited for no longer."""
 LOWER_SHARE = 0.8
 """The interval goes down when it can become a fifth shorter: less is not worth a change."""
-FAR_LOWER = 0.5
-"""To half and less it goes down without waiting, if something is no longer what it was."""
+FALL_WAIT_MAX = 8 * CALM_CHECKPOINTS
+"""Steps beside a neighbour come in bursts, long ones, then short ones: the shortest decide about the budget."""
 PROBE_INTERVALS_MAX = 3
 """How long a checkpoint waits for quiet steps; then somebody else keeps the steps busy."""
 RESOLUTION = 0.5
@@ -150,6 +150,7 @@ class FrequencyMachine:
         self._slower_s = memory.slower_s
         self._is_settled = memory.interval_steps is not None
         self._changed_at = self._drifts_known = 0
+        self._fall_wait, self._has_fallen = CALM_CHECKPOINTS, False
         self._last_listed = self._looked_at = step
         self._peers: Sequence[Figures] = ()
         self._figures = self._meter.figures
@@ -217,11 +218,25 @@ class FrequencyMachine:
         if not self._is_settled:
             self._settle(aim)
         elif aim != self._interval and self._should_change(target, step, aim, most):
-            self._change(aim)
+            self._move(aim)
 
     def _change(self, interval: int) -> None:
         self._interval = interval
         self._changed_at, self._drifts_known = self._meter.taken, self._meter.drifts
+
+    def _move(self, interval: int) -> None:
+        """Change what was settled. A fall that is soon taken back was none: the next one waits twice as long."""
+        assert self._interval is not None
+        if self._has_fallen:
+            has_held = self._since_change >= self._fall_wait
+            self._fall_wait = CALM_CHECKPOINTS if has_held else min(2 * self._fall_wait, FALL_WAIT_MAX)
+        self._has_fallen = interval < self._interval
+        self._change(interval)
+
+    @property
+    def _since_change(self) -> int:
+        """Checkpoints since the interval was changed last."""
+        return self._meter.taken - self._changed_at
 
     def _settle(self, aim: int) -> None:
         """Until all that a checkpoint costs was measured once, each new figure counts at once."""
@@ -233,12 +248,15 @@ class FrequencyMachine:
     def _should_change(self, target: Target, step: Spread, aim: int, most: float) -> bool:
         assert self._interval is not None
         interval = self._interval + ROUNDING_STEPS
-        # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many ranks some always see one by chance.
-        is_new = self._meter.drifts > self._drifts_known
-        is_far = target.need_s > URGENT * interval * step.mean or aim <= FAR_LOWER * interval
-        if self._meter.taken < self._changed_at + CALM_CHECKPOINTS and not (is_new and is_far):
-            return target.sure_s > URGENT * interval * step.high
-        return target.need_s > interval * step.mean or aim <= LOWER_SHARE * interval or self._interval > most
+        if self._since_change < CALM_CHECKPOINTS:
+            # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many ranks some always see one by chance.
+            is_new = self._meter.drifts > self._drifts_known
+            return (is_new and target.need_s > URGENT * interval * step.mean) or (
+                target.sure_s > URGENT * interval * step.high
+            )
+        if target.need_s > interval * step.mean or self._interval > most:
+            return True
+        return self._since_change >= self._fall_wait and aim <= LOWER_SHARE * interval
 
     def _count_slower_steps(self, step_s: float) -> None:
         """Let slower steps count once they are known well enough, and then by the upper end: so the budget is safe."""
