@@ -39,6 +39,8 @@ URGENT = 1.25
 """A bound that surely needs an interval so many times as long is waited for no longer."""
 LOWER_SHARE = 0.8
 """The interval goes down when it can become a fifth shorter: less is not worth a change."""
+LOW_CHECKPOINTS = 2
+"""For so many the interval could have been shorter all the time, before it is."""
 FALL_WAIT_MAX = 8 * CALM_CHECKPOINTS
 """Steps beside a neighbour come in bursts, long ones, then short ones: the shortest decide about the budget."""
 PROBE_INTERVALS_MAX = 3
@@ -150,7 +152,10 @@ class FrequencyMachine:
         self._slower_s = memory.slower_s
         self._is_settled = memory.interval_steps is not None
         self._changed_at = self._drifts_known = 0
-        self._fall_wait, self._has_fallen = CALM_CHECKPOINTS, False
+        self._has_fallen, self._taken_back = False, 0
+        """What the last change was, and how many falls in a row were none."""
+        self._low_since: int | None = None
+        """Checkpoints that were taken when the interval could first have been shorter, as it can be since."""
         self._last_listed = self._looked_at = step
         self._peers: Sequence[Figures] = ()
         self._figures = self._meter.figures
@@ -217,7 +222,7 @@ class FrequencyMachine:
         self._target = target
         if not self._is_settled:
             self._settle(aim)
-        elif aim != self._interval and self._should_change(target, step, aim, most):
+        elif self._should_change(target, step, aim, most) and aim != self._interval:
             self._move(aim)
 
     def _change(self, interval: int) -> None:
@@ -225,13 +230,19 @@ class FrequencyMachine:
         self._changed_at, self._drifts_known = self._meter.taken, self._meter.drifts
 
     def _move(self, interval: int) -> None:
-        """Change what was settled. A fall that is soon taken back was none: the next one waits twice as long."""
+        """Change what was settled."""
         assert self._interval is not None
+        rises = interval > self._interval
         if self._has_fallen:
-            has_held = self._since_change >= self._fall_wait
-            self._fall_wait = CALM_CHECKPOINTS if has_held else min(2 * self._fall_wait, FALL_WAIT_MAX)
-        self._has_fallen = interval < self._interval
+            is_back = rises and self._since_change < 2 * self._fall_wait
+            self._taken_back = self._taken_back + 1 if is_back else 0
+        self._has_fallen = not rises
         self._change(interval)
+
+    @property
+    def _fall_wait(self) -> int:
+        """Checkpoints from a change to a fall: twice as many each time that a fall was soon taken back."""
+        return min(CALM_CHECKPOINTS << self._taken_back, FALL_WAIT_MAX)
 
     @property
     def _since_change(self) -> int:
@@ -248,15 +259,26 @@ class FrequencyMachine:
     def _should_change(self, target: Target, step: Spread, aim: int, most: float) -> bool:
         assert self._interval is not None
         interval = self._interval + ROUNDING_STEPS
+        may_fall = self._may_fall(aim)
         if self._since_change < CALM_CHECKPOINTS:
-            # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many ranks some always see one by chance.
+            # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many some always see one by chance.
             is_new = self._meter.drifts > self._drifts_known
             return (is_new and target.need_s > URGENT * interval * step.mean) or (
                 target.sure_s > URGENT * interval * step.high
             )
-        if target.need_s > interval * step.mean or self._interval > most:
-            return True
-        return self._since_change >= self._fall_wait and aim <= LOWER_SHARE * interval
+        return target.need_s > interval * step.mean or self._interval > most or may_fall
+
+    def _may_fall(self, aim: int) -> bool:
+        """Tell whether the interval could have been shorter for some checkpoints, without a break."""
+        assert self._interval is not None
+        if aim > LOWER_SHARE * self._interval:
+            self._low_since = None
+            return False
+        if self._low_since is None:
+            self._low_since = self._meter.taken
+        return (
+            self._since_change >= self._fall_wait and self._meter.taken >= self._low_since + LOW_CHECKPOINTS
+        )
 
     def _count_slower_steps(self, step_s: float) -> None:
         """Let slower steps count once they are known well enough, and then by the upper end: so the budget is safe."""
