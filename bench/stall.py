@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from boundary import boundary_row
+from boundary import boundary_rows
 from gpt import Job, job_of
 from node import hook_daemon
 from paired import PAIRS_MIN, Row, interleaved, publish, ratios, row, write
@@ -268,7 +268,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=PAIRS_MIN)
     parser.add_argument("--output", type=Path, default=Path("build/bench/stall.json"))
     args = parser.parse_args()
-    rows = [boundary_row()]
+    rows = boundary_rows()
     for mib in args.mib:
         rows += measure(mib, args.place, args.pairs)
         write(rows, args.output)

@@ -19,6 +19,10 @@ from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
 from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain
 from .tensor_watch import TensorWatch
 
+AT_ONCE_BYTES_MAX = 1024
+"""A leaf of host memory so small is copied at the boundary, whatever may change it: some ten microseconds for a
+hundred, without the GIL. To note what each is, and to compare it later, takes longer and holds the GIL."""
+
 
 @dataclass(slots=True)
 class StateCapture:
@@ -34,11 +38,12 @@ class StateCapture:
     """One JSON-able document per component."""
     specs: tuple[LeafSpec, ...]
     """Of the leaves, in their order; so are the next three."""
-    laziness: tuple[Laziness, ...]
+    at_once: tuple[bool, ...]
+    """Those that are copied at the boundary; the others may wait."""
     on_cuda: tuple[bool, ...]
     addresses: tuple[int, ...]
     lazy: LazyLeaves
-    """Those that are not eager; they keep memory of the state."""
+    """Those that wait; they keep memory of the state."""
     known: dict[str, LeafSpec] = field(repr=False)
     """Specs of all tensors by name, aliases included; they spare the next capture some of its work."""
     walk: "_Walk | None" = field(repr=False)
@@ -57,6 +62,12 @@ class _Entry:
     original: torch.Tensor
     """The live tensor, of which `tensor` may be a copy."""
 
+    @property
+    def at_once(self) -> bool:
+        """Tell whether it is copied at the boundary: because it must be, or since that is the least work."""
+        is_small = self.size_bytes <= AT_ONCE_BYTES_MAX and not self.tensor.is_cuda
+        return is_small or self.laziness is Laziness.EAGER
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -65,7 +76,7 @@ class _Part:
     leaves: tuple[TensorLeaf, ...]
     aliases: tuple[Alias, ...]
     specs: tuple[LeafSpec, ...]
-    laziness: tuple[Laziness, ...]
+    at_once: tuple[bool, ...]
     on_cuda: tuple[bool, ...]
     addresses: tuple[int, ...]
     copies: tuple[tuple[int, torch.Tensor], ...]
@@ -78,7 +89,7 @@ class _Part:
             leaves=self.leaves + other.leaves,
             aliases=self.aliases + other.aliases,
             specs=self.specs + other.specs,
-            laziness=self.laziness + other.laziness,
+            at_once=self.at_once + other.at_once,
             on_cuda=self.on_cuda + other.on_cuda,
             addresses=self.addresses + other.addresses,
             copies=(),
@@ -105,9 +116,7 @@ class _Walk:
         self.parts = parts
         self.names = {entry.spec.name for entry in held}
         self._watches = watches
-        lazy = [
-            entry for entry in held if entry.laziness is not Laziness.EAGER and entry.spec.name not in inside
-        ]
+        lazy = [entry for entry in held if not entry.at_once and entry.spec.name not in inside]
         self._lazy_names, self._lazy, self._lazy_addresses = _columns(lazy)
         self._tensors = TensorWatch((entry.original for entry in held), self._lazy)
         ranges = sorted(
@@ -199,7 +208,8 @@ class _Sink:
 def capture_state(components: Sequence[Captured], *, previous: StateCapture | None = None) -> StateCapture:
     """Return the state of the components as it is now, in their order.
 
-    `previous` is the last capture of the same components, if any: it makes this one faster and nothing else.
+    `previous` is the last capture of the same components, if any: it makes this one faster and nothing else. Where it
+    is of no use it is told so, and will not be of use again.
 
     Raises:
         UsageError: two leaves of one name, or an optimizer's parameter without a name.
@@ -211,6 +221,8 @@ def capture_state(components: Sequence[Captured], *, previous: StateCapture | No
         capture = _capture_rest(components, walk, lazy, known)
         if capture is not None:
             return capture
+    if previous is not None:
+        previous.walk = None  # the components forget what it found, though this one may end in an error
     return _capture_all(components, known)
 
 
@@ -291,7 +303,7 @@ def _joined(
         aliases=whole.aliases,
         values=values,
         specs=whole.specs,
-        laziness=whole.laziness,
+        at_once=whole.at_once,
         on_cuda=whole.on_cuda,
         addresses=whole.addresses,
         lazy=lazy,
@@ -309,7 +321,7 @@ def _part(entries: Sequence[_Entry], inside: dict[str, _Entry]) -> _Part:
             _alias(entry, inside[entry.spec.name]) for entry in entries if entry.spec.name in inside
         ),
         specs=tuple(map(attrgetter("spec"), holders)),
-        laziness=tuple(map(attrgetter("laziness"), holders)),
+        at_once=tuple(map(attrgetter("at_once"), holders)),
         on_cuda=tuple(entry.tensor.is_cuda for entry in holders),
         addresses=tuple(map(attrgetter("address"), holders)),
         copies=tuple(
@@ -322,7 +334,7 @@ def _part(entries: Sequence[_Entry], inside: dict[str, _Entry]) -> _Part:
 
 def _lazy_of(entries: Iterable[_Entry], inside: Container[str]) -> LazyLeaves:
     names, tensors, addresses = _columns(
-        entry for entry in entries if entry.laziness is not Laziness.EAGER and entry.spec.name not in inside
+        entry for entry in entries if not entry.at_once and entry.spec.name not in inside
     )
     return LazyLeaves(names, tensors, addresses, noted(tensors))
 

@@ -7,7 +7,6 @@ from ..checkpoint.ring_layout_plan import least_ring_bytes, plan_ring
 from .capture import StateCapture
 from .copy_plan import CopyPlan, Moves, Placed
 from .slot_places import Places
-from .state_protocol import Laziness
 
 STAGED_ALIGNMENT_BYTES = 64
 
@@ -19,8 +18,8 @@ class Staging:
         """Give each eager leaf its place, from 0 on."""
         self.offsets_bytes: dict[int, int] = {}
         self.size_bytes = 0
-        for index, laziness in enumerate(capture.laziness):
-            if laziness is Laziness.EAGER:
+        for index, at_once in enumerate(capture.at_once):
+            if at_once:
                 self.offsets_bytes[index] = self.size_bytes
                 size_bytes = capture.specs[index].size_bytes
                 self.size_bytes += -(-size_bytes // STAGED_ALIGNMENT_BYTES) * STAGED_ALIGNMENT_BYTES

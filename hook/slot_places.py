@@ -6,7 +6,6 @@ from ..checkpoint.draft_format import DraftEncoder
 from ..checkpoint.layout_plan import Layout
 from .capture import StateCapture
 from .copy_plan import CopyPlan, Moves, Placed
-from .state_protocol import Laziness
 
 
 class Places:
@@ -14,11 +13,11 @@ class Places:
 
     def __init__(self, layout: Layout, capture: StateCapture) -> None:
         """Plan all copies: some microseconds for each leaf, so that a boundary needs none."""
-        self.layout, self._laziness, self._on_cuda = layout, capture.laziness, capture.on_cuda
+        self.layout, self._at_once, self._on_cuda = layout, capture.at_once, capture.on_cuda
         self.encoder = DraftEncoder()
         placed, on_cuda = _places(layout), capture.on_cuda
         self.placed = placed
-        is_eager = [laziness is Laziness.EAGER for laziness in capture.laziness]
+        is_eager = capture.at_once
         self.cuda = [(place, is_eager[place.leaf]) for place in placed if on_cuda[place.leaf]]
         on_host = [place for place in placed if not on_cuda[place.leaf]]
         self.eager = CopyPlan(place for place in on_host if is_eager[place.leaf])
@@ -35,9 +34,7 @@ class Places:
 
     def serve(self, layout: Layout, capture: StateCapture) -> bool:
         """Tell whether they are right for a capture."""
-        return (
-            self.layout is layout and self._laziness == capture.laziness and self._on_cuda == capture.on_cuda
-        )
+        return self.layout is layout and self._at_once == capture.at_once and self._on_cuda == capture.on_cuda
 
 
 def _places(layout: Layout) -> list[Placed]:

@@ -89,7 +89,7 @@ def instructions(folder: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("make", "few", "many", "where"),
-    [(small, 50, 300, {"boundary", "copy"}), (large, 5, 35, {"boundary"})],
+    [(small, 30, 170, {"boundary", "copy"}), (large, 5, 35, {"boundary"})],
     ids=["small", "large"],
 )
 def test_instructions_do_not_grow_with_the_number_of_tensors(

@@ -13,8 +13,9 @@ from torch.nn.utils import parametrizations
 
 from everstep.core.errors import EverstepError
 from everstep.hook import tensor_watch
-from everstep.hook.capture import StateCapture, capture_state
+from everstep.hook.capture import AT_ONCE_BYTES_MAX, StateCapture, capture_state
 from everstep.hook.component import make_components
+from everstep.hook.state_protocol import Laziness
 from everstep.hook.state_testing import bits
 from everstep.hook.tensor_watch import TensorWatch
 
@@ -243,7 +244,10 @@ def facts(capture: StateCapture) -> list[object]:
         for leaf in capture.leaves
     ]
     assert capture.specs == tuple(leaf.spec for leaf in capture.leaves)
-    assert capture.laziness == tuple(leaf.laziness for leaf in capture.leaves)
+    assert capture.at_once == tuple(
+        leaf.laziness is Laziness.EAGER or leaf.spec.size_bytes <= AT_ONCE_BYTES_MAX
+        for leaf in capture.leaves
+    )
     assert capture.addresses == tuple(leaf.tensor.data_ptr() for leaf in capture.leaves)
     assert capture.on_cuda == (False,) * len(leaves)
     return [leaves, capture.aliases, capture.values]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import everstep
+from everstep.hook import capture
 from everstep.hook import copier as copier_module
 from everstep.hook.copier import Copier
 from everstep.hook.copy_plan import Moves
@@ -56,8 +57,9 @@ class Slow:
 
 @contextlib.contextmanager
 def slow_copies(monkeypatch: pytest.MonkeyPatch) -> Generator[Slow]:
-    """Every copy of this process is a slow one, once it is armed."""
+    """Every late copy of this process is a slow one, once it is armed; small leaves, too, are copied late."""
     made = Slow()
+    monkeypatch.setattr(capture, "AT_ONCE_BYTES_MAX", 0)
     monkeypatch.setattr(copier_module, "copy", made.copy)
     monkeypatch.setattr(Copier, "guard", made.guarding())
     yield made
