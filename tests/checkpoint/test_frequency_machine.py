@@ -150,7 +150,7 @@ def test_with_noise_the_budget_holds_once_it_is_decided(world: World, budget: fl
 def test_with_noise_the_budget_holds_again_after_a_change_and_after_its_end(
     before: World, after: World, budget: float
 ) -> None:
-    """What is sure by 95 % may miss once, not twice: of 28 seeds one misses where writing costs, by 9 % of the budget."""
+    """What is sure by 95 % may miss once, not twice: of 28 seeds one misses (by 9 %) where writing costs."""
     assert any(holds_again(before, after, budget, seed) for seed in (7, 6))
 
 
