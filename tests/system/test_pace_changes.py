@@ -19,6 +19,7 @@ from in_process import service
 from pacing import Loop, changes, slowly, stalled_ms
 from rig import MB, RigError, rig, throttle
 
+from everstep.checkpoint.frequency_machine import PROFILE_STEPS
 from everstep.checkpoint.frequency_plan import ROOM
 from everstep.checkpoint.frequency_types import BoundKind, Decision
 from everstep.hook.copier import Copier
@@ -87,7 +88,7 @@ def test_each_budget_holds_from_the_tenth_checkpoint_on(
         assert decision.interval_steps * loop.step_s * budget >= copy_s - loop.step_s
 
 
-def test_after_a_crash_the_budget_holds_from_the_first_checkpoint_on(
+def test_after_a_crash_the_budget_holds_from_the_first_steps_on(
     storage: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slowly(monkeypatch, STALL_S)
@@ -97,7 +98,10 @@ def test_after_a_crash_the_budget_holds_from_the_first_checkpoint_on(
         raise KeyboardInterrupt
     with again.attach(storage, BUDGET) as run:
         assert run.restore() is not None
-        decisions = again.for_checkpoints(run, 2 * CALM, inside=sleeping(STEP_S))
+        for _ in range(PROFILE_STEPS // 2):
+            again.step(run, sleeping(STEP_S))
+        decisions = [run.report().decision]
+        decisions += again.for_checkpoints(run, 2 * CALM, inside=sleeping(STEP_S))
         assert {each.kind for each in decisions} == {BoundKind.BUDGET}
         assert all(fits(each, again) for each in decisions), decisions
         assert decisions[0].interval_steps <= 1.5 * before[-1].interval_steps
