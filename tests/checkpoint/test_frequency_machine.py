@@ -161,9 +161,9 @@ def test_with_noise_the_budget_holds_again_after_a_change_and_after_its_end(
 
 
 def test_the_interval_of_confidence_holds_what_a_checkpoint_really_costs() -> None:
-    """In most runs of steps that vary by 30 %; of 95 % one in twenty may be outside."""
+    """In most runs of steps that vary by 30 %, each cycle of which has quiet ones; one in twenty may be outside."""
     world = replace(NORMAL, noise=0.3, slower=0.1)
-    held, runs = 0, 12
+    held, runs = 0, 8
     for seed in range(runs):
         training = Training(lambda _: world, seed=seed)
         until_decided(training)
@@ -172,10 +172,10 @@ def test_the_interval_of_confidence_holds_what_a_checkpoint_really_costs() -> No
         assert decision.cost_half_width is not None
         interval_s = decision.interval_steps * world.step_s
         first = training.taken[-1] + 1
-        training.run_checkpoints(200)
+        training.run_checkpoints(100)
         true_s = sum(training.excess_s[first : training.taken[-1] + 1]) / (len(training.taken) - since)
         held += abs(decision.cost_share - true_s / interval_s) <= decision.cost_half_width
-    assert held >= runs - 2
+    assert held >= runs - 1
 
 
 def test_steady_noise_changes_the_interval_less_and_less() -> None:
