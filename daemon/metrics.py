@@ -84,7 +84,7 @@ class PersistMetrics:
             "snapshots_abandoned", "Snapshots dropped before they were sealed"
         )
         self.persisted_total = make.counter("shards_persisted", "Shards committed to the devices")
-        self.failed_total = make.counter("shards_failed", "Shards that could not be committed")
+        self.failed_total = make.counter("shards_failed", "Shards that could not be committed", "reason")
         self.retried_total = make.counter(
             "shard_writes_retried",
             "Generations abandoned because a device failed or was full, and written again to the rest",

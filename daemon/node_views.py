@@ -53,8 +53,9 @@ def daemon_view(node: "Node", *, began_s: float, is_draining: bool) -> DaemonVie
 
 
 def total(node: "Node", name: str) -> int:
-    """Return one of the daemon's counters."""
-    return int(node.metrics.registry.get_sample_value(name) or 0)
+    """Return one of the daemon's counters, summed over its labels."""
+    families = node.metrics.registry.restricted_registry([name]).collect()
+    return int(sum(sample.value for family in families for sample in family.samples if sample.name == name))
 
 
 def run_views(node: "Node", uid: int | None) -> tuple[RunView, ...]:

@@ -351,7 +351,7 @@ class Persister:
             rank.lessee.send(frames.Notice(code=failed.code, message=message))
 
     def _report_failure(self, rank: RankRecord, checkpoint: CheckpointId, error: EverstepError) -> None:
-        self._node.metrics.persists.failed_total.inc()
+        self._node.metrics.persists.failed_total.labels(error.code).inc()
         logger.error(
             "shard_failed run=%s rank=%d checkpoint=%s reason=%s",
             rank.run.run_id,

@@ -7,7 +7,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 STEPS_WITHOUT_BOUNDARY_MAX = 1000
-"""Optimizer steps without `run.step()` after which it is said: GANs and accumulation stay far below."""
+"""Steps of each optimizer without `run.step()` after which it is said: GANs and accumulation stay far below."""
 
 
 class OptimizerGuard:
@@ -21,6 +21,7 @@ class OptimizerGuard:
             for value in objects.values()
             if isinstance(value, torch.optim.Optimizer)
         ]
+        self._steps_max = STEPS_WITHOUT_BOUNDARY_MAX * len(self._handles)
 
     def boundary(self) -> None:
         """A boundary was passed."""
@@ -37,7 +38,7 @@ class OptimizerGuard:
         del optimizer, args, kwargs
         self._before()
         self._steps += 1
-        if self._steps == STEPS_WITHOUT_BOUNDARY_MAX:
+        if self._steps == self._steps_max:
             warnings.warn(
                 f"{self._steps} optimizer steps without run.step(): no checkpoint can be taken; "
                 "call run.step() at the end of each iteration",

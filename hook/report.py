@@ -102,6 +102,7 @@ class Report:
         lines = {
             "checkpoints": f"{self.checkpoints_complete} complete, the newest is {self.last_complete or 'none'}",
             "interval": f"{self.decision.interval_steps} steps, {self.decision.reason}",
+            "  at this rate": self._rate(),
             "goal missed": self.decision.goal_missed,
             "cost": self._cost(),
             "  boundaries": self._boundaries(),
@@ -119,6 +120,19 @@ class Report:
         if not self.train_s:
             return "not known: nothing was trained yet"
         return f"{100 * self.slowdown:.2f} % of {duration_text(self.train_s)} of training"
+
+    def _rate(self) -> str:
+        """Return what the interval costs by what is known now, and how well that is known."""
+        share, half_width = self.decision.cost_share, self.decision.cost_half_width
+        if share is None:
+            return ""
+        text = f"{100 * share:.2f} % of training"
+        if half_width is not None:
+            low, high = max(share - half_width, 0.0), share + half_width
+            text = f"{text}, by 95 % confidence {100 * low:.2f} to {100 * high:.2f} %"
+        if (left := self.decision.steps_undecided) > 0:
+            text = f"{text}; whether slower steps keep the budget is known in about {left} steps"
+        return text
 
     def _boundaries(self) -> str:
         others = f", other ranks {duration_text(self.wait_s)}" if self.world_size > 1 else ""

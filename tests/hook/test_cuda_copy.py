@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 import everstep
 from everstep.daemon.testing import daemon_process
@@ -626,6 +627,38 @@ def test_what_is_restored_is_bit_identical_though_training_went_on_beside_the_co
         assert restored is not None
         assert state_of(again) == saved[str(restored.checkpoint)]
         train(run, again)  # the optimizer takes its state
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
+def test_a_boundary_with_a_checkpoint_waits_for_no_device(tmp_path: Path) -> None:
+    """Neither scaler, nor step counts, nor a learning rate on the device are read back: the host is ahead of it."""
+    rate = torch.tensor(0.01, device="cuda")
+    objects, device = made(1, capturable=True), tmp_path / "d"
+    objects["scaler"] = GradScaler("cuda")
+    objects["optimizer"].param_groups[0]["lr"] = rate
+    device.mkdir()
+    with everstep.attach("ahead", **objects, storage=device, every=10**6) as run:
+        loss = objects["model"](torch.randn(32, 64, device="cuda")).square().mean()
+        objects["scaler"].scale(loss).backward()
+        objects["scaler"].step(objects["optimizer"])
+        objects["scaler"].update()
+        for _ in range(2):  # memory is asked for, then mapped and pinned: once, and that may wait
+            run.checkpoint()
+            run.step()
+            assert run.wait(60)
+        assert run.report().checkpoints_complete == 1
+        for _ in range(2):
+            run.checkpoint()
+            torch.cuda._sleep(LONG_CYCLES)
+            far_behind = torch.cuda.Event()
+            far_behind.record()
+            run.step()
+            assert not far_behind.query()
+            assert run.wait(60)
+        assert run.report().checkpoints_complete == 3
+        assert run.report().failures == ()
 
 
 class Wide(nn.Module):

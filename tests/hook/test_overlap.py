@@ -78,8 +78,34 @@ class Observed(nn.Module):
         return found + self.last
 
 
+class Hooked(nn.Module):
+    """Its hooks write buffers: after forward, within backward, and as soon as a gradient is whole."""
+
+    seen: torch.Tensor
+    slope: torch.Tensor
+    norms: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+        for name in ("seen", "slope", "norms"):
+            self.register_buffer(name, torch.zeros(6))
+        self.one.register_forward_hook(lambda module, given, found: self._add(self.seen, found.mean(0)))
+        self.two.register_full_backward_hook(lambda module, into, of: self._add(self.slope, of[0].mean(0)))
+        self.two.weight.register_post_accumulate_grad_hook(
+            lambda weight: self._add(self.norms, cast(torch.Tensor, weight.grad).norm(dim=1))
+        )
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(batch))
+
+    @staticmethod
+    def _add(buffer: torch.Tensor, more: torch.Tensor) -> None:
+        buffer.add_(more.detach())
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning")
-@pytest.mark.parametrize("model", [normalised, spectral, Observed])
+@pytest.mark.parametrize("model", [normalised, spectral, Observed, Hooked])
 def test_modules_whose_forward_writes_buffers(
     model: Callable[[], nn.Module], devices: list[Path], slow: Slow
 ) -> None:
@@ -162,6 +188,65 @@ def sam(seed: int) -> Loop:
         optimizer.step()
 
     return Loop(loop.objects, iterate)
+
+
+class Sharp(torch.optim.Optimizer):
+    """Sharpness-aware minimisation as most have it: an optimizer around another one."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"rho": 0.05})
+        self.base = torch.optim.AdamW(self.param_groups, lr=0.01)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], object]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        closure()
+        parameters = self.param_groups[0]["params"]
+        for parameter in parameters:
+            self.state[parameter]["moved"] = self.param_groups[0]["rho"] * parameter.grad
+            parameter.add_(self.state[parameter]["moved"])
+        closure()
+        for parameter in parameters:
+            parameter.sub_(self.state[parameter]["moved"])
+        self.base.step()
+
+
+def sharp(seed: int) -> Loop:
+    """Its own step is held back, so that what it writes to weights needs no `mutating()`."""
+    torch.manual_seed(seed)
+    model = normalised()
+    optimizer = Sharp(list(model.parameters()))
+
+    def iterate(number: int, run: Run) -> None:
+        def closure() -> None:
+            with torch.enable_grad():
+                model.zero_grad()
+                model(data(number, 4, 6)).square().mean().backward()
+
+        optimizer.step(closure)
+
+    return Loop({"model": model, "optimizer": optimizer, "base": optimizer.base}, iterate)
+
+
+def in_backward(seed: int) -> Loop:
+    """Each parameter has an optimizer of its own, which steps within backward, as soon as the gradient is whole."""
+    torch.manual_seed(seed)
+    model = normalised()
+    optimizers = {
+        parameter: torch.optim.AdamW([parameter], lr=0.01) for parameter in reversed([*model.parameters()])
+    }
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizer = optimizers[cast(nn.Parameter, parameter)]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(update)
+    named = {f"optimizer{number}": each for number, each in enumerate(optimizers.values())}
+    return Loop(
+        {"model": model} | named, lambda number, run: model(data(number, 4, 6)).square().mean().backward()
+    )
 
 
 def accumulated(seed: int) -> Loop:
@@ -352,8 +437,8 @@ def quantised(seed: int) -> Loop:
 @pytest.mark.parametrize(
     "make",
     [
-        lbfgs, gan, sam, accumulated, scaled, scheduled, averaged, shadowed, lazily_optimized, embedded, flat,
-        inferred, quantised,
+        lbfgs, gan, sam, sharp, in_backward, accumulated, scaled, scheduled, averaged, shadowed,
+        lazily_optimized, embedded, flat, inferred, quantised,
     ],
 )  # fmt: skip
 def test_training_loops(make: Callable[[int], Loop], devices: list[Path], slow: Slow) -> None:
@@ -531,19 +616,26 @@ def test_optimizer_state_written_by_hand_while_it_is_copied_drops_the_snapshot_b
     assert "with run.mutating()" in failure
 
 
-@pytest.mark.parametrize("what", ["weight", "momentum"])
+@pytest.mark.parametrize("what", ["weight", "momentum", "fused"])
 def test_the_debug_mode_catches_what_moves_no_version(devices: list[Path], slow: Slow, what: str) -> None:
+    """Writes through `.data`, and a fused optimizer that nobody attached."""
     loop = simple(0)
     model, optimizer = loop.objects["model"], loop.objects["optimizer"]
+    other = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
 
     def change() -> None:
-        tensor = model.weight if what == "weight" else optimizer.state[model.weight]["exp_avg"]
-        version = tensor._version
-        tensor.data.mul_(2)
+        tensor = optimizer.state[model.weight]["exp_avg"] if what == "momentum" else model.weight
+        version, before = tensor._version, tensor.clone()
+        if what == "fused":
+            model.weight.grad = torch.ones_like(model.weight)
+            other.step()
+        else:
+            tensor.data.mul_(2)
         assert tensor._version == version
+        assert not torch.equal(tensor, before)
 
     failure = failure_of(loop, change, devices, slow, debug=True)
-    name = "model.weight" if what == "weight" else "optimizer.state.weight.exp_avg"
+    name = "optimizer.state.weight.exp_avg" if what == "momentum" else "model.weight"
     assert f"{name} was written to while its snapshot was being copied" in failure
     assert "with run.mutating()" in failure
 
@@ -584,3 +676,19 @@ def test_modules_on_several_devices(devices: list[Path], slow: Slow) -> None:
             return self.two(self.one(batch).cuda())
 
     exercise(lambda seed: simple(seed, Split), devices, slow)
+
+
+@pytest.mark.gpu
+def test_an_lstm_whose_weights_cudnn_has_laid_out_in_one_buffer(devices: list[Path], slow: Slow) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(6, 8, num_layers=2, bidirectional=True).cuda()
+            self.lstm.flatten_parameters()
+            storages = {each.untyped_storage().data_ptr() for each in self.lstm.parameters()}
+            assert len(storages) == 1
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.lstm(batch.cuda()[:, None])[0]
+
+    exercise(lambda seed: simple(seed, Recurrent), devices, slow)

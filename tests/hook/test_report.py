@@ -1,9 +1,11 @@
 """The cost book: what a step took, what stood still, and what it makes of both."""
 
+from typing import Any
+
 import pytest
 
 from everstep.checkpoint.frequency_machine import FixedInterval
-from everstep.checkpoint.frequency_types import Limits, SlowerSteps
+from everstep.checkpoint.frequency_types import BoundKind, Decision, Limits, SlowerSteps
 from everstep.core.ids import CheckpointId
 from everstep.hook.pace import Pace
 from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook, Report, Skipped
@@ -235,6 +237,31 @@ def test_people_read_what_it_cost_and_why() -> None:
 
 def lines_of(report: Report) -> dict[str, str]:
     return {line[:15].strip(): line[16:] for line in str(report).splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({}, "1.71 % of training"),
+        ({"cost_half_width": 0.004}, "1.71 % of training, by 95 % confidence 1.31 to 2.11 %"),
+        (
+            {"cost_half_width": 0.03, "steps_undecided": 2258},
+            (
+                "1.71 % of training, by 95 % confidence 0.00 to 4.71 %; "
+                "whether slower steps keep the budget is known in about 2258 steps"
+            ),
+        ),
+    ],
+)
+def test_what_the_interval_costs_is_told_with_its_confidence_and_when_more_is_known(
+    known: dict[str, Any], said: str
+) -> None:
+    decided = Decision(
+        interval_steps=40, kind=BoundKind.BUDGET, reason="bound by the budget", cost_share=0.0171, **known
+    )
+    lines = lines_of(CostBook().report(decided, SlowerSteps()))
+    assert lines["at this rate"] == said
+    assert "at this rate" not in lines_of(report_of(CostBook())), "of a fixed interval nothing is reckoned"
 
 
 def test_other_ranks_are_told_of_where_there_are_some() -> None:

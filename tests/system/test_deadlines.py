@@ -3,10 +3,11 @@
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from in_process import Training, assert_restores, manifests, service, training
@@ -198,11 +199,13 @@ def test_a_lease_that_is_prolonged_goes_on(storage: list[Path]) -> None:
         assert trained.run.report().checkpoints_complete == before + 1
 
 
+@pytest.mark.parametrize("by", ["file", "command"])
 def test_a_notice_makes_a_checkpoint_and_the_run_goes_on_if_asked(
-    storage: list[Path], tmp_path: Path
+    storage: list[Path], tmp_path: Path, by: str
 ) -> None:
     notice = tmp_path / "spot"
-    preemption = everstep.Preemption(notice_file=notice, ends=False, grace_s=1.0)
+    announced: dict[str, Any] = {"file": notice, "command": ["test", "-e", str(notice)]}
+    preemption = everstep.Preemption(**{f"notice_{by}": announced[by]}, ends=False, grace_s=1.0)
     with service(), training(storage, preemption=preemption) as trained:
         trained.save()
         before = trained.run.report().checkpoints_complete
@@ -280,6 +283,35 @@ def test_where_no_new_checkpoint_fits_the_one_under_way_is_waited_for(
             trained.step()
         assert ended.value.code == 0
         assert trained.run.report().last_complete == f"1.{under_way}"
+
+
+def test_what_was_sealed_and_not_written_in_time_reaches_the_devices_after_the_run_has_left(
+    storage: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon stands still until the trainer has gone: it finds the newest snapshot sealed, and nobody there."""
+    left: list[Training] = []
+    with service() as daemon:
+        try:
+            with pytest.raises(SystemExit):
+                run_out_of_time(storage, daemon, left)
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+        (trained,) = left
+        last = f"1.{trained.run.steps}"
+        (ended,) = [text for text in caplog.messages if text.startswith("run_ended")]
+        assert "in_time=False" in ended
+        assert last not in ended
+        wait_until(lambda: bool(list(storage[0].glob(f"runs/*/*/commits/{last}.0.mf"))))
+    assert_restores(storage, {last: trained.weights()})
+
+
+def run_out_of_time(storage: list[Path], daemon: "subprocess.Popen[bytes]", left: list[Training]) -> None:
+    with training(storage, slots=3) as trained:
+        left.append(trained)
+        trained.save()
+        daemon.send_signal(signal.SIGSTOP)
+        trained.run.lease(0.5)
+        train_on(trained)
 
 
 @pytest.mark.parametrize("has_time", [True, False])

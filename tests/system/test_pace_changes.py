@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from in_process import service
 from pacing import Loop, changes, slowly, stalled_ms
 from rig import MB, RigError, rig, throttle
 
+from everstep.checkpoint.frequency_machine import PROFILE_STEPS
 from everstep.checkpoint.frequency_plan import ROOM
 from everstep.checkpoint.frequency_types import BoundKind, Decision
 from everstep.hook.copier import Copier
@@ -71,6 +72,40 @@ def test_a_sleeping_guard_is_named_and_kept_within_the_budget(
         assert fits(decision, loop, STALL_S + loop.step_s), "the guard sleeps so long after the step"
         report = run.report()
         assert report.guard_s >= 0.8 * STALL_S * (report.checkpoints_complete - 1)
+
+
+@pytest.mark.parametrize("budget", [0.01, 0.035, 0.1])
+def test_each_budget_holds_from_the_tenth_checkpoint_on(
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch, budget: float
+) -> None:
+    """Of a short copy: at 1 % a hundred of what it stalls lie between two checkpoints."""
+    slowly(monkeypatch, copy_s := 0.012)
+    loop = Loop(megabytes=1)
+    with loop.attach(storage, budget) as run:
+        decision = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(0.004))[-1]
+        assert decision.kind is BoundKind.BUDGET, decision
+        assert decision.reason.endswith(f"/ {100 * budget:.3g} %")
+        assert decision.interval_steps * loop.step_s * budget >= copy_s - loop.step_s
+
+
+def test_after_a_crash_the_budget_holds_from_the_first_steps_on(
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly(monkeypatch, STALL_S)
+    loop, again, before = Loop(), Loop(), list[Decision]()
+    with suppress(KeyboardInterrupt), loop.attach(storage, BUDGET) as run:
+        before += loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(STEP_S))
+        raise KeyboardInterrupt
+    with again.attach(storage, BUDGET) as run:
+        assert run.restore() is not None
+        for _ in range(PROFILE_STEPS // 2):
+            again.step(run, sleeping(STEP_S))
+        decisions = [run.report().decision]
+        decisions += again.for_checkpoints(run, 2 * CALM, inside=sleeping(STEP_S))
+        assert {each.kind for each in decisions} == {BoundKind.BUDGET}
+        assert all(fits(each, again) for each in decisions), decisions
+        assert decisions[0].interval_steps <= 1.5 * before[-1].interval_steps
+        assert changes([before[-1], *decisions]) <= 2
 
 
 @pytest.mark.parametrize("variation", [0.0, 0.3], ids=["steady", "noisy"])

@@ -1,0 +1,59 @@
+"""Optimizers that step on and on without a boundary are told of; one iteration of many optimizers is not."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from everstep.hook import guard as guard_module
+from everstep.hook.guard import OptimizerGuard
+
+STEPS_MAX = 10
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    monkeypatch.setattr(guard_module, "STEPS_WITHOUT_BOUNDARY_MAX", STEPS_MAX)
+
+
+def optimizers(count: int) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0) for _ in range(count)]
+
+
+def step(made: list[torch.optim.Optimizer], times: int) -> None:
+    for _ in range(times):
+        for optimizer in made:
+            optimizer.step()
+
+
+def guarded(made: list[torch.optim.Optimizer], before: list[None]) -> OptimizerGuard:
+    objects = {f"optimizer{number}": each for number, each in enumerate(made)}
+    return OptimizerGuard(objects | {"model": nn.Linear(1, 1)}, lambda: before.append(None))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_steps_without_a_boundary_are_told_once_per_boundary(count: int) -> None:
+    made, before = optimizers(count), list[None]()
+    guard = guarded(made, before)
+    with warnings.catch_warnings(action="error"):
+        step(made, STEPS_MAX - 1)
+        guard.boundary()
+        step(made, STEPS_MAX - 1)
+    with pytest.warns(UserWarning, match=rf"{count * STEPS_MAX} optimizer steps without run\.step\(\)"):
+        step(made, 1)
+    with warnings.catch_warnings(action="error"):
+        step(made, 3 * STEPS_MAX)
+    assert len(before) == count * (5 * STEPS_MAX - 1)
+    guard.close()
+    step(made, 1)
+    assert len(before) == count * (5 * STEPS_MAX - 1)
+
+
+def test_more_optimizers_than_steps_without_a_boundary_are_one_iteration() -> None:
+    """A step within backward for each parameter."""
+    made = optimizers(2 * STEPS_MAX)
+    guard = guarded(made, [])
+    with warnings.catch_warnings(action="error"):
+        step(made, 2)
+    guard.close()
