@@ -207,11 +207,15 @@ def _put_aside(store: Store, report: RecoveryReport, damaged: _Damaged) -> None:
 
 def _tell_failures(store: Store, report: RecoveryReport) -> None:
     """Take note of each device that failed without a finding that says so: nothing is removed or put aside then."""
-    for device in store.devices:
-        state, reason = store.device_state(device.device_id)
-        if state is DeviceState.SUSPECT and not any(reason in each.problem for each in report.findings):
+    states = [(str(device.path), store.device_state(device.device_id)) for device in store.devices]
+    failed = [(path, reason) for path, (state, reason) in states if state is DeviceState.SUSPECT]
+    failed += [
+        (each.path, each.reason) for each in store.missing if each.reason
+    ]  # it answered a moment before
+    for path, reason in failed:
+        if not any(reason in each.problem for each in report.findings):
             problem = f"the device failed, so that nothing is removed or put aside: {reason}"
-            report.findings.append(Finding(severity=Severity.NOTE, path=str(device.path), problem=problem))
+            report.findings.append(Finding(severity=Severity.NOTE, path=path, problem=problem))
 
 
 def _copies(devices: RecoveryDevices, run: RunStore, file: Path) -> list[tuple[Device, Path]]:

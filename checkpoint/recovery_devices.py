@@ -123,7 +123,8 @@ class RecoveryDevices:
                 with self.store.reading(device.device_id):
                     content = self.ops.read_small(path, MANIFEST_FILE_BYTES_MAX, owner_uid=self.store.uid)
                 if content is not None:
-                    decode(content, str(path))
+                    if content not in whole:  # copies are the same bytes: decoding one is enough
+                        decode(content, str(path))
                     whole[content].append(device)
             except CorruptDataError as exc:
                 bad[device] = exc

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
+from typing import TypeVar
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -14,11 +15,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from ..checkpoint.device import Device
 from ..checkpoint.device_set import DeviceSet, DeviceState
 from ..checkpoint.recovery import RecoveryReport
+from ..checkpoint.shard_write import DeviceWrite
 from ..core.errors import ConfigError
 from ..proto import frames
 from .stores import OpenStore
 
+_Metric = TypeVar("_Metric", Gauge, Histogram)
+
 _PERSIST_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 _RECOVERY: tuple[tuple[str, str, Callable[[RecoveryReport], float]], ...] = (
     ("shards", "Shards found at opening", lambda report: report.shard_count),
@@ -204,11 +209,17 @@ class DeviceMetrics:
         self._state = make.gauge(
             "device_state", "1 for the state that a device is in, 0 for the others", "device", "state"
         )
+        self._sync_s = make.histogram(
+            "device_sync_duration_seconds",
+            "Making a shard's segments durable on a device: cutting, fdatasync, fsync of directories",
+            _SYNC_BUCKETS_S,
+            "device",
+        )
         self._recovery = [
             (make.gauge(f"recovery_{name}", f"{text}; of all open stores"), of)
             for name, text, of in _RECOVERY
         ]
-        self._series: dict[DeviceSet, list[tuple[Gauge, tuple[str, ...]]]] = {}
+        self._series: dict[DeviceSet, list[tuple[Gauge | Histogram, tuple[str, ...]]]] = {}
         """What each open store has of its own."""
 
     def add_recovery(self, report: RecoveryReport) -> None:
@@ -232,6 +243,7 @@ class DeviceMetrics:
         """
         devices = opened.store
         for device in devices.devices:
+            self._of_store(devices, self._sync_s, str(device.path))  # there before its first write
             for gauge, of in self._per_device:
                 self._of_store(devices, gauge, str(device.path)).set_function(
                     lambda of=of, device=device: of(opened, device)
@@ -244,14 +256,20 @@ class DeviceMetrics:
                     lambda key=device_id, state=state: float(devices.device_state(key)[0] is state)
                 )
 
+    def add_write(self, devices: DeviceSet, write: DeviceWrite) -> None:
+        """Add what a device did for a shard."""
+        device = devices.device(write.device_id)
+        if device is not None:  # it has not left meanwhile
+            self._sync_s.labels(str(device.path)).observe(write.sync_s)
+
     def forget(self, devices: DeviceSet) -> None:
         """Show nothing more of a store that is closed: another one may be opened over the same devices."""
         for gauge, labels in self._series.pop(devices, []):
             gauge.remove(*labels)
 
-    def _of_store(self, devices: DeviceSet, gauge: Gauge, *labels: str) -> Gauge:
-        self._series.setdefault(devices, []).append((gauge, labels))
-        return gauge.labels(*labels)
+    def _of_store(self, devices: DeviceSet, metric: _Metric, *labels: str) -> _Metric:
+        self._series.setdefault(devices, []).append((metric, labels))
+        return metric.labels(*labels)
 
 
 class Maker:
@@ -268,9 +286,9 @@ class Maker:
         """Return a gauge."""
         return Gauge(f"everstep_{name}", text, labels, registry=self._registry)
 
-    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+    def histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         """Return a histogram."""
-        return Histogram(f"everstep_{name}", text, buckets=buckets, registry=self._registry)
+        return Histogram(f"everstep_{name}", text, labels, buckets=buckets, registry=self._registry)
 
 
 class Metrics:

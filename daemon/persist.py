@@ -306,6 +306,8 @@ class Persister:
         metrics.persists.written_bytes.inc(size_bytes)
         metrics.persists.recycled_bytes.inc(sum(write.recycled_bytes for write in result.writes))
         metrics.persists.persist_s.observe(persist_s)
+        for write in result.writes:
+            metrics.devices.add_write(rank.run.opened.store, write)
         metrics.persists.last_commit_s.set_to_current_time()
         logger.info(
             "shard_persisted run=%s rank=%d checkpoint=%s size_bytes=%d persist_s=%.3f",

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,10 +38,19 @@ def daemon_process(socket_path: Path, *, linger_s: float = 600.0) -> Generator[s
 
 
 @contextmanager
-def node_daemon(config: Path, socket_path: Path) -> Generator[subprocess.Popen[bytes]]:
-    """Run `everstep daemon --config`, which listens on `socket_path`; ended when the block is left."""
-    arguments = ["-m", "everstep.daemon.cli", "daemon", "--config", str(config)]
-    with _running(arguments, socket_path, dict(os.environ)) as process:
+def node_daemon(
+    config: Path,
+    socket_path: Path,
+    *,
+    program: Sequence[str] = ("-m", "everstep.daemon.cli"),
+    environment: Mapping[str, str] | None = None,
+) -> Generator[subprocess.Popen[bytes]]:
+    """Run `everstep daemon --config`, which listens on `socket_path`; ended when the block is left.
+
+    `program` is what Python runs as the command line, `environment` all of its variables; this process's unless given.
+    """
+    arguments = [*program, "daemon", "--config", str(config)]
+    with _running(arguments, socket_path, dict(environment or os.environ)) as process:
         yield process
 
 

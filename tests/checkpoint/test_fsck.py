@@ -276,3 +276,12 @@ def test_a_device_that_fails_where_something_is_damaged_already_is_told_of(dirs:
     assert [(each.severity, each.path) for each in told] == [(NOTE, str(device))]
     assert "nothing is removed or put aside" in told[0].problem
     assert report.put_aside == ()
+
+
+def test_a_device_that_answers_once_and_never_again_is_told_of(dirs: list[Path]) -> None:
+    faulty = FaultyStorage(RealStorage())
+    faulty.arm(5, times=1 << 30, only=lambda call: call.path.is_relative_to(dirs[1]))
+    report = fsck(dirs, ops=faulty.as_ops(), holder=HOLDER, uid=UID, repair=True)
+    told = [each for each in report.findings if "[EIO]" in each.problem]
+    assert [(each.severity, each.path) for each in told] == [(NOTE, str(dirs[1]))]
+    assert "nothing is removed or put aside" in told[0].problem

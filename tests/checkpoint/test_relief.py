@@ -3,8 +3,6 @@
 import itertools
 import os
 import statistics
-import threading
-import time
 from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
@@ -12,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bounded_drive import BoundedDrive, BoundedEngine
 from places import memory_folder
 
 from everstep.checkpoint import device_set
 from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.device_set import DeviceState
-from everstep.checkpoint.engine import Transfer, TransferDone
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.manifest_types import Manifest
@@ -31,30 +29,6 @@ MB = 10**6
 FAST, SLOW = 20 * MB, 4 * MB
 SEGMENT_BYTES = 4 << 20
 STATE_BYTES = 16 * SEGMENT_BYTES
-
-
-class BoundedEngine:
-    """Moves bytes as PlainEngine does, and takes at least as long as a drive of this rate would."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-        self.name = "bounded"
-        self._engine = PlainEngine()
-        self._one_at_a_time = threading.Lock()
-
-    def run(self, transfer: Transfer) -> TransferDone:
-        began_s = time.perf_counter()
-        with self._one_at_a_time:
-            until_s = time.perf_counter() + transfer.length_bytes / self.bytes_per_s
-            done = self._engine.run(transfer)
-            threading.Event().wait(max(until_s - time.perf_counter(), 0.0))
-        return TransferDone(bytes_moved=done.bytes_moved, busy_s=time.perf_counter() - began_s)
-
-    def forget(self, arena_fd: int) -> None:
-        self._engine.forget(arena_fd)
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 @pytest.fixture
@@ -78,8 +52,10 @@ def run(dirs: list[Path]) -> Generator[RunStore]:
 def engines(run: RunStore) -> Generator[dict[str, BoundedEngine]]:
     """One bounded engine for each device, the last one slow."""
     with ExitStack() as stack:
-        made = {device.device_id: BoundedEngine(FAST) for device in run.store.devices}
-        made[run.store.devices[-1].device_id].bytes_per_s = SLOW
+        made = {
+            device.device_id: BoundedEngine(BoundedDrive(FAST), PlainEngine()) for device in run.store.devices
+        }
+        made[run.store.devices[-1].device_id].drive.bytes_per_s = SLOW
         for engine in made.values():
             stack.callback(engine.close)
         yield made
@@ -120,12 +96,12 @@ def test_a_drive_that_turns_slow_is_relieved_within_the_same_checkpoint(
 ) -> None:
     state = make_large_state(16)
     slow_id = run.store.devices[-1].device_id
-    engines[slow_id].bytes_per_s = FAST
+    engines[slow_id].drive.bytes_per_s = FAST
     before = persist(run, state, 1, engines)
     assert set(counts(before.manifest).values()) == {
         4
     }  # equal drives get equal parts, and none takes any over
-    engines[slow_id].bytes_per_s = SLOW
+    engines[slow_id].drive.bytes_per_s = SLOW
     result = persist(run, state, 2, engines)
     assert counts(result.manifest)[slow_id] <= 2
     assert load(run, result.manifest) == state.content

@@ -21,6 +21,7 @@ from everstep.proto import frames
 from everstep.proto.frames import SkipReason
 
 SLOT = SkipReason.SLOT
+_PERSIST_S = "everstep_persist_duration_seconds_sum"
 
 
 def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path], socket_path: Path) -> None:
@@ -48,6 +49,8 @@ def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path]
     for device in devices:
         assert after[f"everstep_device_state{{{device},ok}}"] == 1
         assert after[f"everstep_device_state{{{device},suspect}}"] == 0
+        assert after[f"everstep_device_sync_duration_seconds_count{{{device}}}"] == 1
+        assert 0 < after[f"everstep_device_sync_duration_seconds_sum{{{device}}}"] < after[_PERSIST_S]
         assert (
             after[f"everstep_device_write_bytes_per_second{{{device}}}"] == 0
         )  # too little was written to tell

@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 
 from crash_plan import Image, Step
 from model_storage import Fault, ModelStorage, Recorder, place_of
-from promises import RUN_ID, RUN_NAME, Promise, Shard, Witness, digest, manifest_copies
+from promises import ALARM, RUN_ID, RUN_NAME, Promise, Shard, Witness, digest, manifest_copies
 
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.recovery import recover
-from everstep.checkpoint.run_store import FLOOR_NAME, TAGS_NAME, RunStore
+from everstep.checkpoint.run_store import DAMAGED_NAME, FLOOR_NAME, TAGS_NAME, RunStore
 from everstep.checkpoint.scrub_mark import SCRUB_NAME
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.store_format import (
     DiskId,
     Tag,
     decode_attempt,
+    decode_damage,
     decode_disk_id,
     decode_floor,
     decode_scrub_mark,
@@ -28,7 +29,7 @@ from everstep.core.errors import DataError, EverstepError, NotFoundError
 from everstep.core.ids import CheckpointId
 
 RUN_PARTS = ("runs", str(HOLDER.uid), RUN_ID)
-_KEPT = re.compile(r"commits/[0-9].*|data/[0-9a-f]{32}(/.*)?|tags/[0-9a-f].*")
+_KEPT = re.compile(r"commits/[0-9].*|damaged\.json|data/[0-9a-f]{32}(/.*)?|tags/[0-9a-f].*")
 
 
 @dataclass(slots=True)
@@ -46,6 +47,8 @@ class Recovered:
     attempt: int
     floor: CheckpointId | None
     tags: frozenset[tuple[str, CheckpointId]]
+    damaged: frozenset[Shard]
+    """Those that reading has shown to be damaged."""
     violations: list[str]
 
 
@@ -70,6 +73,7 @@ class Checker:
         found: set[Shard] = set()
         attempt, floor, tags = 0, None, dict[str, CheckpointId]()
         lost: set[Shard] = set()
+        damaged: set[Shard] = set()
         out: frozenset[int] = promise.out
         begun = len(storage.recorder.trace)
         try:
@@ -90,6 +94,7 @@ class Checker:
                     found = _shards(run) - lost
                     attempt, floor = run.highest_attempt(), run.complete_floor()
                     tags = run.tags()
+                    damaged = _marked(run)
                     if floor != known_floor:
                         violations.append(f"the floor is {floor}, a device knew {known_floor}")
                     violations += self._catalogue(storage, run, promise, lost)
@@ -112,6 +117,7 @@ class Checker:
             attempt=attempt,
             floor=floor,
             tags=frozenset(tags.items()),
+            damaged=frozenset(damaged),
             violations=violations,
         )
         if not violations:
@@ -157,6 +163,7 @@ class Checker:
             if self._tag_copies(storage, *tag, staying) != [tag] * len(staying):
                 yield f"tag {tag} is not on every device"
         yield from self._scrub_marks(storage, promise, staying)
+        yield from self._damage_marks(storage, promise, staying)
         floors = self._floors(storage, staying)
         if promise.floor is not None and (len(floors) < len(staying) or min(floors) < promise.floor):
             yield f"the floor {promise.floor} is not on every device: {floors}"
@@ -177,6 +184,17 @@ class Checker:
             count = 0 if content is None else decode_scrub_mark(content, SCRUB_NAME).checkpoint_count
             if not promise.scrub <= count <= promise.scrub_max:
                 yield f"device {device} says {count} are scrubbed, promised {promise.scrub} to {promise.scrub_max}"
+
+    def _damage_marks(self, storage: ModelStorage, promise: Promise, staying: Sequence[int]) -> Iterator[str]:
+        """Yield that fewer devices know what is damaged than were promised; each copy is whole as it was once kept."""
+        there, count = promise.shards(), 0
+        for device in staying:
+            content = storage.content_at(device, *RUN_PARTS, DAMAGED_NAME)
+            shards = () if content is None else decode_damage(content, DAMAGED_NAME).shards
+            said = {(each.checkpoint, each.rank) for each in shards} & there
+            count += promise.damaged & there <= said <= promise.damaged | promise.damaged_may
+        if count < promise.damage_copies:
+            yield f"{count} devices know what is damaged, promised {promise.damage_copies}"
 
     def _copies_of_membership(
         self, storage: ModelStorage, promise: Promise, staying: Sequence[int]
@@ -218,14 +236,22 @@ class Checker:
         floor = run.complete_floor()
         if floor is not None and (promise.floor_max is None or floor > promise.floor_max):
             yield f"the floor is {floor}, nobody said more than {promise.floor_max}"
+        marked = _marked(run)
+        yield from (f"damage of {_named(shard)} is forgotten" for shard in promise.damaged & (found - marked))
+        alarms = marked - promise.damaged - promise.damaged_may
+        yield from (f"{_named(shard)} is taken for damaged" for shard in alarms)
         offered = set(run.offered())
         for info in run.checkpoints():
+            is_marked = any((info.checkpoint, rank) in marked for rank in info.ranks)
+            problems = [problem for problem in info.problems if ALARM not in problem]
             if any((info.checkpoint, rank) in lost for rank in info.ranks):
                 if info.is_offered or not any("(retired)" in problem for problem in info.problems):
                     yield f"{info.checkpoint} is offered without a device that was retired: {info.problems}"
-            elif info.problems:
-                yield f"HALF {info.checkpoint}: {info.problems}"
-            elif (info.checkpoint in offered) != (info.checkpoint.attempt >= run.fresh_floor()):
+            elif problems:
+                yield f"HALF {info.checkpoint}: {problems}"
+            elif (info.checkpoint in offered) != (
+                info.checkpoint.attempt >= run.fresh_floor() and not is_marked
+            ):
                 yield f"{info.checkpoint} is offered wrongly"
         for shard in sorted(found):
             yield from self._bytes(storage, run, shard)
@@ -247,6 +273,8 @@ class Checker:
         wrong = [leaf for leaf, content in self.witness.content[shard].items() if read[leaf] != content]
         if wrong:
             yield f"MIXED {_named(shard)}: {wrong} are not what was saved"
+        elif any(checkpoint == shard[0] for checkpoint, _ in _marked(run)):
+            return  # verifying would take the mark back
         elif not verify_checkpoint(run, shard[0]).is_intact:
             yield f"{_named(shard)} does not verify"
         else:
@@ -391,6 +419,11 @@ def _run(store: Store) -> RunStore | None:
 
 def _shards(run: RunStore) -> set[Shard]:
     return {(record.checkpoint, record.rank) for record in run.shards()}
+
+
+def _marked(run: RunStore) -> set[Shard]:
+    """Return the shards of which reading has shown that they are damaged."""
+    return {(record.checkpoint, record.rank) for record in run.shards() if record.bad_content}
 
 
 def _disk_id(storage: ModelStorage, number: int) -> DiskId | None:

@@ -185,6 +185,7 @@ class Exploration:
             attempt=recovered.attempt,
             floor=recovered.floor,
             tags=recovered.tags,
+            damaged=recovered.damaged,
         )
 
     def _inside(self, start: CutState, trace: Sequence[Step], told: Promise, rng: Random, depth: int) -> None:

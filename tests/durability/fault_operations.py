@@ -9,6 +9,7 @@ from fault_template import FLOOR, NEW, NEWEST, OLD, RUN_NAME, UID, Kind, Templat
 from ring_stream import stream
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.damage import record_damage
 from everstep.checkpoint.device_change import cancel_drain, drain, find_device, retire
 from everstep.checkpoint.findings import Severity
 from everstep.checkpoint.fsck import FsckReport, fsck
@@ -16,13 +17,14 @@ from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.readmission import prepare_readmission
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.recovery import recover
-from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.run_store import DAMAGED_NAME, RunStore
 from everstep.checkpoint.storage_ops import StorageOps
 from everstep.checkpoint.store import Store, open_store
+from everstep.checkpoint.store_format import decode_damage
 from everstep.checkpoint.tags import add_tag, remove_tag
 from everstep.checkpoint.testing import HOLDER, load, opened, save, save_again
 from everstep.checkpoint.verify import verify_checkpoint
-from everstep.core.errors import StorageError
+from everstep.core.errors import CorruptDataError, StorageError
 from everstep.core.ids import CheckpointId, random_id
 
 
@@ -32,6 +34,8 @@ class Operation:
 
     do: Callable[[RunStore, Template], object]
     holds: Callable[[RunStore, Template], bool]
+    stays: Callable[[RunStore, Template], bool] = lambda _run, _template: True
+    """What must be so after a restart in any case."""
     on: Kind = Kind.PLAIN
     before: Callable[[RunStore, Template], object] = lambda _run, _template: None
     """Done first, without a failure."""
@@ -100,6 +104,29 @@ def _verify(run: RunStore, _: Template) -> None:
         raise StorageError("said to be broken, which only forbids offering it until the next start")
 
 
+def _mark(run: RunStore, checkpoint: CheckpointId) -> None:
+    """Keep that a checkpoint is damaged; an error where no device has taken it, which only the log says."""
+    error, generation = CorruptDataError("it has rotted"), run.shard(checkpoint, 0).generation
+    record_damage(run, checkpoint, 0, error, generation=generation)
+    assert checkpoint not in run.offered()
+    _raise_unkept(run)
+
+
+def _disprove(run: RunStore, _: Template) -> None:
+    if not verify_checkpoint(run, OLD[0]).is_intact:
+        raise StorageError("it could not be read, so nothing was taken back")
+    assert OLD[0] in run.offered()
+    _raise_unkept(run)
+
+
+def _raise_unkept(run: RunStore) -> None:
+    known = {shard.checkpoint for shard in run.shards() if shard.bad_content}
+    paths = [run.path_on(device) / DAMAGED_NAME for device in run.store.devices]
+    kept = [decode_damage(path.read_bytes(), str(path)).shards for path in paths if path.exists()]
+    if not any({shard.checkpoint for shard in shards} == known for shards in kept):
+        raise StorageError("no device has taken what is damaged")
+
+
 OPERATIONS = {
     "commit": Operation(do=_persist, holds=lambda run, _: NEW in run.offered(), survives_one=True),
     "commit again": Operation(do=_persist_again, holds=lambda run, _: NEWEST in run.offered()),
@@ -146,6 +173,26 @@ OPERATIONS = {
         do=lambda run, template: retire(_store_of(run), _last(run, template), force=True, now_unix_s=1.0),
         holds=lambda run, _: len(run.store.membership.retired) == 1,
         may_go=OLD[:2],
+    ),
+    "a mark of damage": Operation(
+        do=lambda run, _: _mark(run, OLD[1]),
+        holds=lambda run, _: OLD[1] not in run.offered(),
+        may_go=OLD[1:2],
+        survives_one=True,
+    ),
+    "another mark of damage": Operation(
+        before=lambda run, _: _mark(run, OLD[0]),
+        do=lambda run, _: _mark(run, OLD[1]),
+        holds=lambda run, _: OLD[1] not in run.offered(),
+        stays=lambda run, _: OLD[0] not in run.offered(),
+        may_go=OLD[:2],
+        survives_one=True,
+    ),
+    "damage disproved": Operation(
+        before=lambda run, _: _mark(run, OLD[0]),
+        do=_disprove,
+        holds=lambda run, _: OLD[0] in run.offered(),
+        may_go=OLD[:1],
     ),
     "restore": Operation(do=_restore, holds=lambda run, _: FLOOR in run.offered()),
     "verify": Operation(do=_verify, holds=lambda run, _: FLOOR in run.offered()),

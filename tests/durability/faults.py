@@ -129,6 +129,7 @@ def check_restart(template: Template, operation: Operation | ClosedOperation, *,
         offered = set(run.offered())
         assert template.whole - may_go <= offered
         assert not (done or mends) or operation.holds(run, template)
+        assert isinstance(operation, ClosedOperation) or operation.stays(run, template)
         for checkpoint in offered:
             assert load(run, run.manifest(checkpoint, 0)) == template.states[checkpoint].content
         damaged = {shard.checkpoint for shard in run.shards() if shard.problem}

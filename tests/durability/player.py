@@ -6,12 +6,13 @@ from pathlib import Path
 from crash_check import shards_on
 from crash_plan import Restart
 from model_storage import Fault, ModelStorage, place_of
-from promises import RUN_NAME, Promise, Shard, Witness
+from promises import ALARM, RUN_NAME, Promise, Shard, Witness
 from workloads import (
     Begin,
     Break,
     Collect,
     Complete,
+    Damage,
     DeviceStep,
     Drain,
     Label,
@@ -30,6 +31,7 @@ from workloads import (
 )
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.damage import record_damage
 from everstep.checkpoint.device import Device
 from everstep.checkpoint.device_change import (
     cancel_drain,
@@ -47,7 +49,8 @@ from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.store_format import ScrubMark, ScrubPlace
 from everstep.checkpoint.tags import add_tag, remove_tag
 from everstep.checkpoint.testing import HOLDER, State, make_state, save, save_again
-from everstep.core.errors import EverstepError, StorageError
+from everstep.checkpoint.verify import verify_checkpoint
+from everstep.core.errors import CorruptDataError, EverstepError, StorageError
 from everstep.core.ids import CheckpointId
 
 
@@ -158,10 +161,8 @@ class Player:
                     self._promised(self._promise.completed(checkpoint))
             case Collect() | Remove() | Label():
                 self._retain(run, step)
-            case Scrub(count, ends):
-                self._promised(self._promise.scrubbing(count))
-                write_scrub_mark(run.store, self._mark(run, count, ends=ends))
-                self._promised(self._promise.scrubbed())
+            case Scrub() | Damage():
+                self._read(run, step)
             case Drain() | Unplug() | Retire() | Readmit():
                 self._change(step)
 
@@ -174,6 +175,27 @@ class Player:
             checkpoint_count=count,
             place=ScrubPlace(owner_uid=run.owner_uid, run_id=run.run_id, checkpoint=newest),
         )
+
+    def _read(self, run: RunStore, step: Scrub | Damage) -> None:
+        """Keep how far reading has come, or what it has shown."""
+        match step:
+            case Scrub(count, ends):
+                self._promised(self._promise.scrubbing(count))
+                write_scrub_mark(run.store, self._mark(run, count, ends=ends))
+                self._promised(self._promise.scrubbed())
+            case Damage():
+                self._damage(run, step)
+
+    def _damage(self, run: RunStore, step: Damage) -> None:
+        checkpoint = CheckpointId(*step.checkpoint)
+        self._promised(self._promise.marking((checkpoint, 0)))
+        if not step.is_disproved:
+            generation = run.shard(checkpoint, 0).generation
+            record_damage(run, checkpoint, 0, CorruptDataError(ALARM), generation=generation)
+        elif not verify_checkpoint(run, checkpoint).is_intact:
+            raise UnexpectedError(f"{checkpoint} is not intact")
+        copies = self._device_count() if step.copies is None else step.copies
+        self._promised(self._promise.marked((checkpoint, 0), copies, is_damaged=not step.is_disproved))
 
     def _retain(self, run: RunStore, step: Collect | Remove | Label) -> None:
         match step:

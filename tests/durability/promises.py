@@ -13,6 +13,8 @@ from everstep.core.ids import CheckpointId, run_id_of
 
 RUN_NAME = "explored"
 RUN_ID = run_id_of(RUN_NAME)
+ALARM = "a false alarm"
+"""What is wrong with a shard that a workload says to be damaged; its bytes are what was saved."""
 
 Shard = tuple[CheckpointId, int]
 """(checkpoint, rank)."""
@@ -55,6 +57,12 @@ class Promise:
     """Members that are not plugged in, and know nothing of what happens meanwhile."""
     draining: frozenset[int] = frozenset()
     """Devices that drain for sure, as long as they are members."""
+    damaged: frozenset[Shard] = frozenset()
+    """Shards that reading has shown to be damaged, while they are there; all others are not marked."""
+    damaged_may: frozenset[Shard] = frozenset()
+    """Being marked, or being found intact after all."""
+    damage_copies: int = 0
+    """So many devices that stay know what is damaged."""
 
     def staying(self, device_count: int) -> list[int]:
         """Return the devices that everything acknowledged is on."""
@@ -133,6 +141,16 @@ class Promise:
         """It was kept."""
         return replace(self, scrub=self.scrub_max)
 
+    def marking(self, shard: Shard) -> "Promise":
+        """What reading a shard has shown is being kept."""
+        return replace(self, damaged=self.damaged - {shard}, damaged_may=self.damaged_may | {shard})
+
+    def marked(self, shard: Shard, copies: int, *, is_damaged: bool) -> "Promise":
+        """It was kept, on so many devices."""
+        damaged = self.damaged | {shard} if is_damaged else self.damaged
+        may = self.damaged_may - {shard}
+        return replace(self, damaged=damaged, damaged_may=may, damage_copies=copies)
+
     def mended(self, device_count: int) -> "Promise":
         """A recovery ended: every shard has its copies again."""
         return replace(self, must=frozenset((shard, device_count) for shard in self.shards()))
@@ -142,7 +160,8 @@ class Promise:
         away = frozenset(devices) - self.out
         fewer = len(away - self.away)
         must = frozenset((shard, max(copies - fewer, 0)) for shard, copies in self.must)
-        return replace(self, must=must, away=away)
+        damage_copies = max(self.damage_copies - fewer, 0)
+        return replace(self, must=must, away=away, damage_copies=damage_copies)
 
     def decided(self, out: Iterable[int], device_count: int) -> "Promise":
         """A recovery ended: what was under way has happened to these devices, or not at all."""
@@ -207,6 +226,7 @@ class Promise:
         attempt: int,
         floor: CheckpointId | None,
         tags: Iterable[tuple[str, CheckpointId]],
+        damaged: Iterable[Shard],
     ) -> "Promise":
         """A recovery ended and a trainer was told of these: what it builds on that must not vanish any more."""
         told, left = frozenset(found), frozenset(out)
@@ -224,6 +244,9 @@ class Promise:
             fresh_max=self.fresh_max,
             tags=frozenset(tags),
             tags_may=frozenset(),
+            damaged=frozenset(damaged),
+            damaged_may=frozenset(),
+            damage_copies=0,
             dispensable=frozenset(each for each in self.dispensable if each[0] in told),
         )
 

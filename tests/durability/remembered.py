@@ -18,6 +18,7 @@ DECODERS = (
     manifest_format.decode_manifest_head,
     segment_format.read_stamp,
     store_format.decode_attempt,
+    store_format.decode_damage,
     store_format.decode_disk_id,
     store_format.decode_floor,
     store_format.decode_run,

@@ -140,8 +140,20 @@ class Scrub:
     ends: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Reading a checkpoint of rank 0 shows that it is damaged, which is kept; or that every byte of it is right."""
+
+    checkpoint: tuple[int, int]
+    is_disproved: bool = False
+    copies: int | None = None
+    """So many devices take it. None: each."""
+
+
 DeviceStep = Drain | Unplug | Retire | Readmit
-StepOfRun = Begin | Save | SaveAgain | Complete | Collect | Remove | Label | Lose | Scrub | DeviceStep
+StepOfRun = (
+    Begin | Save | SaveAgain | Complete | Collect | Remove | Label | Lose | Scrub | Damage | DeviceStep
+)
 Step = StepOfRun | Break | Reopen
 
 
@@ -235,6 +247,37 @@ WORKLOADS = (
             Collect(1),
         ),
         partial_views=True,
+    ),
+    Workload(
+        name="damage is found, and disproved",
+        steps=(
+            Begin(),
+            Save(1),
+            Save(2),
+            Damage((1, 2)),
+            Damage((1, 1)),
+            Damage((1, 2), is_disproved=True),
+            Reopen(),
+            Save(3),
+            Damage((1, 1), is_disproved=True),
+        ),
+        partial_views=True,
+    ),
+    Workload(
+        name="damage and collection, and a device that misses some",
+        steps=(
+            *_SAVES,
+            Damage((1, 2)),
+            Collect(1, removes=((1, 2),)),  # the intact one before the floor stays
+            Save(4),
+            Complete(4),
+            Break(call="replace", device=0, part="damaged.json"),
+            Damage((1, 3), copies=1),
+            Collect(1),  # a device is suspect
+            Reopen(),
+            Collect(1, removes=((1, 3),)),
+            Damage((1, 4)),
+        ),
     ),
     Workload(
         name="failed fdatasync",
