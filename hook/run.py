@@ -13,6 +13,7 @@ from ..proto import frames
 from ..proto.frames import Reply
 from .end_machine import Ask
 from .environment import environment_notes
+from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .link import Link
@@ -97,6 +98,7 @@ class Run:
             on_slots=pace.has_slots,
         )
         self._guard = OptimizerGuard(objects, self._before_optimizer)
+        self._forgotten = Forgotten(objects, self._say_forgotten)
         self._end = RunEnd(name, ranks, pace, preemption)
         self._checkpoints = RunCheckpoints(
             RunParts(
@@ -209,6 +211,7 @@ class Run:
         elif self._costs.steps == 0 and not self._link.broken:
             self._snapshotter.prepare()
         self._guard.boundary()
+        self._forgotten.boundary()
         busy = begun or self._checkpoints.busy
         left_s = time.perf_counter()
         self._costs.left(left_s, opens_busy=busy)
@@ -260,7 +263,8 @@ class Run:
     def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
         """Wait until memory asked for is there or refused, and every checkpoint taken is complete or has failed.
 
-        Returns False when time, the daemon or the other ranks ran out.
+        Returns False when time, the daemon or the other ranks ran out. A rank that does not answer is named in the log
+        and in the report: at once if it died on this node, else after $EVERSTEP_RANK_DEADLINE_S (60).
         """
         return self._checkpoints.wait(deadline_s)
 
@@ -303,6 +307,11 @@ class Run:
     def _checkpoint_notes(self) -> dict[str, str]:
         return self._notes | {"epoch": str(self._state.epoch), "finished": str(self._state.finished).lower()}
 
+    def _say_forgotten(self, event: str, text: str) -> None:
+        self._costs.notes.append(text)
+        if self.rank == 0:
+            logger.warning("%s run=%s: %s", event, self.name, text)
+
     def _before_optimizer(self) -> None:
         waited_s = self._snapshotter.guard()
         self._guard_s += waited_s
@@ -329,6 +338,8 @@ class Run:
                     self._ranks.failed(checkpoint, str(error))
             case frames.DevicesChanged() | frames.Notice():
                 self._storage_notes.take(event)
+            case frames.RankGone():
+                self._ranks.gone(event.rank)
             case frames.Fenced():
                 self._unusable = FencedError(event.message, hint="stop this process")
             case frames.Failure():
@@ -362,6 +373,7 @@ class Run:
             self._closed = True
             self._end.close()
             self._guard.close()
+            self._forgotten.close()
             self._ranks.close()
             if not self._link.broken:
                 self._tell_costs(self._costs_at_s)
@@ -376,8 +388,9 @@ class Run:
         until_s = time.monotonic() + CLOSE_DEADLINE_S
         self._last_boundary()
         while not self.wait(max(0.0, until_s - time.monotonic())):
-            if not self._link.broken or self._ranks.lost is not None:
-                reason = self._ranks.lost or f"not complete after {CLOSE_DEADLINE_S:.0f} s"
+            if not self._link.broken or self._ranks.lost is not None or self._ranks.silent:
+                late = f"not complete after {CLOSE_DEADLINE_S:.0f} s"
+                reason = self._ranks.lost or self._ranks.silent or late
                 logger.error("close_incomplete run=%s reason=%s", self.name, reason)
                 return
             self._checkpoints.keep_daemon()

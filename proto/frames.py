@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -503,6 +503,12 @@ class Notice(msgspec.Struct, frozen=True, tag="notice"):
     message: str
 
 
+class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
+    """The trainer of another rank of the same attempt, on this node, has died or let go of the daemon."""
+
+    rank: int
+
+
 class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
     """Somebody took the run over; this client can start nothing new."""
 
@@ -527,5 +533,6 @@ Reply = (
     | PersistFailed
     | DevicesChanged
     | Notice
+    | RankGone
     | Fenced
 )

@@ -44,6 +44,7 @@ from everstep.core.errors import (
     VersionMismatchError,
 )
 from everstep.daemon.testing import daemon_process
+from everstep.proto.frames import PROTOCOL
 
 MIB = 1024**2
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -646,7 +647,7 @@ class TestDaemons:
     def test_of_another_protocol(self, storage: list[Path]) -> None:
         saved = saved_run(storage)
         other = (
-            "import everstep.proto.frames as frames; frames.PROTOCOL = 7\n"
+            "import everstep.proto.frames as frames; frames.PROTOCOL += 1\n"
             "import sys; from everstep.daemon.main import private_main; sys.exit(private_main())"
         )
         log = own_socket().with_name("daemon.log")
@@ -660,7 +661,7 @@ class TestDaemons:
             with (
                 refused(
                     VersionMismatchError,
-                    "speaks protocol 7",
+                    f"speaks protocol {PROTOCOL + 1}",
                     "1",
                     process.pid,
                     hint="one version of everstep",
