@@ -318,7 +318,11 @@ class Node:
     async def make_arena(self, lease: Lease, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
         """Allocate an arena for new snapshots, in the background of the trainer's steps."""
         aligned = frame.slot_size_bytes > 0 and frame.slot_size_bytes % PAGE_BYTES == 0
-        if not aligned or not 1 <= frame.slot_count <= 64 or frame.ring_size_bytes < 0:
+        if (
+            not aligned
+            or not 1 <= frame.slot_count <= 64
+            or min(frame.ring_size_bytes, frame.files_size_bytes) < 0
+        ):
             raise UsageError(
                 f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible"
             )
@@ -339,7 +343,7 @@ class Node:
             raise
         rank.arenas[arena.number] = arena
         rank.current = arena.number
-        rank.snapshot_bytes = frame.slot_size_bytes
+        rank.files_size_bytes = frame.files_size_bytes
         self.spawn(self._judge_room(lease), "judging room for checkpoints")
         self.drop_outdated_arenas(rank)
         ready = frames.ArenaReady(
@@ -356,7 +360,7 @@ class Node:
     async def _judge_room(self, lease: Lease) -> None:
         """Tell the trainer, once for an attempt, that one checkpoint has no room, whatever is collected for it."""
         rank, run = lease.rank, lease.rank.run
-        needed_bytes = sum(each.snapshot_bytes for each in run.ranks.values() if each.lease is not None)
+        needed_bytes = sum(each.files_size_bytes for each in run.ranks.values() if each.lease is not None)
         held_bytes = sum(info.size_bytes for info in run.store.checkpoints())
         reason = await in_thread(run.store.store.space.too_small, rank.device_ids, needed_bytes, held_bytes)
         if reason and lease.is_valid and run.room_judged < rank.attempt:

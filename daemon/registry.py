@@ -131,8 +131,8 @@ class RankRecord:
     """Its last holder died or vanished: until then (the loop's clock) its snapshots wait for a restart."""
     step: int = 0
     """Newest boundary that was snapshotted."""
-    snapshot_bytes: int = 0
-    """What a snapshot takes, as its trainer has said with the newest arena that it wanted; 0 before."""
+    files_size_bytes: int = 0
+    """What a snapshot takes on the devices, as its trainer has said with the newest arena that it wanted; 0 before."""
     arenas: dict[int, Arena] = field(default_factory=dict[int, Arena])
     current: int | None = None
     """The arena that new snapshots go to."""

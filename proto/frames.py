@@ -168,6 +168,8 @@ class MakeArena(msgspec.Struct, frozen=True, tag="make_arena"):
     slot_count: int
     ring_size_bytes: int = 0
     """The least that a slot must have for a snapshot to stream through it; 0: a ring would be of no use."""
+    files_size_bytes: int = 0
+    """What a snapshot takes on the devices; 0: not said."""
 
 
 class BeginSnapshot(msgspec.Struct, frozen=True, tag="begin_snapshot"):
