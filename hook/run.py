@@ -83,8 +83,20 @@ class Run:
         self._asked_restore = self._started = self._closed = False
         self._guard_s = self._costs_at_s = 0.0
         self._notes = environment_notes()
-        self._snapshotter = Snapshotter(
-            link,
+        self._snapshotter = self._make_snapshotter(
+            slots=slots, replicated=replicated, debug=debug, device_first=device_first
+        )
+        self._guard = OptimizerGuard(objects, self._before_optimizer)
+        self._forgotten = Forgotten(objects, self._say_forgotten)
+        self._end = RunEnd(name, ranks, pace, preemption)
+        self._checkpoints = self._make_checkpoints()
+        self._costs.notes.extend(notes_on_overlap(objects))
+
+    def _make_snapshotter(
+        self, *, slots: int, replicated: bool, debug: bool, device_first: bool
+    ) -> Snapshotter:
+        return Snapshotter(
+            self._link,
             self._components,
             rank=self.rank,
             world_size=self.world_size,
@@ -93,28 +105,24 @@ class Run:
             debug=debug,
             device_first=device_first,
             costs=self._costs,
-            on_sealed=ranks.sealed,
-            on_failed=ranks.failed,
-            on_slots=pace.has_slots,
+            on_sealed=self._ranks.sealed,
+            on_failed=self._ranks.failed,
+            on_slots=self._pace.has_slots,
         )
-        self._guard = OptimizerGuard(objects, self._before_optimizer)
-        self._forgotten = Forgotten(objects, self._say_forgotten)
-        self._end = RunEnd(name, ranks, pace, preemption)
-        self._checkpoints = RunCheckpoints(
-            RunParts(
-                name=name,
-                attempt=attempt,
-                link=link,
-                ranks=ranks,
-                pace=pace,
-                end=self._end,
-                costs=self._costs,
-                state=self._state,
-                snapshotter=self._snapshotter,
-            ),
-            self._checkpoint_notes,
+
+    def _make_checkpoints(self) -> RunCheckpoints:
+        parts = RunParts(
+            name=self.name,
+            attempt=self.attempt,
+            link=self._link,
+            ranks=self._ranks,
+            pace=self._pace,
+            end=self._end,
+            costs=self._costs,
+            state=self._state,
+            snapshotter=self._snapshotter,
         )
-        self._costs.notes.extend(notes_on_overlap(objects))
+        return RunCheckpoints(parts, self._checkpoint_notes)
 
     # -- what a training script uses
 

@@ -108,11 +108,13 @@ class Deaf:
         self._listener.listen(1)
         self._is_polite = is_polite
         self.heard = SimpleQueue[Request]()
+        self._sock: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def _serve(self) -> None:
         sock, _ = self._listener.accept()
+        self._sock = sock
         with sock, contextlib.closing(FrameReader(size_bytes_max=1 << 20)) as reader:
             while True:
                 while (body := reader.next_body()) is None:
@@ -132,6 +134,10 @@ class Deaf:
                     self._is_polite = False
 
     def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(OSError):
+            if self._sock is not None:
+                self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
 
