@@ -1,7 +1,7 @@
 """Free space, with what waits to be written again, less what was promised to writes that are under way."""
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -95,6 +95,33 @@ class SpaceLedger:
             with suppress(StorageError):
                 found.append(self.shortage(device, self._ops.free_bytes(device.path)))
         return [text for text in found if text]
+
+    def too_small(self, device_ids: Collection[str], needed_bytes: int, held_bytes: int) -> str:
+        """Return why a checkpoint of so many bytes fits on no free space of the devices; empty where it may fit.
+
+        `held_bytes`: of older checkpoints of its run, which may go for it. A device that cannot be asked counts as
+        room enough.
+        """
+        volumes = {
+            device.file_system_id: device.path
+            for device in self._devices.values()
+            if device.device_id in device_ids
+        }
+        try:
+            room_bytes = sum(
+                max(self._ops.free_bytes(path) + self._pool.bytes_on(volume) - SPACE_MARGIN_BYTES, 0)
+                for volume, path in volumes.items()
+            )
+        except StorageError:
+            return ""
+        if needed_bytes <= room_bytes + held_bytes:
+            return ""
+        where = ", ".join(str(path) for path in sorted(volumes.values()))
+        held = f", {size_text(held_bytes)} are older checkpoints of this run" if held_bytes else ""
+        return (
+            f"{where}: too small for this state: a checkpoint takes {size_text(needed_bytes)},"
+            f" {size_text(room_bytes)} are free{held}. None can be written: free space there, or add a directory"
+        )
 
     def shortage(self, device: Device, free_bytes: int) -> str:
         """Return why nothing can be written to a device with so much free space now; empty where something can."""

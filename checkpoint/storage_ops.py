@@ -223,5 +223,5 @@ def storage_error(exc: OSError, path: Path, doing: str) -> StorageError:
     if number in (errno.EACCES, errno.EPERM):
         return StorageError(message, hint="the directory must belong to the user of the daemon, mode 0700")
     return StorageError(
-        message, hint=f"storage is a directory on a drive that you may write to; errno(3) explains {name}"
+        message, hint="storage is a directory on a drive that you may write to; `dmesg` may say more"
     )

@@ -9,6 +9,7 @@ from ..checkpoint.prediction_plan import (
     COPY_BYTES_PER_S,
     OPTIMIZERS,
     PRECISIONS,
+    DeviceGroup,
     PlannedJob,
     Prediction,
     bytes_per_parameter,
@@ -83,6 +84,16 @@ def _draw(console: "Console", job: PlannedJob, found: Prediction) -> None:
     console.print(table)
     if found.goal_missed:
         console.print(Text(f"! {found.goal_missed}", "yellow"), soft_wrap=True)
+    if found.drive_writes_per_day is None:
+        sized = ",".join(_with_size(group) for group in job.devices)
+        console.print(
+            Text(
+                "the size of the drives is not known, so their endurance bounds nothing here; give it, such as "
+                f"--devices {sized}",
+                "dim",
+            ),
+            soft_wrap=True,
+        )
     if job.step_s is None:
         console.print(
             Text("--step TIME adds the interval in steps, and a copy that takes longer than one", "dim")
@@ -95,8 +106,10 @@ def _rows(job: PlannedJob, found: Prediction) -> list[tuple[str, str]]:
         steps = "1 step" if found.interval_steps == 1 else f"{found.interval_steps} steps"
         interval = f"{steps}, {interval}"
     written = f"{_decimal(found.node_written_per_day_bytes)} by each node"
+    wear = "endurance not judged: no drive size"
     if found.drive_writes_per_day is not None:
-        written = f"{written}, {found.drive_writes_per_day:.2g} drive writes"
+        wear = f"{found.drive_writes_per_day:.2g} drive writes"
+    written = f"{written}, {wear}"
     lost = f"{duration_text(found.lost_by_crash_s)} by a crash, {duration_text(found.lost_by_node_s)} by a lost node"
     each = "each rank all of it" if job.is_replicated else f"each rank {_decimal(found.rank_size_bytes)}"
     nodes = "1 node" if found.node_count == 1 else f"{found.node_count} nodes"
@@ -121,6 +134,11 @@ def _rows(job: PlannedJob, found: Prediction) -> list[tuple[str, str]]:
         ("lost at most", lost),
         ("written a day", written),
     ]
+
+
+def _with_size(group: DeviceGroup) -> str:
+    """Return how a kind of drives is given with a size, as an example."""
+    return f"{group.count}x{_decimal(group.bytes_per_s).replace(' ', '')}ps/7.68TB"
 
 
 def _slots(job: PlannedJob, found: Prediction) -> str:

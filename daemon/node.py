@@ -21,6 +21,7 @@ from ..core.errors import (
     FencedError,
     InternalError,
     MemoryRefusedError,
+    NoSpaceError,
     RunBusyError,
     UsageError,
 )
@@ -293,7 +294,16 @@ class Node:
             rank.kept_until_s = asyncio.get_running_loop().time() + self.config.daemon.linger_s
             self._drop_copies(rank)
             logger.warning("trainer_lost run=%s rank=%d pid=%d", rank.run.run_id, rank.rank, session.peer.pid)
+            if not self.lifetime.is_ending:
+                self._tell_gone(rank)
         self.lifetime.changed()
+
+    @staticmethod
+    def _tell_gone(gone: RankRecord) -> None:
+        """Let the other ranks of its attempt not wait for it; those of a later attempt have nothing to do with it."""
+        for rank in gone.run.ranks.values():
+            if rank.lessee is not None and rank.attempt == gone.attempt > 0:
+                rank.lessee.send(frames.RankGone(rank=gone.rank))
 
     def hand_over(self) -> None:
         """Another daemon wants the devices: an idle private daemon ends, any other refuses."""
@@ -308,7 +318,11 @@ class Node:
     async def make_arena(self, lease: Lease, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
         """Allocate an arena for new snapshots, in the background of the trainer's steps."""
         aligned = frame.slot_size_bytes > 0 and frame.slot_size_bytes % PAGE_BYTES == 0
-        if not aligned or not 1 <= frame.slot_count <= 64 or frame.ring_size_bytes < 0:
+        if (
+            not aligned
+            or not 1 <= frame.slot_count <= 64
+            or min(frame.ring_size_bytes, frame.files_size_bytes) < 0
+        ):
             raise UsageError(
                 f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible"
             )
@@ -329,6 +343,8 @@ class Node:
             raise
         rank.arenas[arena.number] = arena
         rank.current = arena.number
+        rank.files_size_bytes = frame.files_size_bytes
+        self.spawn(self._judge_room(lease), "judging room for checkpoints")
         self.drop_outdated_arenas(rank)
         ready = frames.ArenaReady(
             re=frame.request_id,
@@ -340,6 +356,17 @@ class Node:
             reason=arena.reason,
         )
         return ready, arena.fd
+
+    async def _judge_room(self, lease: Lease) -> None:
+        """Tell the trainer, once for an attempt, that one checkpoint has no room, whatever is collected for it."""
+        rank, run = lease.rank, lease.rank.run
+        needed_bytes = sum(each.files_size_bytes for each in run.ranks.values() if each.lease is not None)
+        held_bytes = sum(info.size_bytes for info in run.store.checkpoints())
+        reason = await in_thread(run.store.store.space.too_small, rank.device_ids, needed_bytes, held_bytes)
+        if reason and lease.is_valid and run.room_judged < rank.attempt:
+            run.room_judged = rank.attempt
+            logger.warning("room_too_small run=%s reason=%s", run.run_id, reason)
+            lease.holder.send(frames.Notice(code=NoSpaceError.__name__, message=reason))
 
     async def _allocate(self, rank: RankRecord, wish: Wish, layout_digest: str) -> Arena:
         """Return an arena that leaves room for those of the run's other ranks that have none yet."""

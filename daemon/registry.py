@@ -131,6 +131,8 @@ class RankRecord:
     """Its last holder died or vanished: until then (the loop's clock) its snapshots wait for a restart."""
     step: int = 0
     """Newest boundary that was snapshotted."""
+    files_size_bytes: int = 0
+    """What a snapshot takes on the devices, as its trainer has said with the newest arena that it wanted; 0 before."""
     arenas: dict[int, Arena] = field(default_factory=dict[int, Arena])
     current: int | None = None
     """The arena that new snapshots go to."""
@@ -224,6 +226,8 @@ class RunRecord:
     store: RunStore
     attempt: int = 0
     """Newest attempt begun, durable on all devices."""
+    room_judged: int = 0
+    """The newest attempt that was told that its state fits on no device."""
     keep: Keep | None = None
     """What its newest trainer wants kept; None: what the daemon's configuration says."""
     beginning: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -15,9 +15,10 @@ What differs from torch's, and why:
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed
@@ -37,6 +38,8 @@ from .split_plan import Split, Uneven
 from .state_format import LoaderState, parse_state, short_fingerprint
 
 T_co = TypeVar("T_co", covariant=True)
+
+_iterated: "weakref.WeakSet[DataLoader[Any]]" = weakref.WeakSet()
 
 
 class DataLoader(TorchDataLoader[T_co]):
@@ -151,6 +154,11 @@ class DataLoader(TorchDataLoader[T_co]):
     def ledger(self, ledger: Ledger) -> None:
         self._position.ledger = ledger
 
+    @property
+    def in_loop(self) -> tuple[int, int] | None:
+        """Which iterator has handed out batches and goes on, and how far it is in its epoch; None between loops."""
+        return self._position.in_loop
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the begin of another epoch. Naming the present epoch changes nothing, also in its middle."""
         self._position.set_epoch(epoch)
@@ -216,6 +224,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> EpochIterator:  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
         """Return an iterator over the rest of the present epoch; workers start here, as in torch."""
         position, split = self._position, self._split()
+        _iterated.add(self)
         self._check_before_iterating(split)
         token = position.begin()
         plan = EpochPlan(order=position.order, epoch=position.epoch, cursor=position.cursor, split=split)
@@ -308,6 +317,11 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.dataset)
         return self._fingerprint
+
+
+def iterated_loaders() -> list[DataLoader[Any]]:
+    """Return the loaders of this process that live and were ever iterated."""
+    return list(_iterated)
 
 
 def fingerprint_of(dataset: object) -> str:

@@ -1,5 +1,7 @@
 """Where a loader's loop stands: the one mutable thing that loader, sampler and iterator share."""
 
+import warnings
+
 from ..core.errors import LoaderStateError, UsageError
 from .ledger import Ledger
 from .order_format import OrderSpec
@@ -23,6 +25,13 @@ class Position:
         self._newest = 0
         self._is_live = False
         self._has_handed = False
+        self._is_restored = False
+        """A state was loaded, and nothing moved since."""
+
+    @property
+    def in_loop(self) -> tuple[int, int] | None:
+        """Which iterator has handed out batches and is live, and its cursor; None between loops."""
+        return (self._newest, self.cursor) if self._is_live and self._has_handed else None
 
     @property
     def is_resumed_by_iter(self) -> bool:
@@ -55,6 +64,7 @@ class Position:
         self.cursor = part.next_cursor
         self.weight = part.weight
         self._has_handed = True
+        self._is_restored = False
 
     def finish(self, sample_count: int) -> None:
         """Go to the next epoch; what the end of this one left out is recorded as dropped."""
@@ -83,6 +93,12 @@ class Position:
                 f"set_epoch({epoch}) while epoch {self.epoch} is being iterated at sample {self.cursor}",
                 hint="end the loop first, or call reset()",
             )
+        if self._is_restored and epoch < self.epoch:
+            warnings.warn(
+                f"set_epoch({epoch}) goes back behind epoch {self.epoch}, which was restored: what was trained comes "
+                "again. Loop by `for epoch in run.epochs(n)`, which begins where the checkpoint was",
+                stacklevel=3,
+            )
         self._restart(epoch)
 
     def check_unmoved(self) -> None:
@@ -104,7 +120,8 @@ class Position:
                 )
             self.ledger = Ledger(state.order.seed)
         self.order, self.epoch, self.cursor = state.order, state.epoch, state.cursor
+        self._is_restored = True
 
     def _restart(self, epoch: int) -> None:
         self.epoch, self.cursor = epoch, 0
-        self._is_live = self._has_handed = False
+        self._is_live = self._has_handed = self._is_restored = False

@@ -92,7 +92,7 @@ def attach(  # noqa: PLR0913 - all that a run is
         keep=keep,
     )
     link, attempt = _join(ranks, address, events, fresh=fresh)
-    _say_attached(name, link)
+    _say_attached(name, link, rank=ranks.rank)
     run = Run(
         name=name,
         link=link,
@@ -130,10 +130,17 @@ def _join(ranks: Ranks, address: RunAddress, events: "_Events", *, fresh: bool) 
     return link, attempt
 
 
-def _say_attached(name: str, link: Link) -> None:
+_told_private: set[int] = set()
+"""Pids of the private daemons of which this process has said that they die with the job."""
+
+
+def _say_attached(name: str, link: Link, *, rank: int) -> None:
     for note in link.opened.notes:
         logger.warning("storage run=%s: %s", name, note)
-    if link.client.welcome.private and (reason := killed_with_the_job()):
+    daemon = link.client.welcome
+    is_news = rank == 0 and daemon.private and daemon.pid not in _told_private
+    if is_news and (reason := killed_with_the_job()):
+        _told_private.add(daemon.pid)
         logger.warning(
             "private_daemon run=%s: %s, so memory does not outlive it; run a node daemon (docs/configuration.md)",
             name,

@@ -104,6 +104,10 @@ class EndMachine:
             self._notices.append(notice)
             self._is_new = True
 
+    def others_end_by(self, until_s: float) -> None:
+        """Somebody will end another rank then, and with it all of them."""
+        self._least(until_s)
+
     def confirmed(self) -> None:
         """All ranks were told by SIGTERM."""
         self._is_confirmed = True
@@ -140,6 +144,11 @@ class EndMachine:
         """Return when somebody will end this process, as far as this rank knows."""
         return self._until_s if self._until_s is not None else now_s + GRACE_S
 
+    @property
+    def known_until_s(self) -> float | None:
+        """The same; None: nobody has announced it."""
+        return self._until_s
+
     def _has_time(self, boundary: Boundary) -> bool:
         needed_s = boundary.needed_s
         return needed_s is not None and boundary.at_s + needed_s < self.until_s(boundary.at_s)
@@ -162,8 +171,11 @@ class EndMachine:
         return Ask(end=next((notice.reason for notice in last if notice.ends), ""))
 
     def _ends_by(self, notice: Notice) -> None:
-        if notice.ends and (self._until_s is None or notice.until_s < self._until_s):
-            self._until_s = notice.until_s
+        if notice.ends:
+            self._least(notice.until_s)
+
+    def _least(self, until_s: float) -> None:
+        self._until_s = until_s if self._until_s is None else min(self._until_s, until_s)
 
     def _owes(self, progress: Progress) -> bool:
         """Tell whether a notice has no checkpoint yet. One that was under way when it came will do, unless it fails."""

@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 OPEN_DEADLINE_S = 300.0
 """Opening a store recovers it: metadata only, but of every checkpoint on it."""
 
+CLOSE_DEADLINE_S = 5.0
+"""How long closing waits for an attempt to reach a daemon, which is told to end: it may be starting one."""
+
 RETRY_FIRST_S = 0.5
 RETRY_MOST_S = 30.0
 
@@ -51,6 +54,8 @@ class Link:
         self._retry_s, self._retry_at_s = RETRY_FIRST_S, 0.0
         self._reconnecting: threading.Thread | None = None
         self._closed = False
+        self._opening: DaemonClient | None = None
+        """The next client, while it opens the run."""
         self.client = connect_or_start(VERSION, on_event, node_only=address.node_only)
         try:
             self.opened = self._open(self.client, takeover=address.takeover)
@@ -96,19 +101,29 @@ class Link:
         self._reconnecting.start()
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection within some seconds: what was sealed outlives the trainer, whoever writes it."""
         self._closed = True
         reconnecting = self._reconnecting  # which ends, and says so, at any moment
         if reconnecting is not None:
-            reconnecting.join()
+            if (opening := self._opening) is not None:
+                opening.close()
+            reconnecting.join(CLOSE_DEADLINE_S)
+            if reconnecting.is_alive() or self.client.broken is not None:
+                logger.warning(
+                    "link_left run=%s: closed without a daemon: what was committed stands, and one that still lives "
+                    "writes what was sealed by itself",
+                    self._address.name,
+                )
         self.client.close()
 
     def _reconnect(self, on_restored: Callable[[], None]) -> None:
         try:
             was_private = self.client.welcome.private
             node_only = "" if was_private else "the one that this trainer used is the node's"
-            client = connect_or_start(VERSION, self._on_event, node_only=node_only)
+            client = self._opening = connect_or_start(VERSION, self._on_event, node_only=node_only)
             try:
+                if self._closed:
+                    raise DaemonUnavailableError("the run was closed meanwhile")
                 self.opened = self._open(client, takeover=False)
                 self._begin(client, self._attempt, fresh=False)
             except BaseException:
@@ -116,6 +131,9 @@ class Link:
                 raise
             lost, self.client = self.client, client
             lost.close()
+            if self._closed:
+                client.close()
+                return
             self._retry_s = RETRY_FIRST_S
             logger.warning("daemon_reconnected pid=%d", client.welcome.pid)
             on_restored()
@@ -127,7 +145,7 @@ class Link:
             self._retry_s = min(2 * self._retry_s, RETRY_MOST_S)
             logger.warning("daemon_unavailable reason=%s", error)
         finally:
-            self._reconnecting = None
+            self._opening = self._reconnecting = None
 
     def _open(self, client: DaemonClient, *, takeover: bool) -> frames.RunOpened:
         address = self._address

@@ -20,6 +20,7 @@ class OneRank:
     rank = 0
     world_size = 1
     lost: EverstepError | None = None
+    silent = ""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -69,6 +70,12 @@ class OneRank:
         """Whatever boundary comes first is the last one."""
         del step
         return self._ends_here
+
+    def ends_in(self, left_s: float) -> None:
+        """Nobody else is to know."""
+
+    def gone(self, rank: int) -> None:
+        """Nobody else is there to go."""
 
     def confirm_end(self, ask: Ask) -> None:
         """One rank is all."""

@@ -33,6 +33,17 @@ class PlanMessage:
     decision: Decision
     needed_s: float | None
     """How long a checkpoint takes the slowest rank."""
+    left_s: float | None = None
+    """Until somebody ends a rank, the first of them; None: nobody has announced it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a rank changes while it lives."""
+
+    number: int
+    silent: tuple[int, ...] = ()
+    """Rank 0 says which others it does not hear."""
 
 
 class _State(msgspec.Struct):
@@ -45,14 +56,14 @@ class _Plan(msgspec.Struct):
     plan: Plan
     decision: object
     needed_s: float | None
+    left_s: float | None
 
 
 def dump_plan(message: PlanMessage) -> str:
     """Return what all ranks read of a plan."""
     decision = dump_decision(message.decision)
-    return msgspec.json.encode(
-        _Plan(plan=message.plan, decision=decision, needed_s=message.needed_s)
-    ).decode()
+    said = _Plan(plan=message.plan, decision=decision, needed_s=message.needed_s, left_s=message.left_s)
+    return msgspec.json.encode(said).decode()
 
 
 def load_plan(text: bytes) -> PlanMessage:
@@ -62,7 +73,8 @@ def load_plan(text: bytes) -> PlanMessage:
         CorruptDataError: it is something else.
     """
     said = _read(text, _Plan)
-    return PlanMessage(plan=said.plan, decision=load_decision(said.decision), needed_s=said.needed_s)
+    decision = load_decision(said.decision)
+    return PlanMessage(plan=said.plan, decision=decision, needed_s=said.needed_s, left_s=said.left_s)
 
 
 def dump_state(state: RankState) -> str:
@@ -79,6 +91,20 @@ def load_state(text: bytes) -> RankState:
     """
     said = _read(text, _State)
     return RankState(figures=load_figures(said.figures), needed_s=said.needed_s, mark=said.mark)
+
+
+def dump_beat(beat: Beat) -> str:
+    """Return what other ranks read of a beat."""
+    return msgspec.json.encode(beat).decode()
+
+
+def load_beat(text: bytes) -> Beat:
+    """Return what `dump_beat` was given.
+
+    Raises:
+        CorruptDataError: it is something else.
+    """
+    return _read(text, Beat)
 
 
 def _read(text: bytes, kind: type[_Kind]) -> _Kind:

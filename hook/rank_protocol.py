@@ -18,6 +18,10 @@ class Listener(Protocol):
         """
         ...
 
+    def end_heard(self, left_s: float) -> None:
+        """Somebody ends a rank of the run in so many seconds: the least that any rank knows, a poll or two old."""
+        ...
+
     def end_confirmed(self) -> None:
         """All ranks were told by SIGTERM."""
         ...
@@ -67,6 +71,15 @@ class Ranks(Protocol):
         ...
 
     @property
+    def silent(self) -> str:
+        """Which ranks do not answer, as far as this one knows: nothing of theirs is worth waiting for. Empty: none."""
+        ...
+
+    def gone(self, rank: int) -> None:
+        """The daemon says that the trainer of this rank has died or let go of it; from any thread."""
+        ...
+
+    @property
     def decision(self) -> Decision:
         """How often, and why: the newest plan's, the same on all ranks that know it."""
         ...
@@ -80,6 +93,10 @@ class Ranks(Protocol):
 
         Once the ranks are lost each one ends for what it has asked for itself.
         """
+        ...
+
+    def ends_in(self, left_s: float) -> None:
+        """Let all ranks hear that somebody ends this one in so many seconds, before they hear what it asks then."""
         ...
 
     def confirm_end(self, ask: Ask) -> None:

@@ -44,3 +44,8 @@ def name_of(store: "Store") -> str:
         return f"the {kind} of torch.distributed"
     server = cast("_Server", store)
     return f"the {kind} of torch.distributed at {server.host}:{server.port}"
+
+
+def present(store: "Store", keys: list[str]) -> list[str]:
+    """Return those of the keys that the store has: in one call where it has all."""
+    return keys if store.check(keys) else [key for key in keys if store.check([key])]

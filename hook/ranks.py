@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from datetime import timedelta
 from typing import cast
 
@@ -21,9 +22,11 @@ from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
 from .one_rank import TOLD_KEPT, OneRank
 from .pace import Pace
+from .rank_beats import Beats
+from .rank_ends import RankEnds
 from .rank_format import PlanMessage, RankState, dump_plan, dump_state, load_plan, load_state
 from .rank_protocol import Listener, Ranks
-from .rank_store import name_of, own_client, under
+from .rank_store import name_of, own_client, present, under
 from .sweep_machine import Mark, Sweep
 
 AGREE_DEADLINE_S = 300.0
@@ -83,6 +86,10 @@ class StoreRanks:
         """What of the requests rank 0 has heard of."""
         self._confirming: Ask | None = None
         """What this rank asks for if the others say so, too."""
+        self._ends = RankEnds(self.rank, self.world_size)
+        self._beats = Beats(self.rank, self.world_size)
+        self._gone: list[int] = []
+        """Ranks of which the daemon says so, for the thread."""
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
 
@@ -110,7 +117,14 @@ class StoreRanks:
             self._store.wait(keys, timedelta(seconds=AGREE_DEADLINE_S))
             return [json.loads(item) for item in self._store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:
-            raise _disagreement(topic, name_of(self._client), error) from error
+            raise _disagreement(self._missing(topic, keys), name_of(self._client), error) from error
+
+    def _missing(self, topic: str, keys: list[str]) -> str:
+        """Return the topic with the ranks that have not come, if the Store can still tell."""
+        with suppress(RuntimeError):
+            missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+            return f"{topic} (missing: rank {', '.join(missing)})" if missing else topic
+        return topic
 
     def _agree_nonce(self) -> str:
         try:
@@ -157,6 +171,17 @@ class StoreRanks:
         return self._lost
 
     @property
+    def silent(self) -> str:
+        """By their beats, or by what the daemon has said."""
+        return self._beats.silent
+
+    def gone(self, rank: int) -> None:
+        """Let the thread look once more for what that rank has said before."""
+        with self._changed:
+            self._gone.append(rank)
+            self._changed.notify_all()
+
+    @property
     def decision(self) -> Decision:
         """Rank 0's, as the newest plan brought it."""
         return self._decision
@@ -174,6 +199,10 @@ class StoreRanks:
         with self._changed:
             alone = self._asked_end if self._lost is not None else ""
             return self._horizon.end_after(step) or alone
+
+    def ends_in(self, left_s: float) -> None:
+        """Rank 0 tells all others by its plans, and is told by the thread."""
+        self._ends.ends_in(left_s)
 
     def confirm_end(self, ask: Ask) -> None:
         """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them."""
@@ -230,7 +259,12 @@ class StoreRanks:
         with self._changed:
             self._horizon.receive(plan)
             self._sweep.published(plan)
-            message = PlanMessage(plan=plan, decision=self._decision, needed_s=self._pace.needed_s)
+            message = PlanMessage(
+                plan=plan,
+                decision=self._decision,
+                needed_s=self._pace.needed_s,
+                left_s=self._ends.left_s,
+            )
             self._outbox.append((f"plan/{plan.number}", dump_plan(message)))
 
     def _mark(self) -> Mark:
@@ -252,8 +286,10 @@ class StoreRanks:
                 self._beat_s = time.monotonic()
                 with self._changed:
                     outbox, self._outbox = self._outbox, []
+                    gone, self._gone = self._gone, []
                     if self._closing and not outbox:
                         return
+                self._ends.tell(self._store)
                 self._send(outbox)
                 self._receive_plan()
                 self._receive_results()
@@ -261,6 +297,7 @@ class StoreRanks:
                 if self.rank == 0:
                     self._receive_requests()
                     self._receive_figures()
+                self._beats.exchange(self._store, gone)
                 self._pause()
         except (RuntimeError, ValueError) as error:
             self._lose(f"it does not answer: {error}")
@@ -272,7 +309,8 @@ class StoreRanks:
             urgent = (
                 bool(self._open) or self._confirming is not None or not self._horizon.knows(self._step + 1)
             )
-            self._changed.wait_for(lambda: self._outbox or self._closing, _POLL_S if urgent else _IDLE_POLL_S)
+            poll_s = _POLL_S if urgent else _IDLE_POLL_S
+            self._changed.wait_for(lambda: self._outbox or self._gone or self._closing, poll_s)
 
     def _send(self, outbox: list[tuple[str, str]]) -> None:
         for key, value in outbox:
@@ -282,12 +320,15 @@ class StoreRanks:
                 self._store.set(f"all-{key}", "1")
 
     def _receive_plan(self) -> None:
+        assert self._listener is not None
         if self.rank == 0:
             return
         number = self._horizon.next_number
         if self._store.check([f"plan/{number}"]):
             message = load_plan(self._store.get(f"plan/{number}"))
             self._pace.others_need(message.needed_s)
+            if message.left_s is not None:
+                self._listener.end_heard(message.left_s)
             with self._changed:
                 self._decision = message.decision
                 self._horizon.receive(message.plan)
@@ -297,6 +338,7 @@ class StoreRanks:
         count = self._store.add(REQUESTS, 0)
         noticed = not self._noticed and self._store.check([NOTICE])
         end = cast("str", json.loads(self._store.get(NOTICE))) if noticed else ""
+        self._receive_ends()
         with self._changed:
             if count > self._request_count:
                 self._request_count = count
@@ -312,17 +354,25 @@ class StoreRanks:
             confirming = self._confirming
         if confirming is None or not self._store.check([f"all-{END}"]):
             return
+        if self.rank == 0:
+            self._receive_ends()
         with self._changed:
             self._confirming = None
             self._requests.add(confirming)
         self._listener.end_confirmed()
+
+    def _receive_ends(self) -> None:
+        """Rank 0 knows how long others have before it takes what they ask: they have said it first."""
+        left_s = self._ends.hear(self._store)
+        if left_s is not None and self._listener is not None:
+            self._listener.end_heard(left_s)
 
     def _receive_figures(self) -> None:
         """Rank 0 decides by all ranks' figures, a few seconds old; some ranks may have sent none yet."""
         if not self._figures_due():
             return
         keys = [f"figures/{rank}" for rank in range(1, self.world_size)]
-        known = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
+        known = present(self._store, keys)
         said = [load_state(item) for item in self._store.multi_get(known)] if known else []
         marks = [state.mark for state in said]
         with self._changed:

@@ -1,8 +1,9 @@
 """What checkpointing cost this run, measured, and what went wrong: nothing is hidden from the training loop."""
 
+import re
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..checkpoint.frequency_types import Decision, SlowerSteps, StepEnded
@@ -111,7 +112,7 @@ class Report:
             "copy thread": f"{duration_text(self.copy_s)}, beside training",
             "CUDA": self._cuda(),
             "skipped": skipped,
-            "failed": "; ".join(self.failures),
+            "failed": "; ".join(_grouped(self.failures)),
             "notes": "; ".join(self.notes),
         }
         return "\n".join(f"{name:<15} {text}" for name, text in lines.items() if text)
@@ -178,6 +179,17 @@ class Report:
         """The whole cost as a share of the time without it; the budget bounds this."""
         cost_s = self.stall_s + max(self.slower_steps_s, 0.0)
         return cost_s / (self.train_s - cost_s) if self.train_s > cost_s else 0.0
+
+
+_FIGURES = re.compile(r"[0-9]+")
+
+
+def _grouped(texts: Iterable[str]) -> list[str]:
+    """Return one text for those that differ in figures only, the newest, with their count."""
+    kinds: dict[str, list[str]] = {}
+    for text in texts:
+        kinds.setdefault(_FIGURES.sub("", text), []).append(text)
+    return [f"{len(alike)} x {alike[-1]}" if len(alike) > 1 else alike[0] for alike in kinds.values()]
 
 
 @dataclass(slots=True)

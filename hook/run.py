@@ -13,6 +13,7 @@ from ..proto import frames
 from ..proto.frames import Reply
 from .end_machine import Ask
 from .environment import environment_notes
+from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .link import Link
@@ -82,8 +83,20 @@ class Run:
         self._asked_restore = self._started = self._closed = False
         self._guard_s = self._costs_at_s = 0.0
         self._notes = environment_notes()
-        self._snapshotter = Snapshotter(
-            link,
+        self._snapshotter = self._make_snapshotter(
+            slots=slots, replicated=replicated, debug=debug, device_first=device_first
+        )
+        self._guard = OptimizerGuard(objects, self._before_optimizer)
+        self._forgotten = Forgotten(objects, self._say_forgotten)
+        self._end = RunEnd(name, ranks, pace, preemption)
+        self._checkpoints = self._make_checkpoints()
+        self._costs.notes.extend(notes_on_overlap(objects))
+
+    def _make_snapshotter(
+        self, *, slots: int, replicated: bool, debug: bool, device_first: bool
+    ) -> Snapshotter:
+        return Snapshotter(
+            self._link,
             self._components,
             rank=self.rank,
             world_size=self.world_size,
@@ -92,27 +105,24 @@ class Run:
             debug=debug,
             device_first=device_first,
             costs=self._costs,
-            on_sealed=ranks.sealed,
-            on_failed=ranks.failed,
-            on_slots=pace.has_slots,
+            on_sealed=self._ranks.sealed,
+            on_failed=self._ranks.failed,
+            on_slots=self._pace.has_slots,
         )
-        self._guard = OptimizerGuard(objects, self._before_optimizer)
-        self._end = RunEnd(name, ranks, pace, preemption)
-        self._checkpoints = RunCheckpoints(
-            RunParts(
-                name=name,
-                attempt=attempt,
-                link=link,
-                ranks=ranks,
-                pace=pace,
-                end=self._end,
-                costs=self._costs,
-                state=self._state,
-                snapshotter=self._snapshotter,
-            ),
-            self._checkpoint_notes,
+
+    def _make_checkpoints(self) -> RunCheckpoints:
+        parts = RunParts(
+            name=self.name,
+            attempt=self.attempt,
+            link=self._link,
+            ranks=self._ranks,
+            pace=self._pace,
+            end=self._end,
+            costs=self._costs,
+            state=self._state,
+            snapshotter=self._snapshotter,
         )
-        self._costs.notes.extend(notes_on_overlap(objects))
+        return RunCheckpoints(parts, self._checkpoint_notes)
 
     # -- what a training script uses
 
@@ -209,6 +219,7 @@ class Run:
         elif self._costs.steps == 0 and not self._link.broken:
             self._snapshotter.prepare()
         self._guard.boundary()
+        self._forgotten.boundary()
         busy = begun or self._checkpoints.busy
         left_s = time.perf_counter()
         self._costs.left(left_s, opens_busy=busy)
@@ -260,7 +271,8 @@ class Run:
     def wait(self, deadline_s: float = CLOSE_DEADLINE_S) -> bool:
         """Wait until memory asked for is there or refused, and every checkpoint taken is complete or has failed.
 
-        Returns False when time, the daemon or the other ranks ran out.
+        Returns False when time, the daemon or the other ranks ran out. A rank that does not answer is named in the log
+        and in the report: at once if it died on this node, else after $EVERSTEP_RANK_DEADLINE_S (60).
         """
         return self._checkpoints.wait(deadline_s)
 
@@ -303,6 +315,11 @@ class Run:
     def _checkpoint_notes(self) -> dict[str, str]:
         return self._notes | {"epoch": str(self._state.epoch), "finished": str(self._state.finished).lower()}
 
+    def _say_forgotten(self, event: str, text: str) -> None:
+        self._costs.notes.append(text)
+        if self.rank == 0:
+            logger.warning("%s run=%s: %s", event, self.name, text)
+
     def _before_optimizer(self) -> None:
         waited_s = self._snapshotter.guard()
         self._guard_s += waited_s
@@ -329,6 +346,8 @@ class Run:
                     self._ranks.failed(checkpoint, str(error))
             case frames.DevicesChanged() | frames.Notice():
                 self._storage_notes.take(event)
+            case frames.RankGone():
+                self._ranks.gone(event.rank)
             case frames.Fenced():
                 self._unusable = FencedError(event.message, hint="stop this process")
             case frames.Failure():
@@ -362,6 +381,7 @@ class Run:
             self._closed = True
             self._end.close()
             self._guard.close()
+            self._forgotten.close()
             self._ranks.close()
             if not self._link.broken:
                 self._tell_costs(self._costs_at_s)
@@ -376,8 +396,9 @@ class Run:
         until_s = time.monotonic() + CLOSE_DEADLINE_S
         self._last_boundary()
         while not self.wait(max(0.0, until_s - time.monotonic())):
-            if not self._link.broken or self._ranks.lost is not None:
-                reason = self._ranks.lost or f"not complete after {CLOSE_DEADLINE_S:.0f} s"
+            if not self._link.broken or self._ranks.lost is not None or self._ranks.silent:
+                late = f"not complete after {CLOSE_DEADLINE_S:.0f} s"
+                reason = self._ranks.lost or self._ranks.silent or late
                 logger.error("close_incomplete run=%s reason=%s", self.name, reason)
                 return
             self._checkpoints.keep_daemon()

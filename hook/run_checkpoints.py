@@ -1,6 +1,7 @@
 """The checkpoints of one run: begun at boundaries, waited for, and what ranks and daemon say of them."""
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from .snapshot import SnapshotFacts, Snapshotter
 logger = logging.getLogger(__name__)
 
 SKIPPED = "skipped: "
+
+_FIGURES = re.compile(r"[0-9]+")
 
 _RETRY_S = 0.01
 _LOSS_POLL_S = 0.1
@@ -62,6 +65,8 @@ class RunCheckpoints:
         self.saved_step = -1
         """The newest boundary of which a snapshot was begun, or with which the attempt started."""
         self._complete_step = self._tried_step = -1
+        self._failing, self._failed_alike = "", 0
+        """What the newest failures in a row say, but for figures, and how many they are."""
         self._taken_steps: set[int] = set()
         """From the newest complete one on, without those that another rank has skipped."""
 
@@ -107,8 +112,9 @@ class RunCheckpoints:
         """Begin the attempt's last one; wait for room until then. Tell whether it has begun."""
         self._state.is_last = True
         while (reason := self._begin()) is not None:
-            if reason not in _WAIT_REASONS or time.monotonic() > until_s:
-                self._skip(reason)
+            alone = self._alone
+            if alone or reason not in _WAIT_REASONS or time.monotonic() > until_s:
+                self._skip(alone or reason)
                 return False
             time.sleep(_RETRY_S)
             self.keep_daemon()
@@ -117,7 +123,7 @@ class RunCheckpoints:
     def wait(self, deadline_s: float) -> bool:
         """Wait until memory asked for is there or refused, and all that was taken is complete or has failed.
 
-        Returns False when time, the daemon or the other ranks ran out.
+        Returns False when time, the daemon or the other ranks ran out; which ranks do not answer is logged and noted.
         """
         until_s = time.monotonic() + deadline_s
         if not self._snapshotter.settle(deadline_s):
@@ -125,10 +131,25 @@ class RunCheckpoints:
         while self._may_settle() and (left_s := until_s - time.monotonic()) > 0:
             with self._settled:
                 self._settled.wait_for(lambda: not self._under_way, min(left_s, _LOSS_POLL_S))
+        if self._under_way and self._ranks.silent:
+            self._say_silent()
         return not self._under_way and self._ranks.lost is None
 
     def _may_settle(self) -> bool:
-        return bool(self._under_way) and not self._link.broken and self._ranks.lost is None
+        return bool(self._under_way) and not self._link.broken and not self._alone
+
+    @property
+    def _alone(self) -> str:
+        """Why no checkpoint can become complete, as far as is known of the other ranks; empty: they are there."""
+        return str(self._ranks.lost or self._ranks.silent)
+
+    def _say_silent(self) -> None:
+        with self._settled:
+            names = ", ".join(map(str, sorted(self._under_way)))
+        text = f"{names} will not be complete: {self._ranks.silent}"
+        if text not in self._costs.failures:
+            self._costs.failures.append(text)
+            logger.error("ranks_silent run=%s reason=%s", self._parts.name, text)
 
     def keep_daemon(self) -> None:
         """Notice that the daemon is gone, and look for another one beside training."""
@@ -191,6 +212,10 @@ class RunCheckpoints:
         """Tell whether the last boundary is saved, or time is only left for what is under way."""
         return self._parts.end.saves_last(self.progress)
 
+    def end_heard(self, left_s: float) -> None:
+        """Some rank is ended then, and with it all."""
+        self._parts.end.others_end_in(left_s)
+
     def end_confirmed(self) -> None:
         """All ranks were told to end."""
         self._parts.end.confirmed()
@@ -215,6 +240,7 @@ class RunCheckpoints:
         if self._ranks.world_size > 1:
             self._link.tell(frames.Complete(attempt=checkpoint.attempt, step=checkpoint.step))
         self._costs.completed(checkpoint)
+        self._failing, self._failed_alike = "", 0
         with self._settled:
             self._complete_step = max(self._complete_step, checkpoint.step)
             self._taken_steps = {step for step in self._taken_steps if step >= self._complete_step}
@@ -228,10 +254,20 @@ class RunCheckpoints:
             self._skipped_elsewhere(checkpoint, reason)
         else:
             self._costs.failures.append(f"{checkpoint}: {reason}")
-            logger.error(
-                "checkpoint_failed run=%s checkpoint=%s reason=%s", self._parts.name, checkpoint, reason
-            )
+            self._say_failed(checkpoint, reason)
         self._settle(checkpoint)
+
+    def _say_failed(self, checkpoint: CheckpointId, reason: str) -> None:
+        """Log it; of those that fail alike, one after the other, the first, the 10th, the 100th and so on."""
+        kind = _FIGURES.sub("", reason)
+        self._failed_alike = self._failed_alike + 1 if kind == self._failing else 1
+        self._failing, count = kind, self._failed_alike
+        if count != 10 ** (len(str(count)) - 1):
+            return
+        alike = f" (as the {count - 1} before it)" if count > 1 else ""
+        logger.error(
+            "checkpoint_failed run=%s checkpoint=%s reason=%s%s", self._parts.name, checkpoint, reason, alike
+        )
 
     def _skipped_elsewhere(self, checkpoint: CheckpointId, reason: str) -> None:
         """A rank had no room or no arena for its part: counted here unless it was this rank, which knows already."""

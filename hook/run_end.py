@@ -13,6 +13,9 @@ from .rank_protocol import Ranks
 
 logger = logging.getLogger(__name__)
 
+NEWS_S = 1.0
+"""What all ranks are told at about the same time is no news to any of them."""
+
 
 class RunEnd:
     """Asks all ranks for a last checkpoint in time. Used by the training thread; notices come on the watch's."""
@@ -21,6 +24,8 @@ class RunEnd:
         self._name, self._ranks, self._pace = name, ranks, pace
         self._lock = threading.Lock()
         self._machine = EndMachine(rank=ranks.rank, world_size=ranks.world_size)
+        self._agreed_until_s: float | None = None
+        """The earliest end that all ranks were told of, or have told this one of."""
         self._watch = NoticeWatch(preemption, self._on_notice, self._on_unconfirmed)
 
     def lease(self, seconds: float, *, ends: bool) -> None:
@@ -38,6 +43,7 @@ class RunEnd:
         """Ask for what the machine wants, before the boundary is decided about."""
         with self._lock:
             ask = self._machine.at_boundary(self._boundary(progress))
+        self._tell_ranks()
         if ask is not None:
             self._ranks.ask_for_checkpoint(ask)
 
@@ -51,6 +57,16 @@ class RunEnd:
         """When somebody will end this process, of the monotonic clock, as far as this rank knows."""
         with self._lock:
             return self._machine.until_s(time.monotonic())
+
+    def others_end_in(self, left_s: float) -> None:
+        """Somebody ends another rank in so many seconds, and with it all of them; from any thread."""
+        until_s = time.monotonic() + left_s
+        with self._lock:
+            known_s = self._machine.known_until_s
+            self._machine.others_end_by(until_s)
+            self._agreed_until_s = min(until_s, self._agreed_until_s or until_s)
+        if known_s is None or until_s < known_s - NEWS_S:
+            logger.warning("run_ends run=%s reason=another rank is ended left_s=%.0f", self._name, left_s)
 
     def confirmed(self) -> None:
         """All ranks were told by SIGTERM; called on the agreement's thread."""
@@ -85,6 +101,15 @@ class RunEnd:
             needed_s=self._pace.needed_s,
         )
 
+    def _tell_ranks(self) -> None:
+        """Let all ranks know if this one is ended sooner than they have heard; before any of them is asked to end."""
+        with self._lock:
+            until_s, agreed_s = self._machine.known_until_s, self._agreed_until_s
+            if until_s is None or (agreed_s is not None and until_s >= agreed_s):
+                return
+            self._agreed_until_s = until_s
+        self._ranks.ends_in(until_s - time.monotonic())
+
     # -- on the watch's thread
 
     def _on_notice(self, notice: Notice) -> None:
@@ -92,6 +117,7 @@ class RunEnd:
         logger.warning("run_ends run=%s reason=%s left_s=%.0f", self._name, notice.reason, left_s)
         with self._lock:
             self._machine.noticed(notice)
+        self._tell_ranks()
         if notice.reason == SIGTERM:
             self._ranks.confirm_end(Ask(end=SIGTERM))
 

@@ -181,6 +181,7 @@ class Snapshotter:
                 slot_size_bytes=layout.slot_size_bytes,
                 slot_count=self._slot_count,
                 ring_size_bytes=ring if ring < layout.slot_size_bytes else 0,
+                files_size_bytes=sum(segment.file_size_bytes for segment in layout.segments),
             )
         )
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -168,6 +168,8 @@ class MakeArena(msgspec.Struct, frozen=True, tag="make_arena"):
     slot_count: int
     ring_size_bytes: int = 0
     """The least that a slot must have for a snapshot to stream through it; 0: a ring would be of no use."""
+    files_size_bytes: int = 0
+    """What a snapshot takes on the devices; 0: not said."""
 
 
 class BeginSnapshot(msgspec.Struct, frozen=True, tag="begin_snapshot"):
@@ -503,6 +505,12 @@ class Notice(msgspec.Struct, frozen=True, tag="notice"):
     message: str
 
 
+class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
+    """The trainer of another rank of the same attempt, on this node, has died or let go of the daemon."""
+
+    rank: int
+
+
 class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
     """Somebody took the run over; this client can start nothing new."""
 
@@ -527,5 +535,6 @@ Reply = (
     | PersistFailed
     | DevicesChanged
     | Notice
+    | RankGone
     | Fenced
 )

@@ -15,6 +15,7 @@ from everstep.checkpoint.testing import (
     CrashedError,
     FaultyStorage,
     Mode,
+    begun,
     load,
     make_state,
     opened,
@@ -31,18 +32,9 @@ def at(step: int) -> CheckpointId:
 
 
 @pytest.fixture
-def dirs(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / name for name in "ab"]
-    for path in made:
-        path.mkdir()
-    return made
-
-
-@pytest.fixture
 def run(dirs: list[Path]) -> Generator[RunStore]:
     with opened(dirs) as (store, _):
-        made = store.run(UID, "demo", create=True)
-        made.begin_attempt(1, fresh=False)
+        made = begun(store)
         for step in range(1, 6):
             save(made, make_state(store, step), at(step))
         yield made

@@ -23,6 +23,7 @@ from everstep.checkpoint.testing import (
     FaultyStorage,
     Mode,
     State,
+    begun,
     each_engine,
     load,
     make_state,
@@ -38,14 +39,6 @@ OLD, NEW, NEXT = CheckpointId(1, 1), CheckpointId(1, 2), CheckpointId(1, 3)
 
 
 @pytest.fixture
-def dirs(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / name for name in "ab"]
-    for path in made:
-        path.mkdir()
-    return made
-
-
-@pytest.fixture
 def faulty() -> FaultyStorage:
     return FaultyStorage(RealStorage())
 
@@ -53,8 +46,7 @@ def faulty() -> FaultyStorage:
 @pytest.fixture
 def run(dirs: list[Path], faulty: FaultyStorage) -> Generator[RunStore]:
     with opened(dirs, ops=faulty.as_ops()) as (store, _):
-        made = store.run(UID, "demo", create=True)
-        made.begin_attempt(1, fresh=False)
+        made = begun(store)
         yield made
 
 

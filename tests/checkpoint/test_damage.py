@@ -24,6 +24,7 @@ from everstep.checkpoint.testing import (
     opened,
     save,
     save_again,
+    save_steps,
 )
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import CorruptDataError
@@ -37,18 +38,11 @@ def at(step: int) -> CheckpointId:
 
 
 @pytest.fixture
-def dirs(tmp_path: Path) -> list[Path]:
+def dirs(dirs: list[Path]) -> list[Path]:
     """Devices of a store with three complete checkpoints, of which the last is known complete."""
-    made = [tmp_path / name for name in "ab"]
-    for path in made:
-        path.mkdir()
-    with opened(made) as (store, _):
-        run = store.run(UID, "demo", create=True)
-        run.begin_attempt(1, fresh=False)
-        for step in (1, 2, 3):
-            save(run, make_state(store, step), at(step))
-            run.set_complete_floor(at(step))
-    return made
+    with opened(dirs) as (store, _):
+        save_steps(store, (1, 2, 3))
+    return dirs
 
 
 @pytest.fixture

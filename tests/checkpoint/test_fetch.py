@@ -15,6 +15,7 @@ from everstep.checkpoint.segment_check import CHUNK_SIZE_BYTES
 from everstep.checkpoint.testing import (
     FaultyStorage,
     State,
+    begun,
     each_engine,
     load,
     make_state,
@@ -32,16 +33,7 @@ from everstep.core.errors import (
 )
 from everstep.core.ids import CheckpointId
 
-UID = os.geteuid()
 ONE, TWO = CheckpointId(1, 1), CheckpointId(1, 2)
-
-
-@pytest.fixture
-def dirs(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / name for name in "ab"]
-    for path in made:
-        path.mkdir()
-    return made
 
 
 @pytest.fixture
@@ -52,8 +44,7 @@ def faulty() -> FaultyStorage:
 @pytest.fixture
 def run(dirs: list[Path], faulty: FaultyStorage) -> Generator[RunStore]:
     with opened(dirs, ops=faulty.as_ops()) as (store, _):
-        made = store.run(UID, "demo", create=True)
-        made.begin_attempt(1, fresh=False)
+        made = begun(store)
         yield made
 
 

@@ -13,7 +13,7 @@ from everstep.checkpoint.findings import Severity
 from everstep.checkpoint.fsck import FsckReport, fsck, inspect_beside
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.tags import add_tag
-from everstep.checkpoint.testing import HOLDER, FaultyStorage, make_state, opened, save
+from everstep.checkpoint.testing import HOLDER, FaultyStorage, opened, save_steps
 from everstep.core.errors import DeviceLockedError, NotFoundError
 from everstep.core.ids import CheckpointId, random_id
 
@@ -26,21 +26,14 @@ def at(step: int) -> CheckpointId:
 
 
 @pytest.fixture
-def dirs(tmp_path: Path) -> Generator[list[Path]]:
+def dirs(dirs: list[Path]) -> Generator[list[Path]]:
     """A store of two devices, a run with three complete checkpoints, the first one tagged."""
-    made = [tmp_path / name for name in "ab"]
-    for path in made:
-        path.mkdir()
-    with opened(made) as (store, _):
-        run = store.run(UID, "demo", create=True)
-        run.begin_attempt(1, fresh=False)
-        for step in (1, 2, 3):
-            save(run, make_state(store, step), at(step))
-            run.set_complete_floor(at(step))
+    with opened(dirs) as (store, _):
+        run = save_steps(store, (1, 2, 3))
         add_tag(run, "best", at(1))
-    yield made
-    fsck_of(made, repair=True)
-    assert REPAIRABLE not in {each.severity for each in fsck_of(made).findings}
+    yield dirs
+    fsck_of(dirs, repair=True)
+    assert REPAIRABLE not in {each.severity for each in fsck_of(dirs).findings}
 
 
 def fsck_of(dirs: Sequence[Path], *, repair: bool = False, data: bool = False) -> FsckReport:

@@ -35,14 +35,6 @@ FIRST, SECOND = CheckpointId(1, 1), CheckpointId(1, 2)
 
 
 @pytest.fixture
-def dirs(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / name for name in "ab"]
-    for path in made:
-        path.mkdir()
-    return made
-
-
-@pytest.fixture
 def states(dirs: list[Path]) -> dict[CheckpointId, State]:
     """Two checkpoints of a run in a store that was closed."""
     with opened(dirs) as (store, _):

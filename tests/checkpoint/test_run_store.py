@@ -20,14 +20,6 @@ UID = os.geteuid()
 
 
 @pytest.fixture
-def dirs(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / name for name in "ab"]
-    for path in made:
-        path.mkdir()
-    return made
-
-
-@pytest.fixture
 def store(dirs: list[Path]) -> Generator[Store]:
     with opened(dirs) as (made, _):
         yield made

@@ -14,7 +14,13 @@ from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.store_format import Tag, encode_tag
 from everstep.checkpoint.tags import add_tag, remove_tag
-from everstep.checkpoint.testing import CrashedError, FaultyStorage, Mode, make_state, opened, save
+from everstep.checkpoint.testing import (
+    CrashedError,
+    FaultyStorage,
+    Mode,
+    opened,
+    save_steps,
+)
 from everstep.core.errors import NotFoundError, ProtectedError, StorageError, UsageError
 from everstep.core.ids import CheckpointId
 
@@ -27,22 +33,9 @@ def at(step: int) -> CheckpointId:
 
 
 @pytest.fixture
-def dirs(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / name for name in "ab"]
-    for path in made:
-        path.mkdir()
-    return made
-
-
-@pytest.fixture
 def run(dirs: list[Path]) -> Generator[RunStore]:
     with opened(dirs) as (store, _):
-        made = store.run(UID, "demo", create=True)
-        made.begin_attempt(1, fresh=False)
-        for step in range(1, 5):
-            save(made, make_state(store, step), at(step))
-            made.set_complete_floor(at(step))
-        yield made
+        yield save_steps(store, range(1, 5))
 
 
 def tag_files(dirs: list[Path]) -> list[Path]:

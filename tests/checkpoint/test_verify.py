@@ -10,7 +10,7 @@ from everstep.checkpoint.engine import Engine
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.segment_check import Chunk, read_chunk
 from everstep.checkpoint.storage_ops import ArenaRange, SegmentHandle, StorageOps
-from everstep.checkpoint.testing import each_engine, make_state, opened, save, save_again
+from everstep.checkpoint.testing import begun, each_engine, make_state, opened, save, save_again
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import NotFoundError, StorageError
 from everstep.core.ids import CheckpointId
@@ -20,16 +20,12 @@ ONE = CheckpointId(1, 1)
 
 
 @pytest.fixture
-def dirs(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / name for name in "ab"]
-    for path in made:
-        path.mkdir()
-    with opened(made) as (store, _):
-        run = store.run(UID, "demo", create=True)
-        run.begin_attempt(1, fresh=False)
+def dirs(dirs: list[Path]) -> list[Path]:
+    with opened(dirs) as (store, _):
+        run = begun(store)
         for rank in range(2):
             save(run, make_state(store, rank), ONE, rank=rank, world_size=2)
-    return made
+    return dirs
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`everstep plan` and `everstep simulate` as people and machines call them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,10 +38,20 @@ def test_plan_for_people(answer: Any) -> None:
         "8.17 s; durable 8.66 s after the boundary",
         "5 ms, and 9.8 ms by slower steps",
         "9.39 s, bound by persist bandwidth: 8.17 s",
-        "902 TB by each node",
+        "902 TB by each node, endurance not judged: no drive size",
         "--step TIME",
     ):
         assert said in text, text
+
+
+def test_plan_says_how_the_size_of_drives_is_given_until_it_is(answer: Any) -> None:
+    _, text, _ = answer(*PLAN)
+    (given,) = re.findall(r"so their endurance bounds nothing here; give it, such as (--devices \S+)", text)
+    assert given == "--devices 4x3GBps/7.68TB"
+    _, text, _ = answer(*PLAN[:-2], *given.split())
+    assert "1 drive writes" in text
+    assert "endurance bounds nothing" not in text
+    assert "not judged" not in text
 
 
 def test_plan_for_machines(answer: Any) -> None:

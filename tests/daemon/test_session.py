@@ -146,6 +146,31 @@ class TestLeases:
             pause.go()
 
 
+class TestRanks:
+    def test_the_others_of_its_attempt_hear_of_a_rank_that_died_and_no_others(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        with (
+            daemon_process(socket_path),
+            FakeTrainer(socket_path) as first,
+            FakeTrainer(socket_path) as other,
+        ):
+            first.open_run(devices, rank=0, world_size=3)
+            first.begin_attempt(1)
+            with FakeTrainer(socket_path) as leaving:
+                leaving.open_run(devices, rank=1, world_size=3)
+                leaving.begin_attempt(1)
+                leaving.ask(frames.Detach(request_id=leaving.number()))
+            with FakeTrainer(socket_path) as dying:
+                dying.open_run(devices, rank=2, world_size=3)
+                dying.begin_attempt(1)
+                other.open_run(devices, rank=1, world_size=3)  # of the next group, which has not begun
+            assert first.event(frames.RankGone) == frames.RankGone(rank=2)
+            assert first.events == []
+            other.offers()  # answered after all that was sent before
+            assert other.events == []
+
+
 class TestBugs:
     """An exception that nobody expects is told to the one whose work it was; everybody else goes on."""
 

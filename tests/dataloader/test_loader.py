@@ -605,3 +605,36 @@ def test_a_position_far_into_a_billion_samples_is_found_at_once() -> None:
     loader.load_state_dict({**loader.state_dict(), "cursor": 900_000_000})
     expected = order(OrderSpec(kind=OrderKind.PERMUTED, seed=3), 0, 10**9)
     assert numbers(next(iter(loader))) == expected.at(np.arange(900_000_000, 900_000_004)).tolist()
+
+
+# -- an epoch that was restored, and a loop that does not know of it ---------------------------------------------------
+
+
+def restored(epoch: int) -> DataLoader[int]:
+    before, after = make(8), make(8)
+    before.set_epoch(epoch)
+    after.load_state_dict(before.state_dict())
+    return after
+
+
+def test_going_back_behind_a_restored_epoch_is_warned_about() -> None:
+    loader = restored(2)
+    with pytest.warns(
+        UserWarning, match=r"set_epoch\(0\) goes back behind epoch 2.*run\.epochs\(n\)"
+    ) as said:
+        loader.set_epoch(0)
+    assert said[0].filename == __file__
+    assert loader.epoch == 0, "whoever wants that has it"
+
+
+def test_other_epochs_are_not_warned_about() -> None:
+    """pytest makes errors of warnings."""
+    for epoch in (2, 3):
+        restored(2).set_epoch(epoch)
+    begun = restored(2)
+    next(iter(begun))
+    begun.reset()
+    begun.set_epoch(0)
+    fresh = make(8)
+    fresh.set_epoch(2)
+    fresh.set_epoch(0)

@@ -171,6 +171,17 @@ def test_the_earliest_end_counts() -> None:
     assert machine.until_s(0.0) == 50.0
 
 
+def test_the_end_of_another_rank_counts_like_an_own_one() -> None:
+    machine = EndMachine(rank=0, world_size=2)
+    assert machine.known_until_s is None
+    machine.others_end_by(50.0)
+    assert machine.until_s(0.0) == machine.known_until_s == 50.0
+    assert not machine.saves_last(boundary(49.5, under_way=True)), "half a second is left, and one is needed"
+    machine.noticed(notice(40.0))
+    machine.others_end_by(45.0)
+    assert machine.until_s(0.0) == 40.0
+
+
 def test_only_sigterm_that_is_not_confirmed_ends_a_rank_alone() -> None:
     machine = EndMachine(rank=1, world_size=2)
     machine.noticed(notice(100.0))

@@ -15,6 +15,9 @@ class Heard:
         self.said: list[tuple[str, CheckpointId]] = []
         self.has_time = True
 
+    def end_heard(self, left_s: float) -> None:
+        raise AssertionError(left_s)
+
     def end_confirmed(self) -> None:
         raise AssertionError("one rank is all")
 

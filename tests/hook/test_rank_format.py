@@ -9,7 +9,17 @@ from everstep.checkpoint.frequency_machine import FixedInterval
 from everstep.checkpoint.frequency_types import Figures
 from everstep.core.errors import CorruptDataError
 from everstep.hook.horizon_machine import Plan
-from everstep.hook.rank_format import PlanMessage, RankState, dump_plan, dump_state, load_plan, load_state
+from everstep.hook.rank_format import (
+    Beat,
+    PlanMessage,
+    RankState,
+    dump_beat,
+    dump_plan,
+    dump_state,
+    load_beat,
+    load_plan,
+    load_state,
+)
 from everstep.hook.sweep_machine import Mark
 
 NEEDED_S = st.none() | st.floats(0, 1e9)
@@ -20,14 +30,16 @@ NEEDED_S = st.none() | st.floats(0, 1e9)
     covered=st.integers(1, 8),
     every=st.integers(1, 9),
     end=st.text(max_size=40),
-    needed_s=NEEDED_S,
+    times_s=st.tuples(NEEDED_S, NEEDED_S),
 )
-def test_a_plan_comes_back(start: int, covered: int, every: int, end: str, needed_s: float | None) -> None:
+def test_a_plan_comes_back(
+    start: int, covered: int, every: int, end: str, times_s: tuple[float | None, float | None]
+) -> None:
     fixed = FixedInterval(every)
     plan = Plan(
         number=7, start=start, horizon=start + covered, steps=fixed.due(start, start + covered), end=end
     )
-    message = PlanMessage(plan=plan, decision=fixed.decision, needed_s=needed_s)
+    message = PlanMessage(plan=plan, decision=fixed.decision, needed_s=times_s[0], left_s=times_s[1])
     assert load_plan(dump_plan(message).encode()) == message
 
 
@@ -39,6 +51,12 @@ def test_a_state_comes_back(plan: int, step: int, mean: float | None) -> None:
     )
     state = RankState(figures=figures, needed_s=mean, mark=Mark(plan=plan, step=step))
     assert load_state(dump_state(state).encode()) == state
+
+
+@given(number=st.integers(0, 2**40), silent=st.lists(st.integers(0, 2**20), max_size=5))
+def test_a_beat_comes_back(number: int, silent: list[int]) -> None:
+    beat = Beat(number=number, silent=tuple(silent))
+    assert load_beat(dump_beat(beat).encode()) == beat
 
 
 @pytest.mark.parametrize(
@@ -53,6 +71,6 @@ def test_a_state_comes_back(plan: int, step: int, mean: float | None) -> None:
     ],
 )
 def test_what_is_something_else_is_refused(text: bytes) -> None:
-    for load in (load_plan, load_state):
+    for load in (load_plan, load_state, load_beat):
         with pytest.raises(CorruptDataError):
             load(text)

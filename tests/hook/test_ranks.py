@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,11 +20,11 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from everstep.checkpoint.frequency_plan import DEADLINE_ROOM
 from everstep.checkpoint.frequency_types import Limits
-from everstep.core.errors import EverstepError, RanksLostError
+from everstep.core.errors import ConfigError, DeadlineError, EverstepError, RanksLostError
 from everstep.core.ids import CheckpointId
+from everstep.hook import rank_beats, run_end, silence_machine
 from everstep.hook import ranks as ranks_module
-from everstep.hook import run_end
-from everstep.hook.end_machine import Ask
+from everstep.hook.end_machine import Ask, Notice
 from everstep.hook.notice import CONFIRM_S, Preemption
 from everstep.hook.pace import Pace
 from everstep.hook.ranks import StoreRanks
@@ -41,18 +42,31 @@ class Make(Protocol):
 class Listener:
     """Has time for a last checkpoint, or not; nothing of these tests is ever sealed."""
 
-    def __init__(self, *, has_time: bool = True, on_confirmed: Callable[[], None] = lambda: None) -> None:
-        self._has_time, self._on_confirmed = has_time, on_confirmed
+    def __init__(
+        self,
+        *,
+        has_time: bool = True,
+        on_confirmed: Callable[[], None] = lambda: None,
+        on_end: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._has_time, self._on_confirmed, self._on_end = has_time, on_confirmed, on_end
         self.confirmed, self.lost = threading.Event(), SimpleQueue[EverstepError]()
+        self.left_s: list[float] = []
+        self.known_when_asked: list[float] = []
 
     def ranks_lost(self, error: EverstepError) -> None:
         self.lost.put(error)
+
+    def end_heard(self, left_s: float) -> None:
+        self.left_s.append(left_s)
+        self._on_end(left_s)
 
     def end_confirmed(self) -> None:
         self._on_confirmed()
         self.confirmed.set()
 
     def saves_last_boundary(self) -> bool:
+        self.known_when_asked = list(self.left_s)
         return self._has_time
 
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
@@ -146,6 +160,50 @@ def test_a_request_after_a_notice_leaves_the_notice(rank: Make) -> None:
     for each in pair:
         each.start(0, Listener())
     assert last_boundary(pair) == ("the notice", True)
+
+
+# -- how long is left
+
+
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_rank_0_knows_the_least_time_left_when_it_decides(rank: Make, by_signal: bool) -> None:
+    """It came to another rank: a notice of its node, or the shorter grace of its SIGTERM."""
+    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+    if by_signal:
+        pair[0].ends_in(30.0)
+        pair[0].confirm_end(Ask(end="SIGTERM"))
+    pair[1].ends_in(5.0)
+    pair[1].confirm_end(Ask(end="SIGTERM")) if by_signal else pair[1].ask_for_checkpoint(
+        Ask(end="the notice")
+    )
+    last_boundary(pair)
+    (left_s,) = heard[0].known_when_asked
+    assert 4.0 < left_s <= 5.0
+
+
+@pytest.mark.parametrize("first_s", [30.0, 5.0])
+def test_every_rank_knows_the_least_time_left_when_it_ends(rank: Make, first_s: float) -> None:
+    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
+    for each, listener, left_s in zip(pair, heard, (first_s, 35.0 - first_s), strict=True):
+        each.start(0, listener)
+        each.ends_in(left_s)
+        each.confirm_end(Ask(end="SIGTERM"))
+    last_boundary(pair)
+    assert 4.0 < min(heard[1].left_s) <= 5.0
+
+
+def test_the_time_left_of_a_rank_that_waits_to_begin_grows_less(rank: Make) -> None:
+    """A notice may come while data are loaded: long before there is anybody to tell."""
+    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
+    pair[1].ends_in(5.0)
+    pair[1].ask_for_checkpoint(Ask(end="the notice"))
+    time.sleep(0.5)
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+    last_boundary(pair)
+    assert heard[0].known_when_asked[0] <= 4.5
 
 
 class AsksMeanwhile:
@@ -416,3 +474,92 @@ def test_who_is_told_with_all_others_does_not_end_alone(
     os.kill(os.getpid(), signal.SIGTERM)
     assert heard.confirmed.wait(DEADLINE_S)
     assert not alone.wait(CONFIRM_S + 0.5)
+
+
+def test_all_ranks_end_by_the_clock_of_the_one_that_is_ended_first(
+    rank: Make, end_of: Callable[[StoreRanks], RunEnd]
+) -> None:
+    """Only one has heard of it, at a boundary of its own: so does the end of each run say it."""
+    pair = [rank(0), rank(1)]
+    ends = [end_of(each) for each in pair]
+    for each, end in zip(pair, ends, strict=True):
+        each.start(0, Listener(on_end=end.others_end_in))
+    until_s = time.monotonic() + 7.0
+    ends[1]._on_notice(Notice(reason="the notice", until_s=until_s, ends=True))
+    pair[1].ask_for_checkpoint(Ask(end="the notice"))
+    last_boundary(pair)
+    for end in ends:
+        assert until_s - 0.01 <= end.until_s < until_s + 2.0
+
+
+# -- a rank that does not answer, while the Store does
+
+
+def until_silent(each: StoreRanks) -> str:
+    wait_until(lambda: bool(each.silent))
+    return each.silent
+
+
+def test_a_rank_that_beats_no_more_is_named_by_all_others(
+    rank: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_beats, "BEAT_S", 0.02)
+    monkeypatch.setattr(silence_machine, "_LOOK_COUNTS_S", 0.2)
+    monkeypatch.setattr(rank_beats, "rank_deadline_s", lambda: 1.0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    three = [rank(number) for number in range(3)]
+    for each in three:
+        each.start(0, Listener())
+    beaten = [each._beats for each in three]
+    wait_until(lambda: all(beats._number > 15 for beats in beaten))
+    assert [each.silent for each in three] == ["", "", ""], "who beats is heard"
+    three[1].close()
+    assert until_silent(three[0]).startswith("rank 1 does not answer")
+    assert until_silent(three[2]).startswith("rank 1 does not answer"), "rank 0 has said it"
+    three[0].close()
+    wait_until(lambda: three[2].silent.startswith("ranks 0, 1 do not answer"))
+
+
+def test_a_rank_that_the_daemon_calls_gone_is_silent_at_once(rank: Make) -> None:
+    pair = [rank(0), rank(1)]
+    for each in pair:
+        each.start(0, Listener())
+    began_s = time.monotonic()
+    pair[0].gone(1)
+    assert until_silent(pair[0]).startswith("rank 1 does not answer")
+    assert time.monotonic() - began_s < 5.0
+
+
+def test_what_a_rank_had_said_before_it_went_is_heard_before_it_counts_as_gone(rank: Make) -> None:
+    pair, heard = [rank(0, every=1), rank(1, every=1)], [Completing(), Completing()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+        assert each.is_due(1)
+    one = CheckpointId(1, 1)
+    pair[0].committed(one)
+    pair[1].committed(one)
+    wait_until(lambda: heard[1].complete_count == 1)
+    pair[0].gone(1)
+    until_silent(pair[0])
+    assert heard[0].complete_count == 1
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "9", "nan"])
+def test_a_deadline_for_ranks_that_makes_no_sense_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(rank_beats.DEADLINE_VARIABLE, text)
+    with pytest.raises(ConfigError, match=re.escape(repr(text))):
+        rank_beats.rank_deadline_s()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 60.0), ("120", 120.0)])
+def test_the_deadline_for_ranks(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rank_beats.DEADLINE_VARIABLE, text)
+    assert rank_beats.rank_deadline_s() == seconds
+
+
+def test_who_did_not_come_to_an_agreement_is_named(rank: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "AGREE_DEADLINE_S", 0.2)
+    with pytest.raises(DeadlineError, match=r"offers \(missing: rank 1\)"):
+        rank(0).gather("offers", [])

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from in_process import refused, service, training
+import torch
+from in_process import Numbers, Training, refused, service, training
 
 from everstep.checkpoint.engine_choice import choose_engine
 from everstep.core.errors import ConfigError
+from everstep.dataloader import DataLoader
 
 
 @pytest.fixture
@@ -43,6 +45,19 @@ def test_a_daemon_that_dies_with_the_job_is_said(
     assert "run a node daemon (docs/configuration.md)" in said
 
 
+def test_of_one_daemon_that_is_said_once_and_of_the_next_one_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    for told in (1, 2):
+        with service():
+            with training([tmp_path]):
+                pass
+            with training([tmp_path]):
+                pass
+        assert len([text for text in warnings(caplog) if "private_daemon" in text]) == told
+
+
 def test_a_word_that_is_neither_directory_nor_device_is_said_to_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,3 +69,33 @@ def test_a_word_that_is_neither_directory_nor_device_is_said_to_be_missing(
         training(["nowhere"]),
     ):
         pass
+
+
+def said(caplog: pytest.LogCaptureFixture, trained: Training) -> tuple[list[str], list[str]]:
+    """What was said of things that were not attached: in the log, and in the report."""
+    logged = [text.partition(" ")[0] for text in warnings(caplog) if "not_attached" in text]
+    return logged, [note for note in trained.run.report().notes if "was not attached" in note]
+
+
+def test_a_loop_that_attached_all_it_moves_hears_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with service(), training([tmp_path]) as trained:
+        for _ in range(4):
+            trained.step()
+        assert said(caplog, trained) == ([], [])
+
+
+def test_a_loop_that_forgot_its_loader_and_an_optimizer_hears_of_both_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with service(), training([tmp_path]) as trained:
+        another = torch.optim.SGD(trained.model.parameters(), lr=0.0)
+        forgotten = DataLoader(Numbers(8))
+        for _ in forgotten:
+            trained.step()
+            another.step()
+        logged, noted = said(caplog, trained)
+    assert sorted(logged) == ["loader_not_attached", "optimizer_not_attached"]
+    assert any("a SGD steps parameters of 'model'" in note for note in noted)
+    assert any("everstep.DataLoader that was not attached" in note for note in noted)

@@ -26,6 +26,7 @@ from in_process import (
     training,
     truncate,
 )
+from pausing import wait_until
 from torch import nn
 
 import everstep
@@ -44,6 +45,7 @@ from everstep.core.errors import (
     VersionMismatchError,
 )
 from everstep.daemon.testing import daemon_process
+from everstep.proto.frames import PROTOCOL
 
 MIB = 1024**2
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -274,6 +276,36 @@ class TestFileSystems:
             training([small_disk]),
         ):
             pass
+
+    def test_one_that_is_too_small_is_said_once_and_not_with_each_checkpoint(
+        self, small_disk: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (small_disk / "d").mkdir()
+        (small_disk / "filler").write_bytes(bytes(28 * MIB))
+        with (
+            service(),
+            contextlib.suppress(KeyboardInterrupt),
+            training([small_disk / "d"], width=40_000) as trained,
+        ):
+            wait_until(lambda: trained.attempt_to_save() or len(trained.run.report().failures) >= 11)
+            notes = [note for note in trained.run.report().notes if "too small for this state" in note]
+            logged = [text for text in caplog.messages if "too small for this state" in text]
+            failed = [text for text in caplog.messages if text.startswith("checkpoint_failed")]
+            assert (len(notes), len(logged), len(failed)) == (1, 1, 2)
+            assert f"{small_disk / 'd'}: too small for this state: a checkpoint takes 5.2 MiB, 4" in notes[0]
+            assert "MiB are free. None can be written: free space there, or add a directory" in notes[0]
+            assert failed[1].endswith("(as the 9 before it)")
+            assert "11 x 1." in str(trained.run.report())
+            raise KeyboardInterrupt
+
+    def test_one_with_room_is_not_said_to_be_too_small(
+        self, small_disk: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (small_disk / "d").mkdir()
+        (small_disk / "filler").write_bytes(bytes(20 * MIB))
+        with service(), training([small_disk / "d"], width=40_000) as trained:
+            trained.save()
+        assert "too small" not in caplog.text
 
     def test_when_one_is_full_training_goes_on_and_older_checkpoints_stay(
         self, small_disk: Path, caplog: pytest.LogCaptureFixture
@@ -646,7 +678,7 @@ class TestDaemons:
     def test_of_another_protocol(self, storage: list[Path]) -> None:
         saved = saved_run(storage)
         other = (
-            "import everstep.proto.frames as frames; frames.PROTOCOL = 7\n"
+            "import everstep.proto.frames as frames; frames.PROTOCOL += 1\n"
             "import sys; from everstep.daemon.main import private_main; sys.exit(private_main())"
         )
         log = own_socket().with_name("daemon.log")
@@ -660,7 +692,7 @@ class TestDaemons:
             with (
                 refused(
                     VersionMismatchError,
-                    "speaks protocol 7",
+                    f"speaks protocol {PROTOCOL + 1}",
                     "1",
                     process.pid,
                     hint="one version of everstep",

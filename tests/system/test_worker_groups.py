@@ -138,3 +138,19 @@ def test_sigterm_ends_a_rank_in_time_without_the_store(job: Job) -> None:
         trainer.process.send_signal(signal.SIGTERM)
     assert [trainer.finish() for trainer in group] == [ENDED_STATUS] * 2
     assert time.monotonic() - began_s < ENDS_WITHIN_S
+
+
+# -- a rank dies and the Store stays, as where each rank is started by hand
+
+
+def test_a_rank_that_died_is_named_and_waited_for_by_nobody(job: Job) -> None:
+    """torchrun would end the others; without it each wait lasted ten minutes."""
+    store = agents_store()
+    survivor, victim = start_group(job, store, 0.0, 0.0, more=("--step-s", "0.02", "--steps", "60"))
+    survivor.until_step(5)
+    began_s = time.monotonic()
+    victim.kill()
+    (done,) = survivor.done()
+    assert time.monotonic() - began_s < ENDS_WITHIN_S
+    assert any("rank 1 does not answer" in failure for failure in done["failures"]), done
+    assert "close_incomplete run=group reason=rank 1 does not answer" in survivor.log
