@@ -55,7 +55,7 @@ class RunState:
             document = cast("dict[str, int]", values)
             place = int(document["step"]), int(document["epoch"]), bool(document["finished"])
             return *place, bool(document.get("last", False)), document.get("pace")
-        except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise StateMismatchError(
                 f"the checkpoint's own record is not readable: {values!r:.200}"
             ) from error
