@@ -9,8 +9,8 @@ What one question of each kind takes of the daemon's processor time (`--count 50
     scrape       2 ms   Prometheus: the metrics as text
     show        32 ms   the wide checkpoint's overview: 5 MB read and their digest checked, the first leaf decoded
     manifest    28 ms   the same 5 MB for a trainer that restores, which decodes them: read, and their digest checked
-    draft      437 ms   5 MB of JSON sealed, of a layout that is new each time: parsed whole, every leaf checked (20:32 UTC,
-                        beside other work; `show` took 38 then)
+    draft      437 ms   5 MB of JSON sealed, of a layout that is new each time: parsed whole, every leaf checked
+                        (20:32 UTC, beside other work; `show` took 38 then)
 """
 
 import argparse
