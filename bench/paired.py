@@ -10,7 +10,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,8 +78,11 @@ def ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
     return [ours / theirs for ours, theirs in pairs]
 
 
-def publish(title: str, rows: Sequence[Row], path: Path) -> bool:
-    """Print the table, write `path` (JSON), and return whether every goal is met."""
+def publish(title: str, rows: Sequence[Row], path: Path, left_out: Mapping[str, str] | None = None) -> bool:
+    """Print the table, write `path` (JSON), and return whether every goal is met.
+
+    `left_out` says why there is no row of something, e.g. of what is not installed.
+    """
     table = Table(title=title, title_justify="left")
     for column in ("measure", "value", "quartiles", "goal", ""):
         table.add_column(column, justify="left" if column in ("measure", "") else "right")
@@ -93,6 +96,8 @@ def publish(title: str, rows: Sequence[Row], path: Path) -> bool:
             "" if each.goal is None else f"{sign} {each.goal:g}",
             f"{verdict}{' (noisy)' if each.noisy else ''}",
         )
+    for measure, reason in (left_out or {}).items():
+        table.add_row(measure, "-", "", "", reason)
     Console(width=150).print(table)
     write(rows, path)
     return all(each.met for each in rows)

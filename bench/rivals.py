@@ -47,25 +47,40 @@ def dcp_save(state: State, folder: Path) -> None:
     dcp.save(dict(state), checkpoint_id=str(folder / "dcp"), no_dist=True)
 
 
-def rivals() -> dict[str, Callable[[State, Path], None]]:
-    """Return those that can be called here, by name."""
-    found = {
+DEEPSPEED = "DeepSpeed aio_handle + fsync"
+Save = Callable[[State, Path], None]
+
+
+class AbsentError(Exception):
+    """A rival cannot be called here; the text says why."""
+
+
+def rivals() -> tuple[dict[str, Save], dict[str, str]]:
+    """Return those that can be called here, and why the others cannot, by name."""
+    found: dict[str, Save] = {
         "torch.save + fsync": torch_save,
         "DCP save": dcp_save,
         "safetensors + fsync": safetensors_save,
     }
-    deepspeed = deepspeed_save()
-    return found if deepspeed is None else {**found, "DeepSpeed aio_handle + fsync": deepspeed}
+    try:
+        found[DEEPSPEED] = deepspeed_save()
+    except AbsentError as error:
+        return found, {DEEPSPEED: str(error)}
+    return found, {}
 
 
-def deepspeed_save() -> Callable[[State, Path], None] | None:
-    """Return a save by DeepSpeed's asynchronous I/O, or None where it is not installed or was built without it."""
+def deepspeed_save() -> Save:
+    """Return a save by DeepSpeed's asynchronous I/O.
+
+    Raises:
+        AbsentError: it is not installed, or what it builds its asynchronous I/O with is not.
+    """
     try:
         builder = importlib.import_module("deepspeed.ops.op_builder").AsyncIOBuilder()
     except ImportError:
-        return None
+        raise AbsentError("not installed") from None
     if not builder.is_compatible():
-        return None
+        raise AbsentError("installed, and cannot build its asynchronous I/O (libaio-dev, a compiler, ninja)")
     handle = builder.load().aio_handle(2**20, 32, False, True, 1)
 
     def save(state: State, folder: Path) -> None:

@@ -10,6 +10,10 @@ from .frequency_types import Decision, Figures
 
 MEMORY_FORMAT = 1
 
+_STEP_S_MIN, _TIME_S_MAX = 1e-9, 1e9
+"""No step is shorter, and nothing takes 30 years."""
+_COUNT_MAX = 2**63 - 1
+
 _Kind = TypeVar("_Kind")
 
 
@@ -40,7 +44,27 @@ def load_memory(document: object) -> FrequencyMemory:
             f"the frequency controller's memory has format {version}, this everstep knows {MEMORY_FORMAT}",
             hint="upgrade everstep, or start with fresh=True",
         )
-    return _read(document, _Memory).memory
+    memory = _read(document, _Memory).memory
+    if not _is_possible(memory):
+        raise CorruptDataError(
+            "figures of the frequency controller cannot be read: they are beyond all bounds"
+        )
+    return memory
+
+
+def _is_possible(memory: FrequencyMemory) -> bool:
+    """Tell whether what is kept can have been measured: the controller divides by it."""
+    meter = memory.meter
+    blocks = (*meter.step, *meter.stall, *meter.slower, *meter.persist, *meter.held)
+    counts = (meter.size_bytes, meter.trainer_failures, meter.node_failures)
+    return (
+        all(1 <= block.samples <= _COUNT_MAX for block in blocks)
+        and all(abs(block.mean) <= _TIME_S_MAX and 0 <= block.squares <= _TIME_S_MAX**3 for block in blocks)
+        and all(block.mean >= _STEP_S_MIN for block in meter.step)
+        and all(0 <= count <= _COUNT_MAX for count in counts)
+        and all(0 <= time_s <= _TIME_S_MAX for time_s in (meter.trained_s, memory.slower_s))
+        and (memory.interval_steps is None or 1 <= memory.interval_steps <= _COUNT_MAX)
+    )
 
 
 def dump_figures(figures: Figures) -> object:

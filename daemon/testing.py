@@ -305,7 +305,14 @@ class FakeArena:
         spoil: bool = False,
     ) -> None:
         """Write the draft and seal; `spoil` changes a byte after its digest was taken."""
-        size_bytes, digest = self._write_draft(checkpoint, slot, rank, world_size)
+        draft = encode_draft(self.draft(checkpoint, rank=rank, world_size=world_size))
+        self.seal_draft(checkpoint, draft, slot, spoil=spoil)
+
+    def seal_draft(
+        self, checkpoint: CheckpointId, draft: bytes, slot: int = 0, *, spoil: bool = False
+    ) -> None:
+        """Seal with these bytes as the draft, whatever they say."""
+        digest = self._put_draft(draft, slot)
         if spoil:
             self.map[self._base(slot) + self.layout.draft_offset_bytes + 10] ^= 1
         self.trainer.send(
@@ -315,7 +322,7 @@ class FakeArena:
                 attempt=checkpoint.attempt,
                 step=checkpoint.step,
                 draft_offset_bytes=self.layout.draft_offset_bytes,
-                draft_size_bytes=size_bytes,
+                draft_size_bytes=len(draft),
                 draft_sha256=digest,
             )
         )
@@ -324,7 +331,8 @@ class FakeArena:
         self, checkpoint: CheckpointId, slot: int = 0, *, rank: int = 0, world_size: int = 1
     ) -> None:
         """Write the draft of what is still to be filled in, and say so."""
-        size_bytes, digest = self._write_draft(checkpoint, slot, rank, world_size)
+        draft = encode_draft(self.draft(checkpoint, rank=rank, world_size=world_size))
+        digest = self._put_draft(draft, slot)
         self.trainer.send(
             frames.Announce(
                 arena=self.ready.arena,
@@ -332,7 +340,7 @@ class FakeArena:
                 attempt=checkpoint.attempt,
                 step=checkpoint.step,
                 draft_offset_bytes=self.layout.draft_offset_bytes,
-                draft_size_bytes=size_bytes,
+                draft_size_bytes=len(draft),
                 draft_sha256=digest,
             )
         )
@@ -341,28 +349,27 @@ class FakeArena:
         """Say that a segment is whole."""
         self.trainer.send(frames.Copied(arena=self.ready.arena, slot=slot, segment=segment))
 
-    def _write_draft(
-        self, checkpoint: CheckpointId, slot: int, rank: int, world_size: int
-    ) -> tuple[int, str]:
-        """Put the draft into its place; return its size and digest."""
-        draft = encode_draft(
-            Draft(
-                checkpoint=checkpoint,
-                rank=rank,
-                world_size=world_size,
-                parent=None,
-                layout_digest=self.layout.digest,
-                leaves=self.layout.leaves,
-                aliases=self.layout.aliases,
-                pieces=self.layout.pieces,
-                segments=self.layout.segments,
-                values=b"{}",
-                notes={},
-            )
+    def draft(self, checkpoint: CheckpointId, *, rank: int = 0, world_size: int = 1) -> Draft:
+        """Return what describes a snapshot of the arena's layout."""
+        return Draft(
+            checkpoint=checkpoint,
+            rank=rank,
+            world_size=world_size,
+            parent=None,
+            layout_digest=self.layout.digest,
+            leaves=self.layout.leaves,
+            aliases=self.layout.aliases,
+            pieces=self.layout.pieces,
+            segments=self.layout.segments,
+            values=b"{}",
+            notes={},
         )
+
+    def _put_draft(self, draft: bytes, slot: int) -> str:
+        """Put a draft into its place; return its digest."""
         begin = self._base(slot) + self.layout.draft_offset_bytes
         self.map[begin : begin + len(draft)] = draft
-        return len(draft), hashlib.sha256(draft).hexdigest()
+        return hashlib.sha256(draft).hexdigest()
 
     def save(
         self, checkpoint: CheckpointId, seed: int, slot: int = 0, *, rank: int = 0, world_size: int = 1

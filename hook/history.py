@@ -83,7 +83,10 @@ class History:
 
     def _read(self, stored: StoredState) -> dict[str, _Series]:
         found: dict[str, _Series] = {}
-        for pair in read_document(stored, self.name, KIND).items("counts"):
+        document = read_document(stored, self.name, KIND)
+        for pair in document.items("counts"):
+            if not isinstance(pair, list) or len(cast("list[object]", pair)) != 2:
+                raise CorruptDataError(f"the histories of {self.name} are not pairs of key and count")
             entry = Document(self.name, dict(zip(("key", "count"), cast("list[object]", pair), strict=True)))
             key, series = entry.text("key"), _Series()
             series.steps = stored.tensor(f"{self.name}.{key}.steps")

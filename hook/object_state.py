@@ -12,7 +12,7 @@ from ..core.errors import LoaderStateError, StateTypeError
 from ..dataloader.ledger import Ledger
 from ..dataloader.loader import DataLoader
 from ..dataloader.state_format import parse_state
-from .document import mismatch, read_document
+from .document import Document, mismatch, read_document
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names, numpy_module
 from .rng_state import pack_python, unpack_python
 from .state_protocol import Component, Laziness, Sink
@@ -137,10 +137,11 @@ def loader_state(name: str, loader: DataLoader[Any]) -> Component:
     def read() -> object:
         return {"loader": loader.state_dict(), "ledger": loader.ledger.state()}
 
-    def check(state: dict[str, Any]) -> None:
+    def check(state: object) -> None:
         loader.check_unmoved()
-        Ledger.from_state(state["ledger"])
-        saved, here = parse_state(state["loader"]), parse_state(loader.state_dict())
+        parts = Document(name, state)
+        Ledger.from_state(parts.value("ledger"))
+        saved, here = parse_state(parts.value("loader")), parse_state(loader.state_dict())
         if (saved.fingerprint, saved.sample_count) != (here.fingerprint, here.sample_count):
             raise LoaderStateError(
                 f"the checkpoint has a position in dataset {saved.fingerprint!r} of {saved.sample_count} samples,"

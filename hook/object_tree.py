@@ -36,6 +36,8 @@ INLINE_BYTES_MAX = 4096
 """Bytes and arrays above this become leaves of their own: the manifest, read whole at every start, stays small."""
 
 _PLAIN_ARRAY_KINDS = "biufcmMSU"
+_DIMENSIONS_MAX = 64
+"""As in numpy."""
 _CPU = torch.device("cpu")
 
 
@@ -250,7 +252,11 @@ class TreeDecoder:
 
 
 def leaf_names(data: object) -> list[str]:
-    """Return the names of the leaves that encoded data refer to, without making any."""
+    """Return the names of the leaves that encoded data refer to, without making any.
+
+    Raises:
+        CorruptDataError: one of them is no text.
+    """
     found: list[str] = []
     pending = [data]
     while pending:
@@ -262,16 +268,19 @@ def leaf_names(data: object) -> list[str]:
                 leaf = _leaf_of(key, item)
                 if leaf is None:
                     pending.append(item)
-                else:
+                elif isinstance(leaf, str):
                     found.append(leaf)
+                else:
+                    raise CorruptDataError(f"the non-tensor state names a leaf by {leaf!r:.80}")
     return found
 
 
-def _leaf_of(key: str, item: object) -> str | None:
+def _leaf_of(key: str, item: object) -> object:
+    """Return the name of the leaf that a tag refers to, or what stands in its place; None where it refers to none."""
     if key in {"$leaf", "$rawbytes"}:
-        return cast(str, cast(list[object], item)[0] if isinstance(item, list) else item)
+        return next(iter(cast(list[object], item)), False) if isinstance(item, list) else item
     if key == "$ndarray" and isinstance(item, dict):
-        return cast(dict[str, str], item).get("leaf")
+        return cast(dict[str, object], item).get("leaf")
     return None
 
 
@@ -310,6 +319,7 @@ def decode_array(dtype: str, shape: tuple[int, ...], data: bytes, order: str) ->
     """Return the array that `$ndarray` holds; ValueError where its bytes do not fill it."""
     numpy = _numpy()
     found = numpy.dtype(dtype)
-    if found.kind not in _PLAIN_ARRAY_KINDS or math.prod(shape) * found.itemsize != len(data):
-        raise ValueError(f"{len(data)} bytes are no array of {dtype} {list(shape)}")
+    fits = len(shape) <= _DIMENSIONS_MAX and math.prod(shape) * found.itemsize == len(data)
+    if found.kind not in _PLAIN_ARRAY_KINDS or not fits:
+        raise ValueError(f"{len(data)} bytes are no array of {dtype} {list(shape[:_DIMENSIONS_MAX])}")
     return numpy.ndarray(shape, dtype=found, buffer=bytearray(data), order=order)

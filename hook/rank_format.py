@@ -110,7 +110,7 @@ def load_beat(text: bytes) -> Beat:
 def _read(text: bytes, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.json.decode(text, type=kind, strict=True)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CorruptDataError(
             f"what another rank said cannot be read: {error}", hint="all ranks must run the same version"
         ) from error

@@ -204,3 +204,84 @@ def test_a_shortage_is_what_the_margin_takes_all_of(free_bytes: int) -> None:
     text = shortage("/d0", free_bytes)
     assert bool(text) == (free_bytes <= SPACE_MARGIN_BYTES)
     assert not text or ("/d0 has no room" in text and "16.0 MiB of each file system stay free" in text)
+
+
+def simulated(
+    true_bytes_per_s: list[float], known_bytes_per_s: list[float | None], sizes_bytes: list[int]
+) -> tuple[float, Counter[str]]:
+    """Return when a shard is written by drives that take over from each other, and how many segments each wrote."""
+    devices = loads(*known_bytes_per_s)
+    owners = deal(sizes_bytes, devices, rooms(devices))
+    names = [each.device_id for each in devices]
+    waiting = {
+        name: [size for size, owner in zip(sizes_bytes, owners, strict=True) if owner == name]
+        for name in names
+    }
+    speeds = dict(zip(names, true_bytes_per_s, strict=True))
+    known = dict(zip(names, known_bytes_per_s, strict=True))
+    running: dict[str, tuple[float, int]] = {}  # when it began, and its size
+    written: Counter[str] = Counter()
+    now_s = 0.0
+    while True:
+        for thief in names:
+            if thief in running:
+                continue
+            works = [
+                Work(
+                    device_id=name,
+                    waiting_bytes=tuple(waiting[name]),
+                    running_bytes=running[name][1] if name in running else 0,
+                    running_s=now_s - running[name][0] if name in running else 0.0,
+                    speed_bytes_per_s=known[name],
+                )
+                for name in names
+                if name != thief
+            ]
+            loser = thief if waiting[thief] else victim(known[thief], works)
+            if loser is not None:
+                running[thief] = (now_s, waiting[loser].pop())
+        if not running:
+            assert not any(waiting.values()), "segments are left and nobody writes them"
+            return now_s, written
+        now_s, done = min((began + size / speeds[name], name) for name, (began, size) in running.items())
+        del running[done]
+        written[done] += 1
+
+
+@given(
+    st.floats(100, 1e6),
+    st.integers(2, 8),
+    st.integers(1, 16),
+    st.integers(1 << 20, 1 << 30),
+    st.floats(1e6, 1e10),
+)
+def test_a_drive_a_hundred_times_slower_and_more_holds_nobody_up_for_longer_than_one_segment(
+    factor: float, device_count: int, segments_each: int, size: int, speed: float
+) -> None:
+    """Who does not know it, of all or of this one, gives it one segment; who does gives it none."""
+    true = [speed] * (device_count - 1) + [speed / factor]
+    sizes_bytes = [size] * (segments_each * device_count)
+    slow = f"d{device_count - 1}"
+    for known in ([None] * device_count, [*true[:-1], None], [*true]):
+        end_s, written = simulated(true, [*known], sizes_bytes)
+        assert written.total() == len(sizes_bytes)
+        fast_s = -(-len(sizes_bytes) // (device_count - 1)) * size / speed
+        if known[-1] is None:
+            assert written[slow] == 1
+            assert end_s <= max(fast_s, size * factor / speed) * (1 + 1e-9)
+        else:
+            assert written[slow] == 0
+            assert end_s <= fast_s * (1 + 1e-9)
+
+
+def test_no_speed_is_divided_by() -> None:
+    """A drive that has moved nothing yet, or nothing for long, is as good as unknown; one that crawls gets nothing."""
+    for speed in (0.0, 5e-324, None):
+        devices = loads(speed, 100.0)
+        counts = Counter(deal([10] * 8, devices, rooms(devices)))
+        assert counts.total() == 8
+        assert counts["d1"] == (8 if speed else 4)
+        assert victim(100.0, [work("d0", 10, 10, speed=speed, running=10, running_s=1e9)]) == "d0"
+        victim(speed, [work("d0", 10, speed=100.0)])
+    devices = loads(0.0, 0.0)
+    assert Counter(deal([10] * 8, devices, rooms(devices))) == {"d0": 4, "d1": 4}

@@ -22,6 +22,7 @@ from everstep.checkpoint.manifest_types import Manifest
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.publication import PersistResult
 from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.shard_write import WRITERS_PER_DEVICE
 from everstep.checkpoint.testing import State, load, memory_arena, opened
 from everstep.core.ids import CheckpointId
 
@@ -105,6 +106,25 @@ def test_a_drive_that_turns_slow_is_relieved_within_the_same_checkpoint(
     result = persist(run, state, 2, engines)
     assert counts(result.manifest)[slow_id] <= 2
     assert load(run, result.manifest) == state.content
+
+
+def test_a_drive_a_hundred_times_slower_gets_one_segment_for_each_lane_and_later_none(
+    run: RunStore, engines: dict[str, BoundedEngine]
+) -> None:
+    """At first nobody knows: each of its lanes has begun one. The next checkpoints do without it."""
+    state = make_large_state(16)
+    slow_id = run.store.devices[-1].device_id
+    for engine in engines.values():
+        engine.bytes_per_s = 1000 * MB
+    engines[slow_id].bytes_per_s = 10 * MB
+    results = [persist(run, state, step, engines) for step in (1, 2, 3)]
+    assert 1 <= counts(results[0].manifest)[slow_id] <= WRITERS_PER_DEVICE
+    assert [counts(result.manifest)[slow_id] for result in results[1:]] == [0, 0]
+    for result in results:
+        assert load(run, result.manifest) == state.content
+    slowest = run.store.speeds.reading(slow_id).bytes_per_s
+    assert slowest is not None
+    assert 0 < slowest < 11 * MB
 
 
 def test_a_segment_that_was_taken_over_is_on_one_device_only(

@@ -464,3 +464,99 @@ def test_a_kernel_without_a_table_of_buffers_registers_nothing(
         assert pinned_kib() == before
         engine.close()
     assert "buffers_not_registered" in caplog.text
+
+
+# --- what the kernel itself says of a ring ----------------------------------------------------------------------------
+
+
+def ring_said(ring_fd: int) -> dict[str, list[str]]:
+    """Return the tables of registered files and buffers as the kernel shows them, without empty places."""
+    found, entries = dict[str, list[str]](), list[str]()
+    for line in Path(f"/proc/self/fdinfo/{ring_fd}").read_text().splitlines():
+        name, _, content = line.partition(":")
+        if not name.strip().isdigit():
+            entries = found[name] = []
+        elif content.strip() != "<none>":
+            entries.append(content.strip())
+    if not {"UserFiles", "UserBufs"} <= found.keys():
+        pytest.skip("this kernel does not show what is registered with a ring")
+    return found
+
+
+def ring_of(engine: UringEngine) -> Ring:
+    return engine._ring  # pyright: ignore[reportPrivateUsage]
+
+
+def fd_of(ring: Ring) -> int:
+    return ring._fd  # pyright: ignore[reportPrivateUsage]
+
+
+def opcodes(ring: Ring) -> list[int]:
+    return [sqe.opcode for sqe in ring._memory.sqes]  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_kernel_holds_what_is_registered_and_requests_use_it(
+    file_fd: int, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uring_buffers, "CHUNK_BYTES", ARENA_SIZE // 4)
+    engine = UringEngine(REGISTERING, held_fd=pipe[1])
+    ring = ring_of(engine)
+    empty = ring_said(fd_of(ring))
+    assert (len(empty["UserFiles"]), len(empty["UserBufs"])) == (1, 0)
+    assert "pipe" in empty["UserFiles"][0]
+    with sealed_arena() as (arena_fd, content):
+        content[:] = os.urandom(ARENA_SIZE)
+        engine.run(transfer(TransferKind.WRITE, arena_fd, file_fd, ARENA_SIZE))
+        assert set(opcodes(ring)) == {uring_abi.OP_WRITE_FIXED}
+        chunks = [entry.split("/") for entry in ring_said(fd_of(ring))["UserBufs"]]
+        assert [int(size) for _, size in chunks] == [ARENA_SIZE // 4] * 4
+        addresses = [int(address, 16) for address, _ in chunks]
+        assert [address - addresses[0] for address in addresses] == [
+            number * ARENA_SIZE // 4 for number in range(4)
+        ]
+        assert os.pread(file_fd, ARENA_SIZE, 0) == content[:]
+        content[:] = bytes(ARENA_SIZE)
+        engine.run(transfer(TransferKind.READ, arena_fd, file_fd, ARENA_SIZE))
+        assert set(opcodes(ring)) == {uring_abi.OP_READ_FIXED}
+        assert os.pread(file_fd, ARENA_SIZE, 0) == content[:]
+        engine.forget(arena_fd)
+        assert ring_said(fd_of(ring))["UserBufs"] == []
+    engine.close()
+
+
+def test_an_arena_with_more_chunks_than_places_is_registered_in_part_and_moves_whole(
+    file_fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uring_buffers, "CHUNK_BYTES", ARENA_SIZE // 8)
+    monkeypatch.setattr(uring_buffers, "_PLACE_COUNT", 3)
+    engine = UringEngine(REGISTERING)
+    for _ in range(3):  # places come back with the arena
+        with sealed_arena() as (arena_fd, content):
+            content[:] = os.urandom(ARENA_SIZE)
+            engine.run(transfer(TransferKind.WRITE, arena_fd, file_fd, ARENA_SIZE))
+            assert os.pread(file_fd, ARENA_SIZE, 0) == content[:]
+            assert len(ring_said(fd_of(ring_of(engine)))["UserBufs"]) == 3
+            engine.forget(arena_fd)
+    engine.close()
+
+
+def test_one_ring_serves_many_more_files_than_it_has_slots_and_registered_files(
+    tmp_path: Path, pipe: tuple[int, int]
+) -> None:
+    """Only the file that it holds for its owner is registered: the others come and go with their transfers."""
+    engine = UringEngine(REGISTERING, held_fd=pipe[1])
+    count = 16 * REGISTERING.queue_depth
+    fds = [os.open(tmp_path / str(number), os.O_CREAT | os.O_RDWR) for number in range(count)]
+    with sealed_arena() as (arena_fd, content):
+        content[:] = os.urandom(ARENA_SIZE)
+        for number, fd in enumerate(fds):
+            page = number % (ARENA_SIZE // PAGE)
+            engine.run(transfer(TransferKind.WRITE, arena_fd, fd, PAGE, begin=page * PAGE))
+        assert len(ring_said(fd_of(ring_of(engine)))["UserFiles"]) == 1
+        for number, fd in enumerate(fds):
+            page = number % (ARENA_SIZE // PAGE)
+            assert os.pread(fd, 2 * PAGE, 0) == content[page * PAGE : (page + 1) * PAGE]
+        engine.forget(arena_fd)
+    engine.close()
+    for fd in fds:
+        os.close(fd)

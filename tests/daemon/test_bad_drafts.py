@@ -1,6 +1,5 @@
 """Drafts that are well-formed and say what cannot be: refused when they are sealed, and the daemon goes on."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from everstep.checkpoint.draft_format import encode_draft
 from everstep.checkpoint.manifest_types import Draft
 from everstep.core.ids import CheckpointId
-from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
+from everstep.daemon.testing import FakeTrainer, daemon_process
 from everstep.proto import frames
 
 BAD, GOOD = CheckpointId(1, 1), CheckpointId(1, 2)
@@ -24,36 +23,6 @@ def trainer(tmp_path: Path) -> Iterator[FakeTrainer]:
         made.open_run([tmp_path / "d0"])
         made.begin_attempt(1)
         yield made
-
-
-def seal(arena: FakeArena, change: Callable[[Draft], Draft]) -> None:
-    """Seal the arena's own draft after a change, with a digest that fits."""
-    layout, ready = arena.layout, arena.ready
-    draft = Draft(
-        checkpoint=BAD,
-        rank=0,
-        world_size=1,
-        parent=None,
-        layout_digest=layout.digest,
-        leaves=layout.leaves,
-        aliases=layout.aliases,
-        pieces=layout.pieces,
-        segments=layout.segments,
-        values=b"{}",
-    )
-    content = encode_draft(change(draft))
-    arena.map[layout.draft_offset_bytes : layout.draft_offset_bytes + len(content)] = content
-    arena.trainer.send(
-        frames.Seal(
-            arena=ready.arena,
-            slot=0,
-            attempt=BAD.attempt,
-            step=BAD.step,
-            draft_offset_bytes=layout.draft_offset_bytes,
-            draft_size_bytes=len(content),
-            draft_sha256=hashlib.sha256(content).hexdigest(),
-        )
-    )
 
 
 def moved(offset_bytes: int) -> Callable[[Draft], Draft]:
@@ -82,7 +51,7 @@ def test_a_draft_that_cannot_be_is_refused_by_name_and_the_daemon_goes_on(
 ) -> None:
     arena = trainer.make_arena(trainer.layout(), slot_count=2)
     arena.begin(BAD)
-    seal(arena, change)
+    arena.seal_draft(BAD, encode_draft(change(arena.draft(BAD))))
     failed = trainer.event(frames.PersistFailed)
     assert isinstance(failed, frames.PersistFailed)
     assert (failed.step, failed.code) == (BAD.step, code)

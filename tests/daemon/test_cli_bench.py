@@ -60,6 +60,24 @@ def test_the_table_fits_80_columns(devices: list[Path]) -> None:
     assert tomllib.loads(tail)["io"].keys() == {"engine", "block_size_bytes", "queue_depth"}
 
 
+def test_a_picture_comes_with_the_table(devices: list[Path], tmp_path: Path) -> None:
+    """The command as a user types it; the picture has a line for each engine and block size that the table has."""
+    pytest.importorskip("matplotlib", reason="pip install 'everstep[plot]'")
+    png = tmp_path / "io.png"
+    done = bench(devices[0], *SHORT, "--png", png)
+    assert done.returncode == 0, done
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("ENGINE")][1:], (
+        "a table for writing and one for reading"
+    )
+    assert f"picture: {png}" in done.stdout.replace("\n", "")
+    content = png.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert content.endswith(b"IEND\xaeB`\x82")
+    assert len(content) > 20_000  # an empty pair of axes has a tenth of that
+    assert list(devices[0].iterdir()) == []
+
+
 def test_an_interrupt_leaves_nothing(devices: list[Path]) -> None:
     command = [EVERSTEP, "bench", "io", devices[0], "--seconds", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import atheris
 
+sys.path[:0] = [str(Path(__file__).parents[1] / "durability")]
+
 with atheris.instrument_imports(include=["everstep"]):  # pyright: ignore[reportAttributeAccessIssue]
     from fuzzing import check
     from targets import TARGETS, Target

@@ -6,6 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
+from component_documents import (
+    DOCUMENTS,
+    MEMORIES,
+    PLAN,
+    RANK_STATE,
+    REFUSALS,
+    parse_documents,
+    parse_memory,
+)
 from foreign_files import (
     INDEX,
     SAFETENSORS,
@@ -77,6 +86,7 @@ from everstep.daemon.ledger_check import find_loaders
 from everstep.dataloader.ledger_format import LedgerRecord, Tally, parse_ledger
 from everstep.dataloader.order_format import OrderKind, OrderSpec
 from everstep.dataloader.state_format import LoaderState, parse_state
+from everstep.hook.rank_format import load_plan, load_state
 from everstep.proto import frames
 from everstep.proto.wire import FrameError, decode_reply, decode_request, pack
 
@@ -309,6 +319,10 @@ def _targets() -> dict[str, Target]:
         "loaders_in_values": Target(lambda each: find_loaders(0, each), (loaders, values), data),
         "loader_state": Target(lambda each: parse_state(_json(each)), (dump_values(_LOADER),), loader),
         "ledger": Target(lambda each: parse_ledger(_json(each)), (dump_values(_LEDGER),), loader),
+        "documents": Target(parse_documents, (DOCUMENTS,), REFUSALS),
+        "frequency_memory": Target(parse_memory, MEMORIES, data),
+        "rank_state": Target(load_state, (RANK_STATE,), data),
+        "rank_plan": Target(load_plan, (PLAN,), data),
         "foreign_safetensors": Target(parse_safetensors, (SAFETENSORS,), data),
         "foreign_index": Target(parse_index, (INDEX,), data),
         "foreign_side_document": Target(parse_side_document, (SIDE_DOCUMENT,), (DataError, StateTypeError)),

@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from targets import TARGETS, sign_manifest
 
+from everstep.core.errors import CorruptDataError
+
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_good_inputs_are_taken(name: str) -> None:
@@ -59,3 +61,45 @@ def test_a_list_of_absurdly_many_numbers_takes_neither_time_nor_memory(name: str
         places = [place for place in range(len(seed)) if seed[place : place + 1] == b"["]
         for place in places:
             check(target, target.sign(seed[: place + 1] + LONG_LIST + seed[place + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b'[["loss",1]]', b"[3]", "pairs of key and count"),
+        (b'[["loss",1]]', b'[["loss"]]', "pairs of key and count"),
+        (b'"$leaf":"model._extra_state.tensor"', b'"$leaf":[["model"]]', "names a leaf by"),
+        (b'"$leaf":"model._extra_state.tensor"', b'"$leaf":[]', "names a leaf by"),
+        (b'"state":{"loader":{', b'"state":[],"other":{"loader":{', "of loader is not an object"),
+        (b'"ledger":{"format"', b'"other":{"format"', "no field 'ledger'"),
+        (b'"shape":[624]', b'"shape":[' + LONG_LIST + b"1]", "are no array of <u4"),
+    ],
+)
+def test_documents_that_fit_no_component_are_refused_with_the_reason(
+    old: bytes, new: bytes, reason: str
+) -> None:
+    target = TARGETS["documents"]
+    (content,) = target.seeds
+    assert old in content
+    check(target, content.replace(old, new))
+    with pytest.raises(CorruptDataError, match=reason):
+        target.parse(content.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"interval_steps":20', b'"interval_steps":0'),
+        (b"[16,0.5,0.1]", b"[0,0.5,0.1]"),
+        (b"[16,0.5,0.1]", b"[16,0.0,0.1]"),
+        (b"[16,0.5,0.1]", b"[16,0.5,-1]"),
+        (b'"size_bytes":1000000000', b'"size_bytes":-1'),
+        (b'"trained_s":5000.0', b'"trained_s":1e300'),
+    ],
+)
+def test_what_no_controller_can_have_measured_is_refused(old: bytes, new: bytes) -> None:
+    target = TARGETS["frequency_memory"]
+    content = target.seeds[0]
+    assert old in content
+    with pytest.raises(CorruptDataError, match="beyond all bounds"):
+        target.parse(content.replace(old, new))

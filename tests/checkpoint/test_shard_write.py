@@ -1,0 +1,91 @@
+"""A shard's checksums: taken beside its writes, by threads that do nothing else."""
+
+import os
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from everstep.checkpoint import shard_write
+from everstep.checkpoint.checksum import block_checksums
+from everstep.checkpoint.commit import persist_shard
+from everstep.checkpoint.engine import Transfer, TransferDone
+from everstep.checkpoint.engine_lanes import LanedEngine
+from everstep.checkpoint.layout_plan import plan_layout
+from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.plain_engine import PlainEngine
+from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.testing import State, load, memory_arena, opened
+from everstep.core.ids import CheckpointId
+
+MIB = 1 << 20
+SEGMENTS = 8
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Generator[RunStore]:
+    dirs = [tmp_path / name for name in "ab"]
+    for path in dirs:
+        path.mkdir()
+    with opened(dirs) as (store, _):
+        made = store.run(os.geteuid(), "demo", create=True)
+        made.begin_attempt(1, fresh=False)
+        yield made
+
+
+class Meeting:
+    """Lets no write end before a checksum has begun, and no checksum before every segment is written."""
+
+    def __init__(self) -> None:
+        self.hashing, self.written = threading.Event(), threading.Event()
+        self.writers: list[str] = []
+        self.hashers: list[str] = []
+
+    def checksums(self, view: memoryview, length_bytes: int) -> tuple[int, ...]:
+        self.hashers.append(threading.current_thread().name)
+        self.hashing.set()
+        if not self.written.wait(DEADLINE_S):
+            raise AssertionError("the segments are not written while one is hashed")
+        return block_checksums(view, length_bytes)
+
+    def engine(self) -> "MeetingEngine":
+        return MeetingEngine(self)
+
+
+class MeetingEngine(PlainEngine):
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__()
+        self._meeting = meeting
+
+    def run(self, transfer: Transfer) -> TransferDone:
+        if not self._meeting.hashing.wait(DEADLINE_S):
+            raise AssertionError("no checksum begins while a segment is written")
+        done = super().run(transfer)
+        self._meeting.writers.append(threading.current_thread().name)
+        if len(self._meeting.writers) == SEGMENTS:
+            self._meeting.written.set()
+        return done
+
+
+def test_checksums_are_taken_beside_the_writes_by_threads_of_their_own(
+    run: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = Meeting()
+    monkeypatch.setattr(shard_write, "block_checksums", meeting.checksums)
+    leaf = whole_leaf("w", "uint8", (SEGMENTS * MIB // 1024, 1024))
+    state = State(plan_layout([leaf], [], segment_count=SEGMENTS), {"w": os.urandom(SEGMENTS * MIB)})
+    engines = {device.device_id: LanedEngine(meeting.engine) for device in run.store.devices}
+    with memory_arena(state.layout.slot_size_bytes) as arena:
+        state.copy_into(arena)
+        try:
+            result = persist_shard(run, state.draft(CheckpointId(1, 1)), arena, engines=engines)
+        finally:
+            for engine in engines.values():
+                engine.close()
+    assert len(meeting.writers) == len(meeting.hashers) == SEGMENTS
+    assert {name.rstrip("0123456789_") for name in meeting.writers} == {"everstep-writer"}
+    assert {name.rstrip("0123456789_") for name in meeting.hashers} == {"everstep-checksum"}
+    monkeypatch.undo()
+    assert load(run, result.manifest) == state.content
