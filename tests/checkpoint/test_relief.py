@@ -115,8 +115,8 @@ def test_a_drive_a_hundred_times_slower_gets_one_segment_for_each_lane_and_later
     state = make_large_state(16)
     slow_id = run.store.devices[-1].device_id
     for engine in engines.values():
-        engine.bytes_per_s = 1000 * MB
-    engines[slow_id].bytes_per_s = 10 * MB
+        engine.drive.bytes_per_s = 1000 * MB
+    engines[slow_id].drive.bytes_per_s = 10 * MB
     results = [persist(run, state, step, engines) for step in (1, 2, 3)]
     assert 1 <= counts(results[0].manifest)[slow_id] <= WRITERS_PER_DEVICE
     assert [counts(result.manifest)[slow_id] for result in results[1:]] == [0, 0]
