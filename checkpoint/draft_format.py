@@ -64,7 +64,8 @@ class _Common:
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_DraftDoc)
-_LEAVES = msgspec.json.Decoder(tuple[DraftLeafDoc, ...])
+_ROWS = msgspec.json.Decoder(list[msgspec.Raw])
+_LEAF = msgspec.json.Decoder(DraftLeafDoc)
 _ALIASES = msgspec.json.Decoder(tuple[AliasDoc, ...])
 _SEGMENTS = msgspec.json.Decoder(tuple[PlanDoc, ...])
 
@@ -220,7 +221,8 @@ def written_pieces(draft: Draft, records: Iterable[SegmentRecord]) -> tuple[Piec
 
 def _draft_of(document: _DraftDoc) -> Draft:
     with _corrupt_where_wrong():
-        leaves = _LEAVES.decode(document.leaves)
+        # One by one: a call for all of them would keep the GIL from the drives' threads for as long as it takes.
+        leaves = [_LEAF.decode(leaf) for leaf in _ROWS.decode(document.leaves)]
         return Draft(
             checkpoint=CheckpointId(*document.checkpoint),
             rank=document.rank,
