@@ -39,7 +39,7 @@ URGENT = 1.25
 """A bound that surely needs an interval so many times as long is waited for no longer."""
 LOWER_SHARE = 0.8
 """The interval goes down when it can become a fifth shorter: less is not worth a change."""
-LOW_CHECKPOINTS = 2
+LOW_CHECKPOINTS = 3
 """For so many the interval could have been shorter all the time, before it is."""
 FALL_WAIT_MAX = 8 * CALM_CHECKPOINTS
 """Steps beside a neighbour come in bursts, long ones, then short ones: the shortest decide about the budget."""
@@ -152,8 +152,8 @@ class FrequencyMachine:
         self._slower_s = memory.slower_s
         self._is_settled = memory.interval_steps is not None
         self._changed_at = self._drifts_known = 0
-        self._has_fallen, self._taken_back = False, 0
-        """What the last change was, and how many falls in a row were none."""
+        self._has_fallen, self._fell_at, self._taken_back = False, -FALL_WAIT_MAX, 0
+        """What the last change was, when the last fall was, and how many in a row were none."""
         self._low_since: int | None = None
         """Checkpoints that were taken when the interval could first have been shorter, as it can be since."""
         self._last_listed = self._looked_at = step
@@ -232,22 +232,19 @@ class FrequencyMachine:
     def _move(self, interval: int) -> None:
         """Change what was settled."""
         assert self._interval is not None
-        rises = interval > self._interval
+        falls, taken = interval < self._interval, self._meter.taken
         if self._has_fallen:
-            is_back = rises and self._since_change < 2 * self._fall_wait
+            is_back = not falls and taken < self._fell_at + 2 * self._fall_wait
             self._taken_back = self._taken_back + 1 if is_back else 0
-        self._has_fallen = not rises
+        if falls:
+            self._fell_at = taken
+        self._has_fallen = falls
         self._change(interval)
 
     @property
     def _fall_wait(self) -> int:
-        """Checkpoints from a change to a fall: twice as many each time that a fall was soon taken back."""
+        """Checkpoints from a fall to the next one: twice as many each time that one was soon taken back."""
         return min(CALM_CHECKPOINTS << self._taken_back, FALL_WAIT_MAX)
-
-    @property
-    def _since_change(self) -> int:
-        """Checkpoints since the interval was changed last."""
-        return self._meter.taken - self._changed_at
 
     def _settle(self, aim: int) -> None:
         """Until all that a checkpoint costs was measured once, each new figure counts at once."""
@@ -260,7 +257,7 @@ class FrequencyMachine:
         assert self._interval is not None
         interval = self._interval + ROUNDING_STEPS
         may_fall = self._may_fall(aim)
-        if self._since_change < CALM_CHECKPOINTS:
+        if self._meter.taken < self._changed_at + CALM_CHECKPOINTS:
             # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many some always see one by chance.
             is_new = self._meter.drifts > self._drifts_known
             return (is_new and target.need_s > URGENT * interval * step.mean) or (
@@ -276,8 +273,10 @@ class FrequencyMachine:
             return False
         if self._low_since is None:
             self._low_since = self._meter.taken
-        return (
-            self._since_change >= self._fall_wait and self._meter.taken >= self._low_since + LOW_CHECKPOINTS
+        return self._meter.taken >= max(
+            self._changed_at + CALM_CHECKPOINTS,
+            self._fell_at + self._fall_wait,
+            self._low_since + LOW_CHECKPOINTS,
         )
 
     def _count_slower_steps(self, step_s: float) -> None:

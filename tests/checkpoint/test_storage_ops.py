@@ -209,7 +209,7 @@ def test_what_is_absent_is_an_error_that_names_it(call: Callable[[Path], object]
         (errno.EROFS, StorageError, "read-only"),
         (errno.EACCES, StorageError, "belong to the user"),
         (errno.ENOENT, StorageError, "a directory on a drive that you may write to"),
-        (errno.EBADF, StorageError, "errno"),
+        (errno.EBADF, StorageError, "dmesg"),
     ],
 )
 def test_each_errno_gets_the_class_that_says_what_to_do(
