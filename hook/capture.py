@@ -21,7 +21,7 @@ from .tensor_watch import TensorWatch
 
 AT_ONCE_BYTES_MAX = 1024
 """A leaf of host memory so small is copied at the boundary, whatever may change it: 0.7 µs each, without the GIL.
-To note what it is and to compare it later takes twice as long, with the GIL (2 cores, 2026-11-22, bench/boundary.py)."""
+To note what it is and to compare it later takes twice as long, with the GIL (2 cores, 2026-11-22; bench/boundary)."""
 
 
 @dataclass(slots=True)
