@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("core", "proto", "checkpoint", "dataloader", "daemon", "hook")
 OTHERS = ("everstep", "tests", "tools", "examples")
+PACKAGES = tuple(
+    str(init.parent.relative_to(ROOT))
+    for folder in FOLDERS
+    for init in sorted((ROOT / folder).rglob("__init__.py"))
+)
 LINES_MAX = 800
 
 
@@ -27,13 +33,20 @@ def test_every_mapped_folder_is_a_regular_package_with_a_guard(folder: str) -> N
     assert not list((ROOT / folder).rglob("conftest.py")), "pytest would import it under a second name"
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_every_mapped_folder_has_a_map_of_its_files(folder: str) -> None:
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_every_package_has_a_map_of_its_files(folder: str) -> None:
     readme = ROOT / folder / "README.md"
     assert readme.is_file(), f"{folder}/README.md is missing"
     text = readme.read_text()
     unnamed = [path.name for path in sorted((ROOT / folder).glob("*.py")) if path.name not in text]
     assert [name for name in unnamed if name != "__init__.py"] == [], f"not in {folder}/README.md"
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert sorted(packages) == sorted(
+        ["everstep", *("everstep." + each.replace("/", ".") for each in PACKAGES)]
+    )
 
 
 def test_tests_are_no_package() -> None:
