@@ -23,3 +23,5 @@ async def in_executor(executor: Executor | None, work: Callable[[], T]) -> T:
         if not future.done():
             await asyncio.wait([future])
         raise
+    finally:
+        del future  # else frame, future and a failure's traceback hold each other, with all that the work had in hand
