@@ -190,13 +190,12 @@ class RealStorage:
         that still wait for the log, and the shutdown has dropped them). Opening the directory fails then.
         """
         with _named(path, "making durable the names in"):
-            _sync(path, os.O_DIRECTORY)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
             os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
-
-    def sync_file(self, path: Path) -> None:
-        """See StorageOps."""
-        with _named(path, "making durable"):
-            _sync(path, os.O_NONBLOCK)
 
     def free_bytes(self, path: Path) -> int:
         """See StorageOps."""
@@ -389,14 +388,6 @@ def _link_then_unlink(source: Path, target: Path) -> bool:
         return False
     source.unlink()
     return True
-
-
-def _sync(path: Path, flag: int) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flag)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _rounded(handle: SegmentHandle, length_bytes: int) -> int:

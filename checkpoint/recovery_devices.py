@@ -132,18 +132,18 @@ class RecoveryDevices:
                 self.problem(str(exc), path)
         return Found(whole=whole, bad=bad)
 
-    def sync(self, device: Device, path: Path, *, is_file: bool = False) -> bool:
-        """Make durable what is about to be trusted: after a crash of the daemon alone it may be in memory only."""
+    def sync(self, device: Device, directory: Path) -> bool:
+        """Make durable the names that are about to be trusted: after a crash of the daemon alone they may not be.
+
+        What stands under them is: no file gets its name before its content is durable (ADR 0049).
+        """
         if not self.writes:
             return True
         try:
             with self.store.reading(device.device_id):
-                if is_file:
-                    self.ops.sync_file(path)
-                else:
-                    self.ops.sync_directory(path)
+                self.ops.sync_directory(directory)
         except StorageError as exc:
-            self.problem(str(exc), path)
+            self.problem(str(exc), directory)
             return False
         return True
 

@@ -248,11 +248,7 @@ class _RunRecovery:
         self, name: ManifestName, holders: Mapping[Device, bool], content: bytes, found: Found
     ) -> None:
         run, file_name, good = self._run, manifest_name(*name), found.whole[content]
-        durable = [
-            self._devices.sync(device, run.commits_path(device) / file_name, is_file=True) and holders[device]
-            for device in good
-        ]
-        if not any(durable):
+        if not any(holders[device] for device in good):
             self._devices.problem(
                 f"run {run.name!r}: {file_name} cannot be made durable; not offered",
                 run.commits_path(good[0]) / file_name,

@@ -88,8 +88,8 @@ class LockHandle(Protocol):
 class StorageOps(Protocol):
     """Calls that reach a device. Errors: StorageError and its subclasses, naming path, errno and what to do.
 
-    What is durable when: file content after `write_small_new`, `sync_data` or `sync_file`; a name after
-    `sync_directory` of the directory that holds it. Nothing else.
+    What is durable when: file content after `write_small_new` or `sync_data`; a name after `sync_directory` of the
+    directory that holds it. Nothing else.
     """
 
     def make_directory(self, path: Path) -> bool:
@@ -149,10 +149,6 @@ class StorageOps(Protocol):
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory durable."""
-        ...
-
-    def sync_file(self, path: Path) -> None:
-        """Make a file's content durable that another process may have written."""
         ...
 
     def free_bytes(self, path: Path) -> int:

@@ -5,8 +5,8 @@ from collections import Counter
 from places import memory_folder
 from recovery_time import calls_to_open, fill
 
-PER_CHECKPOINT_MAX = 4
-"""Calls on each device: a manifest read and made durable, the size and the stamp of a segment looked at."""
+PER_CHECKPOINT_MAX = 3
+"""Calls on each device: a manifest read, the size and the stamp of a segment looked at."""
 COUNTS = (20, 40, 80)
 DATA = {"open_segment_for_read", "read_segment"}
 

@@ -443,7 +443,7 @@ def test_a_moved_store_with_a_full_device_is_opened(dirs: list[Path]) -> None:
         pytest.fail("a member that the full device does not know was taken in")
 
 
-READS = ("list_directory", "read_small", "read_head", "sync_file")
+READS = ("list_directory", "read_small", "read_head")
 READS_AND_MENDS = (*READS, "stat", "sync_directory")
 
 

@@ -183,7 +183,6 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     [
         OPS.list_directory,
         OPS.sync_directory,
-        OPS.sync_file,
         OPS.free_bytes,
         lambda path: OPS.read_head(path, 1),
         OPS.open_segment_for_read,

@@ -20,7 +20,7 @@ from everstep.core.errors import StorageError
 
 FOREVER = 1 << 30
 CALLS_MAX = 500
-_SYNCS = ("sync_data", "sync_file", "sync_directory", "write_small_new")
+_SYNCS = ("sync_data", "sync_directory", "write_small_new")
 _NOT_OFFERED = "is not offered"
 
 

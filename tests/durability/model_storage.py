@@ -362,13 +362,7 @@ class ModelStorage:
 
     def sync_directory(self, path: Path) -> None:
         """See StorageOps."""
-        self._sync("sync_directory", path)
-
-    def sync_file(self, path: Path) -> None:
-        """See StorageOps."""
-        self._sync("sync_file", path)
-
-    def _sync(self, call: str, path: Path) -> None:
+        call = "sync_directory"
         with self._guard:
             target = self._file(path, call)
             is_broken = bool(self.faults) and self._is_broken(call, path)

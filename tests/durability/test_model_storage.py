@@ -66,7 +66,6 @@ def test_the_same_calls_leave_the_same_files(tmp_path: Path, recycles: bool) -> 
         lambda ops, path: ops.open_new_segment(path / "there"),
         lambda ops, path: ops.remove_directory(path / "full"),
         lambda ops, path: ops.sync_directory(path / "absent"),
-        lambda ops, path: ops.sync_file(path / "absent"),
         lambda ops, path: ops.replace(path / "absent", path / "new"),
     ],
 )
