@@ -24,4 +24,6 @@ async def in_executor(executor: Executor | None, work: Callable[[], T]) -> T:
             await asyncio.wait([future])
         raise
     finally:
-        del future  # else frame, future and a failure's traceback hold each other, with all that the work had in hand
+        del (
+            future
+        )  # else frame, future and a failure's traceback hold each other, with all that the work had in hand

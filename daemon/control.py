@@ -35,6 +35,7 @@ from .control_messages import (
     summary_to_message,
     verdict_to_message,
 )
+from .courtesy import Courtesy
 from .device_messages import device_to_message, devices_to_message
 from .status_codes import status_code
 from .stores import OpenStore
@@ -124,6 +125,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, node: "Node") -> None:
         self._node = node
+        self._courtesy = Courtesy(node.is_writing)
 
     async def intercept_service(
         self,
@@ -149,9 +151,10 @@ class Guard(grpc.aio.ServerInterceptor):
 
     async def _call(self, inner: _Handler, request: object, context: _Context) -> object:
         _caller_uid.set(await self._authenticate(context))
-        await self._check_deadline(context)
+        left_s = await self._time_left(context)
         try:
-            return await inner(request, context)
+            async with self._courtesy.answering(left_s):
+                return await inner(request, context)
         except EverstepError as error:
             logger.info("control_refused code=%s message=%s", error.code, error.message)
             await self._refuse(context, error)
@@ -185,7 +188,8 @@ class Guard(grpc.aio.ServerInterceptor):
         return holder.uid
 
     @staticmethod
-    async def _check_deadline(context: _Context) -> None:
+    async def _time_left(context: _Context) -> float:
+        """Return the seconds to the call's deadline, which it must have."""
         left_s = cast("float | None", context.time_remaining())
         if left_s is None or left_s > DEADLINE_S_MAX + 1:
             await context.abort(
@@ -193,6 +197,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 f"every call needs a deadline of at most {DEADLINE_S_MAX:.0f} s"
                 + ("" if left_s is None else f", this one has {left_s:.0f} s"),
             )
+        return left_s
 
 
 class NodeService(node_pb2_grpc.NodeServicer):

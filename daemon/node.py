@@ -135,6 +135,10 @@ class Node:
             self.metrics.devices.forget(opened.store)
             self.metrics.devices.forget_recovery(opened.report)
 
+    def is_writing(self) -> bool:
+        """Tell whether a shard is being written, or copied to be."""
+        return any(rank.persisting for rank in self.registry.ranks())
+
     def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
         """Run `work` in the background; what it does not expect is reported as a bug in `doing`."""
         assert self._tasks is not None

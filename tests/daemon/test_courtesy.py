@@ -1,0 +1,101 @@
+"""Questions beside writing: apart from each other, never past a deadline, and at once where nothing is written."""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from everstep.daemon.courtesy import HURRY_S, REST, REST_S_MAX, Courtesy
+
+LONG_S = 3600.0
+
+
+async def ask(courtesy: Courtesy, begins: list[float], took_s: float, left_s: float = LONG_S) -> None:
+    async with courtesy.answering(left_s):
+        begins.append(time.monotonic())
+        await asyncio.sleep(took_s)
+
+
+def gaps(begins: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(begins)]
+
+
+def test_quick_answers_rest_in_proportion_and_each_gets_its_turn() -> None:
+    async def main() -> list[float]:
+        begins, courtesy = list[float](), Courtesy(lambda: True)
+
+        async def again_and_again() -> None:
+            for _ in range(3):
+                await ask(courtesy, begins, 0.005)
+
+        await asyncio.gather(again_and_again(), again_and_again())
+        return begins
+
+    begins = asyncio.run(main())
+    assert len(begins) == 6
+    assert min(gaps(begins)) >= 0.005 * (1 + REST)
+
+
+def test_beside_a_long_answer_others_begin_one_at_a_time() -> None:
+    async def main() -> list[float]:
+        begins, courtesy, all_begun = list[float](), Courtesy(lambda: True), asyncio.Event()
+
+        async def long() -> None:
+            async with courtesy.answering(LONG_S):
+                begins.append(time.monotonic())
+                if len(begins) == 3:
+                    all_begun.set()
+                await all_begun.wait()
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(long(), long(), long())
+        return begins
+
+    assert min(gaps(asyncio.run(main()))) >= REST_S_MAX
+
+
+def test_nothing_waits_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        courtesy = Courtesy(lambda: False)
+        monkeypatch.setattr("everstep.daemon.courtesy.asyncio.sleep", None)
+        for _ in range(100):
+            async with courtesy.answering(LONG_S):
+                pass
+
+    asyncio.run(main())
+
+
+def test_who_waits_goes_on_when_the_writing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everstep.daemon.courtesy.REST_S_MAX", LONG_S)
+    monkeypatch.setattr("everstep.daemon.courtesy.REST", LONG_S * 1e9)
+
+    async def main() -> None:
+        is_writing = True
+        courtesy = Courtesy(lambda: is_writing)
+        async with asyncio.timeout(60):
+            async with courtesy.answering(LONG_S):
+                waiting = asyncio.create_task(ask(courtesy, [], 0))
+                await asyncio.sleep(0)
+                is_writing = False
+                await waiting
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("left_s", [0.0, HURRY_S / 2, HURRY_S])
+def test_whoever_is_in_a_hurry_is_answered_at_once(left_s: float) -> None:
+    async def main() -> list[float]:
+        begins, courtesy = list[float](), Courtesy(lambda: True)
+        long = asyncio.create_task(ask(courtesy, begins, REST_S_MAX))
+        crowd = [asyncio.create_task(ask(courtesy, begins, 0)) for _ in range(20)]
+        await asyncio.sleep(0)
+        before = len(begins)
+        await ask(courtesy, begins, 0, left_s)
+        assert len(begins) == before + 1, "nobody of those who have time went before"
+        for each in (long, *crowd):
+            each.cancel()
+        await asyncio.gather(long, *crowd, return_exceptions=True)
+        return begins
+
+    assert len(asyncio.run(main())) == 2
