@@ -30,7 +30,10 @@ class LeafBytes(Protocol):
 
 
 class ArenaLeaves:
-    """Leaves in a buffer that holds whole segment files; it may be read-only, and cannot be closed before this is."""
+    """Leaves in a buffer that holds whole segment files; it may be read-only, and cannot be closed before this is.
+
+    `runs` says where each lies in the files.
+    """
 
     def __init__(self, manifest: Manifest, buffer: memoryview, segment_offsets: Mapping[int, int]) -> None:
         """Read the segments' headers.
@@ -45,13 +48,13 @@ class ArenaLeaves:
             IncompleteError: a segment has no place in the buffer.
         """
         headers = {record.segment: _header(record, buffer, segment_offsets) for record in manifest.segments}
-        self._runs = leaf_runs(manifest, headers)
+        self.runs = leaf_runs(manifest, headers)
         self._offsets = dict(segment_offsets)
         self._pin = BufferPin(buffer)
 
     def read(self, leaf: str, begin: int, end: int, to_address: int) -> None:
         """See LeafBytes; every offset is checked again before memory is read."""
-        for run in _overlapping(self._runs[leaf], begin, end):
+        for run in _overlapping(self.runs[leaf], begin, end):
             first, last = max(begin, run.begin), min(end, run.end)
             source = self._offsets[run.segment] + run.file_offset_bytes + first - run.begin
             if source + last - first > self._pin.size_bytes:

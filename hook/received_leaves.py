@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..checkpoint.leaf_runs_plan import leaf_runs
+from ..checkpoint.leaf_runs_plan import LeafRun
 from ..checkpoint.manifest_types import Manifest
 from ..core.errors import IncompleteError
 from .tensor_bytes import byte_range, memmove
@@ -38,18 +38,13 @@ class ReceivedLeaves:
     A pass is `expect`, every chunk by `receive`, `check_received`; a leaf can be read once its pass is over.
     """
 
-    def __init__(self, manifest: Manifest, headers: Mapping[int, bytes]) -> None:
-        """Plan where each byte goes; nothing is allocated yet.
-
-        Raises:
-            CorruptDataError: a header or a piece does not fit the manifest.
-            IncompleteError: a segment has no header.
-        """
+    def __init__(self, manifest: Manifest, runs: Mapping[str, Sequence[LeafRun]]) -> None:
+        """Plan where each byte goes, by the runs of each leaf (`leaf_runs`); nothing is allocated yet."""
         self._sizes = {leaf.name: leaf.size_bytes for leaf in manifest.leaves}
         self._holders = {name: name for name in self._sizes} | {
             alias.name: alias.of for alias in manifest.aliases
         }
-        self._extents = _extents(manifest, headers)
+        self._extents = _extents(manifest, runs)
         self._claimed: dict[str, torch.Tensor] = {}
         self._storages: set[int] = set()
         self._memory: dict[str, torch.Tensor] = {}
@@ -164,10 +159,10 @@ def _of(components: Sequence[str], names: Iterable[str]) -> list[str]:
     return [name for name in names if name in components or name.startswith(inside)]
 
 
-def _extents(manifest: Manifest, headers: Mapping[int, bytes]) -> dict[int, list[_Extent]]:
+def _extents(manifest: Manifest, runs_of: Mapping[str, Sequence[LeafRun]]) -> dict[int, list[_Extent]]:
     """Return the extents of each segment, in the order of the file."""
     extents: dict[int, list[_Extent]] = {record.segment: [] for record in manifest.segments}
-    for leaf, runs in leaf_runs(manifest, headers).items():
+    for leaf, runs in runs_of.items():
         for run in runs:
             if run.begin == run.end:
                 continue

@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from ..checkpoint.leaf_runs_plan import leaf_runs
 from ..checkpoint.manifest_format import decode_manifest
 from ..checkpoint.manifest_types import Manifest
 from ..core.errors import (
@@ -291,7 +292,7 @@ class RestoreSearch:
                 segment.segment: header
                 for segment, header in zip(manifest.segments, reply.headers, strict=True)
             }
-            leaves = ReceivedLeaves(manifest, headers)
+            leaves = ReceivedLeaves(manifest, leaf_runs(manifest, headers))
             stream = ShardStream(link=self.link, arena=arena, leaves=leaves, events=self.events)
             stored = StoredState(manifest, leaves)
             return Fetched(choice=choice, manifest=manifest, stored=stored, arena=arena, bulk=stream)

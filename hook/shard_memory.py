@@ -35,7 +35,7 @@ class ShardMemory:
         *,
         ahead: bool = True,
     ) -> None:
-        """Verify and read the segments' headers.
+        """Verify the segments' headers, then read them.
 
         Args:
             manifest: of this rank.
@@ -52,9 +52,10 @@ class ShardMemory:
         """
         self._manifest, self._buffer, self._offsets = manifest, memoryview(buffer).cast("B"), segment_offsets
         self._ahead = ahead
-        headers = {record.segment: self._header(record) for record in manifest.segments}
+        for record in manifest.segments:
+            self._check_header(record)
         self._in_place = ArenaLeaves(manifest, buffer, segment_offsets)
-        self._copied = ReceivedLeaves(manifest, headers)
+        self._copied = ReceivedLeaves(manifest, self._in_place.runs)
         self._pin = BufferPin(buffer)
 
     @property
@@ -91,8 +92,7 @@ class ShardMemory:
         self._in_place.close()
         self._pin.release()
 
-    def _header(self, record: SegmentRecord) -> bytes:
-        """Return a segment's header, verified."""
+    def _check_header(self, record: SegmentRecord) -> None:
         if record.segment not in self._offsets:
             raise IncompleteError(f"segment {record.segment} of the checkpoint was not read")
         self._check((record, 0))
@@ -100,7 +100,6 @@ class ShardMemory:
         size_bytes = header_size_of(bytes(self._buffer[begin : begin + 8]), record.file_size_bytes)
         for block in range(1, -(-size_bytes // BLOCK_SIZE_BYTES)):
             self._check((record, block))
-        return bytes(self._buffer[begin : begin + size_bytes])
 
     def _blocks(self, ranges: Iterable[tuple[int, int, int]]) -> list[Block]:
         """Return the blocks that hold these ranges of segments' files, each once, in the order of the files."""

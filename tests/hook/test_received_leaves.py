@@ -52,7 +52,7 @@ def files() -> StoredFiles:
 
 
 def leaves_of(files: StoredFiles) -> ReceivedLeaves:
-    return ReceivedLeaves(files.manifest, files.headers)
+    return ReceivedLeaves(files.manifest, leaf_runs(files.manifest, files.headers))
 
 
 def chunks(files: StoredFiles, size_bytes: int, seed: int = 0) -> Iterator[tuple[int, int, bytes]]:
