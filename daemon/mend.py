@@ -114,8 +114,7 @@ class Mender:
 
     def _done(self, work: Mending, result: PersistResult) -> None:
         self._node.metrics.persists.rewritten_total.inc()
-        self._node.metrics.persists.written_bytes.inc(sum(write.size_bytes for write in result.writes))
-        self._node.metrics.persists.recycled_bytes.inc(sum(write.recycled_bytes for write in result.writes))
+        self._node.metrics.add_writes(work.rank.run.opened.store, result.writes)
         logger.warning(
             "shard_mended run=%s rank=%d checkpoint=%s segments=%d persist_s=%.3f",
             work.rank.run.run_id,

@@ -310,6 +310,13 @@ class Metrics:
             "internal_errors", "Exceptions that nobody expected; the log has each with its traceback"
         )
 
+    def add_writes(self, devices: DeviceSet, writes: Sequence[DeviceWrite]) -> None:
+        """Add what the devices did for a shard."""
+        self.persists.written_bytes.inc(sum(write.size_bytes for write in writes))
+        self.persists.recycled_bytes.inc(sum(write.recycled_bytes for write in writes))
+        for write in writes:
+            self.devices.add_write(devices, write)
+
     def serve(self, port: int) -> tuple[int, "MetricsServer"]:
         """Serve the metrics on loopback; return the port taken and the server to close.
 

@@ -303,11 +303,8 @@ class Persister:
         size_bytes = sum(segment.file_size_bytes for segment in result.manifest.segments)
         metrics = self._node.metrics
         metrics.persists.persisted_total.inc()
-        metrics.persists.written_bytes.inc(size_bytes)
-        metrics.persists.recycled_bytes.inc(sum(write.recycled_bytes for write in result.writes))
         metrics.persists.persist_s.observe(persist_s)
-        for write in result.writes:
-            metrics.devices.add_write(rank.run.opened.store, write)
+        metrics.add_writes(rank.run.opened.store, result.writes)
         metrics.persists.last_commit_s.set_to_current_time()
         logger.info(
             "shard_persisted run=%s rank=%d checkpoint=%s size_bytes=%d persist_s=%.3f",

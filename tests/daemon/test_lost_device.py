@@ -126,6 +126,9 @@ def test_when_a_device_dies_what_is_committed_there_is_written_again_from_memory
             assert isinstance(fetched, frames.Fetched), fetched
             arena.close()
     assert metrics["everstep_shards_rewritten_total"] == 1
+    assert metrics[f"everstep_device_sync_duration_seconds_count{{{devices[1]}}}"] == 2, (
+        "the shard's, and what was written again"
+    )
     assert metrics["everstep_shards_rewrite_failed_total"] == 0
     assert "shard_mended" in socket_path.with_name("daemon.log").read_text()
 
