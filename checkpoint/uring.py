@@ -3,13 +3,17 @@
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from . import uring_abi as abi
 from .engine import TransferKind
 from .linux import SYSCALL, raw_syscall
 from .uring_buffers import RegisteredBuffers
 from .uring_memory import ORDERED_MACHINES, RingMemory
+
+_FILE = 1
+"""Place of the file of a transfer among the registered ones; the first is the caller's that the ring holds."""
 
 _LENGTH_MAX_BYTES = 0x7FFFF000
 """MAX_RW_COUNT: the kernel moves no more in one call anyway; the rest is a short completion's."""
@@ -60,18 +64,29 @@ class Ring:
                 raise OSError(
                     errno.EINVAL, f"this kernel's io_uring is too old: features {params.features:#x}"
                 )
-            if held_fd is not None:
-                abi.register_files(self._fd, [held_fd])
+            abi.register_files(self._fd, [-1 if held_fd is None else held_fd, -1])
             self._memory = RingMemory(self._fd, params)
         except BaseException:
             os.close(self._fd)
             raise
         self._buffers: RegisteredBuffers | None = None
+        self._file_fd = -1
 
     def register_buffers(self) -> RegisteredBuffers:
         """Return the ring's registered memory, none yet; requests that lie in it use it from now on."""
         self._buffers = self._buffers or RegisteredBuffers(self._fd)
         return self._buffers
+
+    @contextmanager
+    def registered_file(self, fd: int) -> Generator[None]:
+        """Let requests for this file find it without looking it up, while the block runs; none outlives the block."""
+        abi.update_file(self._fd, _FILE, fd)
+        self._file_fd = fd
+        try:
+            yield
+        finally:
+            self._file_fd = -1
+            abi.update_file(self._fd, _FILE, -1)
 
     def prepare(
         self,
@@ -88,7 +103,9 @@ class Ring:
         place = self._buffers.find(address, length_bytes) if self._buffers else None
         sqe = self._memory.sqes[slot]
         sqe.opcode = _OPCODES[kind][place is not None]
-        sqe.fd = file_fd
+        is_registered = file_fd == self._file_fd
+        sqe.flags = abi.FIXED_FILE if is_registered else 0
+        sqe.fd = _FILE if is_registered else file_fd
         sqe.off = offset_bytes
         sqe.addr = address
         sqe.len = length_bytes

@@ -27,9 +27,11 @@ ENTER_GETEVENTS = 1 << 0
 ENTER_EXT_ARG = 1 << 3
 
 REGISTER_FILES = 2
+REGISTER_FILES_UPDATE = 6
 REGISTER_BUFFERS2 = 15
 REGISTER_BUFFERS_UPDATE = 16
 RSRC_REGISTER_SPARSE = 1 << 0
+FIXED_FILE = 1 << 0
 
 OFFSET_RINGS = 0
 OFFSET_SQES = 0x10000000
@@ -72,6 +74,12 @@ struct io_uring_cqe {
     uint64_t user_data;
     int32_t  res;
     uint32_t flags;
+};
+
+struct io_uring_files_update {
+    uint32_t offset;
+    uint32_t resv;
+    uint64_t fds;
 };
 
 struct io_uring_rsrc_register {
@@ -148,6 +156,7 @@ class Sqe(Protocol):
     """struct io_uring_sqe."""
 
     opcode: int
+    flags: int
     fd: int
     off: int
     addr: int
@@ -202,6 +211,13 @@ def register_files(ring_fd: int, fds: Sequence[int]) -> None:
     """Let the ring itself hold files: until it is gone, which is after the end of its last request."""
     array = ffi.new("int32_t[]", list(fds))
     _register(ring_fd, REGISTER_FILES, address_of(array), len(fds))
+
+
+def update_file(ring_fd: int, place: int, fd: int) -> None:
+    """Hold a file under a place of the table; -1: let go of what it held."""
+    held = ffi.new("int32_t[1]", [fd])
+    update = ffi.new("struct io_uring_files_update *", {"offset": place, "fds": address_of(held)})
+    _register(ring_fd, REGISTER_FILES_UPDATE, address_of(update), 1)
 
 
 def register_no_buffers(ring_fd: int, place_count: int) -> None:

@@ -42,7 +42,8 @@ class UringEngine:
             if self._buffers is not None:
                 begin_bytes = transfer.arena_offset_bytes
                 self._buffers.cover(span.arena, begin_bytes, begin_bytes + span.io_length_bytes)
-            Flight(self._ring, span, self._config.block_size_bytes).run(self._on_progress)
+            with self._ring.registered_file(transfer.file_fd):
+                Flight(self._ring, span, self._config.block_size_bytes).run(self._on_progress)
         return TransferDone(bytes_moved=transfer.length_bytes, busy_s=time.perf_counter() - started_s)
 
     def _unpin(self, arena: ArenaMap) -> None:

@@ -1,6 +1,7 @@
 """The ring itself: layout, hand-over, completions, refusals of the kernel, registered memory."""
 
 import errno
+import fcntl
 import logging
 import mmap
 import os
@@ -495,6 +496,10 @@ def opcodes(ring: Ring) -> list[int]:
     return [sqe.opcode for sqe in ring._memory.sqes]  # pyright: ignore[reportPrivateUsage]
 
 
+def flags(ring: Ring) -> list[int]:
+    return [sqe.flags for sqe in ring._memory.sqes]  # pyright: ignore[reportPrivateUsage]
+
+
 def test_the_kernel_holds_what_is_registered_and_requests_use_it(
     file_fd: int, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +529,43 @@ def test_the_kernel_holds_what_is_registered_and_requests_use_it(
     engine.close()
 
 
+def test_a_file_is_registered_for_its_transfer_and_no_longer(tmp_path: Path, pipe: tuple[int, int]) -> None:
+    seen = list[list[str]]()
+    engine = UringEngine(
+        REGISTERING,
+        on_progress=lambda _: seen.append(ring_said(fd_of(ring_of(engine)))["UserFiles"]),
+        held_fd=pipe[1],
+    )
+    fd = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    with sealed_arena() as (arena_fd, content):
+        content[:] = os.urandom(ARENA_SIZE)
+        for kind in TransferKind:
+            seen.clear()
+            engine.run(transfer(kind, arena_fd, fd, ARENA_SIZE))
+            assert seen
+            assert all(len(files) == 2 and "file" in files[1] for files in seen)
+            assert set(flags(ring_of(engine))) == {uring_abi.FIXED_FILE}
+            assert len(ring_said(fd_of(ring_of(engine)))["UserFiles"]) == 1
+        os.close(fd)
+        again = os.open(tmp_path / "file", os.O_RDWR)
+        fcntl.fcntl(again, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # refused while anybody else has it open
+        os.close(again)
+        engine.forget(arena_fd)
+    engine.close()
+
+
+def test_a_file_that_is_not_open_is_refused_and_the_next_one_served(file_fd: int, tmp_path: Path) -> None:
+    engine = UringEngine()
+    with sealed_arena() as (arena_fd, content):
+        content[:] = os.urandom(ARENA_SIZE)
+        with pytest.raises(OSError, match="io_uring_register"), ring_of(engine).registered_file(2**20):
+            pytest.fail("the kernel took a file that is not open")
+        engine.run(transfer(TransferKind.WRITE, arena_fd, file_fd, ARENA_SIZE))
+        assert os.pread(file_fd, ARENA_SIZE, 0) == content[:]
+        engine.forget(arena_fd)
+    engine.close()
+
+
 def test_an_arena_with_more_chunks_than_places_is_registered_in_part_and_moves_whole(
     file_fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,7 +585,7 @@ def test_an_arena_with_more_chunks_than_places_is_registered_in_part_and_moves_w
 def test_one_ring_serves_many_more_files_than_it_has_slots_and_registered_files(
     tmp_path: Path, pipe: tuple[int, int]
 ) -> None:
-    """Only the file that it holds for its owner is registered: the others come and go with their transfers."""
+    """They come and go with their transfers; the one that it holds for its owner stays."""
     engine = UringEngine(REGISTERING, held_fd=pipe[1])
     count = 16 * REGISTERING.queue_depth
     fds = [os.open(tmp_path / str(number), os.O_CREAT | os.O_RDWR) for number in range(count)]
