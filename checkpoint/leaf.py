@@ -1,7 +1,8 @@
 """What a leaf is: one named tensor (or long byte string) of the training state, described without torch."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from .dtype_format import itemsize_bytes
 
@@ -24,6 +25,8 @@ class LeafSpec:
     replicas: int = 1
     global_shape: tuple[int, ...]
     global_offset: tuple[int, ...]
+    size_bytes: int = field(init=False, repr=False, compare=False)
+    """Bytes of the leaf's elements; 0 for an empty tensor."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -32,13 +35,9 @@ class LeafSpec:
             raise ValueError(
                 f"leaf {self.name!r}: shape, strides, global_shape and global_offset differ in length"
             )
-        if any(size < 0 for size in self.shape) or any(stride < 0 for stride in self.strides):
+        if min(self.shape, default=0) < 0 or min(self.strides, default=0) < 0:
             raise ValueError(f"leaf {self.name!r}: negative size or stride")
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the leaf's elements; 0 for an empty tensor."""
-        return math.prod(self.shape) * itemsize_bytes(self.dtype)
+        object.__setattr__(self, "size_bytes", math.prod(self.shape) * itemsize_bytes(self.dtype))
 
     @property
     def is_contiguous(self) -> bool:
@@ -46,7 +45,7 @@ class LeafSpec:
         return self.strides == contiguous_strides(self.shape) or self.size_bytes == 0
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return torch's row-major strides (in elements) of a shape; dimensions of size 0 count as 1."""
     strides: list[int] = []
     step = 1

@@ -213,7 +213,7 @@ def parsed_values(values: msgspec.Raw) -> bytes:
 
 
 def leaf_of(document: LeafDoc | DraftLeafDoc) -> LeafSpec:
-    leaf = LeafSpec(
+    return LeafSpec(
         name=document.name,
         dtype=document.dtype,
         shape=document.shape,
@@ -222,8 +222,6 @@ def leaf_of(document: LeafDoc | DraftLeafDoc) -> LeafSpec:
         global_shape=document.global_shape,
         global_offset=document.global_offset,
     )
-    assert leaf.size_bytes >= 0  # an unknown dtype raises here
-    return leaf
 
 
 def alias_of(document: AliasDoc) -> Alias:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..core.errors import CorruptDataError
 from ..core.ids import CheckpointId
 from .dtype_format import itemsize_bytes, safetensors_dtype
-from .leaf import Alias, LeafSpec
+from .leaf import Alias, LeafSpec, contiguous_strides
 from .manifest_types import (
     BLOCK_SIZE_BYTES,
     HEADER_ALIGNMENT_BYTES,
@@ -120,7 +120,7 @@ def _check_alias(alias: Alias, leaves: Mapping[str, LeafSpec]) -> None:
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Tell whether the elements fill consecutive memory without holes or overlap, in whatever order of dimensions."""
-    if math.prod(shape) == 0:
+    if strides == contiguous_strides(shape) or 0 in shape:
         return True
     expected = 1
     for stride, size in sorted(

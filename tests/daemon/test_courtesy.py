@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from everstep.daemon.courtesy import HURRY_S, REST, REST_S_MAX, Courtesy
+from everstep.daemon.courtesy import APART_S, HURRY_S, REST, REST_S_MAX, Courtesy
 
 LONG_S = 3600.0
 
@@ -52,7 +52,18 @@ def test_beside_a_long_answer_others_begin_one_at_a_time() -> None:
             await asyncio.gather(long(), long(), long())
         return begins
 
-    assert min(gaps(asyncio.run(main()))) >= REST_S_MAX
+    assert min(gaps(asyncio.run(main()))) >= APART_S
+
+
+def test_after_a_long_answer_comes_a_bounded_rest() -> None:
+    async def main() -> float:
+        begins, courtesy = list[float](), Courtesy(lambda: True)
+        await ask(courtesy, begins, 1.5 * REST_S_MAX / REST)
+        ended_s = time.monotonic()
+        await ask(courtesy, begins, 0)
+        return begins[1] - ended_s
+
+    assert asyncio.run(main()) >= 0.99 * REST_S_MAX, "the clock was read a moment after the answer had ended"
 
 
 def test_nothing_waits_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +78,8 @@ def test_nothing_waits_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_waits_goes_on_when_the_writing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everstep.daemon.courtesy.REST_S_MAX", LONG_S)
+    for name in ("APART_S", "REST_S_MAX"):
+        monkeypatch.setattr(f"everstep.daemon.courtesy.{name}", LONG_S)
     monkeypatch.setattr("everstep.daemon.courtesy.REST", LONG_S * 1e9)
 
     async def main() -> None:
