@@ -15,6 +15,10 @@ MET, MISSED, PLAIN = "#2b8a3e", "#c92a2a", "#1864ab"
 
 
 TICKS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1, 1.3, 2, 4, 8, 16, 32]
+CLOSE_TICKS = {0.8, 1.3}
+WIDE = 50
+"""From this range on there is no room for the close ones."""
+LABEL_MIN = 0.01
 LEAST = 0.005
 """What is smaller is drawn here: ratios of costs may be next to nothing, or less."""
 
@@ -29,15 +33,14 @@ def draw(rows: Sequence[Row], title: str, target: Path) -> None:
             [max(row.low, LEAST), max(row.high, LEAST)], [place, place], color=colour, linewidth=3, alpha=0.4
         )
         axes.plot(max(row.value, LEAST), place, "o", color=colour)
-        axes.annotate(
-            f"{row.value:.2f}", (max(row.value, LEAST), place), (6, 5), textcoords="offset points", fontsize=8
-        )
+        label = f"{row.value:.2f}" if row.value >= LABEL_MIN else f"{row.value:.1g}"
+        axes.annotate(label, (max(row.value, LEAST), place), (6, 5), textcoords="offset points", fontsize=8)
         if row.goal is not None:
             axes.plot(row.goal, place, "|", color="black", markersize=12)
     axes.set_yticks(range(len(ratios)), [row.measure for row in ratios], fontsize=8)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    ticks = [tick for tick in TICKS if low <= tick <= high]
+    ticks = [tick for tick in TICKS if low <= tick <= high and (high < WIDE * low or tick not in CLOSE_TICKS)]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(axis="x", alpha=0.3)
