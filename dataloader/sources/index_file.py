@@ -141,14 +141,14 @@ def settled(mtime_ns: int, now_s: float) -> int:
 
 def file_stamp(path: str | bytes, now_s: float, name: bytes = b"") -> Stamp:
     """Return the stamp of a file as it is now."""
-    status = os.stat(path)  # noqa: PTH116  paths here may be bytes
+    status = os.stat(path)
     return Stamp(path=name, mtime_s=settled(status.st_mtime_ns, now_s), size_bytes=status.st_size)
 
 
 def is_as_stamped(path: str | bytes, stamp: Stamp) -> bool:
     """Return whether a file has the time of its stamp, and its size unless it is a directory, and was at rest then."""
     try:
-        status = os.stat(path)  # noqa: PTH116
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     same_time = status.st_mtime_ns // 1_000_000_000 == stamp.mtime_s != NEVER_CURRENT
@@ -174,7 +174,7 @@ def _compared(path: str, index: Index, build: Callable[[], Sequence[Buffer]]) ->
 
 def _identity(path: str) -> tuple[int, int, int] | None:
     try:
-        status = os.stat(path)  # noqa: PTH116
+        status = os.stat(path)
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns

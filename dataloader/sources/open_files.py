@@ -109,7 +109,7 @@ def read_indexed(file: OpenFile, offset: int, size: int, index: int) -> bytes:
             raise failed_read(exc, index, file.path) from exc
         if len(data) == size:
             return data
-        end = offset + len(data)
+        end = file.current_size()
     raise SourceChangedError(
         f"{file.path} ends at {end}, sample {index} lies at [{offset}, {offset + size})", hint=_GONE
     )

@@ -108,7 +108,7 @@ def _plain(value: Any) -> object:
     return value
 
 
-class _Left(Exception):  # noqa: N818
+class _Left(Exception):
     """What a run without a last boundary is left by."""
 
 

@@ -16,14 +16,14 @@ LONG_AGO_S = 1_700_000_000
 assert NEVER_CURRENT < LONG_AGO_S
 
 
-def settle(*paths: Path) -> None:
+def settle(*paths: Path, at_s: int = LONG_AGO_S) -> None:
     """Give files, or trees, a time long ago: an index does not trust what was changed within two seconds."""
     for path in paths:
         for folder, _, names in os.walk(path, topdown=False):
             for name in names:
-                os.utime(Path(folder) / name, (LONG_AGO_S, LONG_AGO_S))
-            os.utime(folder, (LONG_AGO_S, LONG_AGO_S))
-        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+                os.utime(Path(folder) / name, (at_s, at_s))
+            os.utime(folder, (at_s, at_s))
+        os.utime(path, (at_s, at_s))
 
 
 def contents(source: Source) -> list[bytes]:
