@@ -199,8 +199,8 @@ def _open(path: str, size_bytes: int | None, index: int) -> _Opened:
 def _footer_digest(file: OpenFile) -> str:
     tail = file.read(max(0, file.size_bytes - 8), 8)
     length = int.from_bytes(tail[:4], "little") + 8
-    if tail[4:] != _MAGIC or length > file.size_bytes:
-        raise CorruptDataError(f"{file.path} is no Parquet file: it ends in {tail!r}")
+    if file.read(0, 4) != _MAGIC or tail[4:] != _MAGIC or length > file.size_bytes:
+        raise CorruptDataError(f"{file.path} is no whole Parquet file: it ends in {tail!r}")
     digest = xxhash.xxh3_128(file.size_bytes.to_bytes(8, "little"))
     for start in range(file.size_bytes - length, file.size_bytes, 1 << 20):
         digest.update(file.read(start, min(1 << 20, file.size_bytes - start)))

@@ -1,8 +1,7 @@
 """Any map-style dataset as a source, and a source as a dataset for the loader."""
 
-from collections.abc import Sequence
-
 import pytest
+from map_items import Items, upper
 from source_checks import check_in_workers, check_source
 
 from everstep.core.errors import SourceChangedError, UsageError
@@ -10,32 +9,8 @@ from everstep.dataloader import DataLoader
 from everstep.dataloader.sources import MapSource, Source, SourceDataset
 
 
-class Items:
-    """A dataset of whatever it is given; an exception is raised instead of returned."""
-
-    def __init__(self, items: Sequence[object], fingerprint: object = "items-1") -> None:
-        self.items = items
-        self.print = fingerprint
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> object:
-        item = self.items[index]
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    def fingerprint(self) -> object:
-        return self.print
-
-
 def encoded(item: object) -> bytes:
     return str(item).encode()
-
-
-def upper(data: bytes | bytearray | memoryview) -> str:
-    return bytes(data).decode().upper()
 
 
 def test_bytes_as_they_are() -> None:
@@ -125,11 +100,10 @@ def test_source_dataset() -> None:
         SourceDataset([b"a"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_straight_into_the_loader(context: str) -> None:
+def test_straight_into_the_loader() -> None:
     source: Source = MapSource(Items([b"%d" % i for i in range(10)]))
     dataset: SourceDataset[str] = SourceDataset(source, decode=upper)
-    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context=context)
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2)
     seen = [item for batch in loader for item in batch]
     assert sorted(seen) == [str(i) for i in range(10)]
     assert loader.state_dict()["dataset"] == {"fingerprint": "items-1", "n": 10}

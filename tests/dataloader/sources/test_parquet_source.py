@@ -140,7 +140,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "b.parquet", [{"other": 1}])
     with pytest.raises(UsageError, match=r"b\.parquet has other columns than"):
         ParquetSource(tmp_path)
-    for data in (b"", b"PAR1", b"x" * 100, path.read_bytes()[:-1], path.read_bytes()[-2000:]):
+    for data in (b"", b"PAR1", b"x" * 100, path.read_bytes()[:-1], path.read_bytes()[4:]):
         (tmp_path / "c.parquet").write_bytes(data)
         with pytest.raises(CorruptDataError, match=r"c\.parquet"):
             ParquetSource(tmp_path / "c.parquet")
