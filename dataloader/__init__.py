@@ -21,11 +21,11 @@ __all__ = ["DataLoader", "Ledger"]
 def __getattr__(name: str) -> object:
     """Return a public name, importing its module at the first use (PEP 562)."""
     if name == "DataLoader":
-        from .loader import DataLoader
+        from .loader import DataLoader  # noqa: PLC0415  needs torch
 
         return DataLoader
     if name == "Ledger":
-        from .ledger import Ledger
+        from .ledger import Ledger  # noqa: PLC0415  needs numpy
 
         return Ledger
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,7 +59,7 @@ class DataLoader(TorchDataLoader[T_co]):
         UsageError: an IterableDataset, a sampler or batch_sampler of one's own, `in_order=False`, or a bad value.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  torch's own signature, so that it is a drop-in
         self,
         dataset: Dataset[T_co],
         batch_size: int | None = 1,

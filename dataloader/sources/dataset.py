@@ -30,7 +30,7 @@ class SourceDataset(Dataset[T_co], Generic[T_co]):
         label: Callable[[int], object] | None = None,
     ) -> None:
         """UsageError where `source` is none."""
-        if not isinstance(source, Source):
+        if not isinstance(source, Source):  # pyright: ignore[reportUnnecessaryIsInstance]  users have no checker
             raise UsageError(
                 f"{type(source).__name__} is no source",
                 hint="it needs __len__, get_bytes(index) and fingerprint(); MapSource makes one of a dataset",

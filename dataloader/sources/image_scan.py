@@ -76,7 +76,7 @@ def _images_in(
 
 def _size_of(path: bytes) -> int:
     try:
-        status = os.stat(path)
+        status = os.stat(path)  # noqa: PTH116  paths may be bytes
     except FileNotFoundError as exc:
         raise UsageError(f"{os.fsdecode(path)} is a link to nothing, or was just removed") from exc
     if not stat.S_ISREG(status.st_mode):
@@ -86,7 +86,7 @@ def _size_of(path: bytes) -> int:
 
 def _folders_below(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[bytes]:
     """Yield `folder` and all folders below it, as paths below `root`; UsageError where a link leads back up."""
-    status = os.stat(root + b"/" + folder)
+    status = os.stat(root + b"/" + folder)  # noqa: PTH116  paths may be bytes
     here = (status.st_dev, status.st_ino)
     if here in above:
         raise UsageError(
@@ -100,12 +100,12 @@ def _folders_below(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...
 
 
 def _folder_stamp(root: bytes, folder: bytes, now_s: float) -> Stamp:
-    status = os.stat(root + b"/" + folder)
+    status = os.stat(root + b"/" + folder)  # noqa: PTH116  paths may be bytes
     return Stamp(path=folder, mtime_s=settled(status.st_mtime_ns, now_s), size_bytes=0)
 
 
 def _sorted_run(names: list[bytes]) -> IO[bytes]:
-    run = tempfile.TemporaryFile()
+    run = tempfile.TemporaryFile()  # noqa: SIM115  closed by the caller
     names.sort()
     run.write(b"\0".join(names) + b"\0")  # no name has a zero byte
     run.seek(0)

@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from ...core.errors import CorruptDataError, EverstepError, SourceChangedError, UsageError
@@ -141,14 +141,14 @@ def settled(mtime_ns: int, now_s: float) -> int:
 
 def file_stamp(path: str | bytes, now_s: float, name: bytes = b"") -> Stamp:
     """Return the stamp of a file as it is now."""
-    status = os.stat(path)
+    status = os.stat(path)  # noqa: PTH116  paths may be bytes
     return Stamp(path=name, mtime_s=settled(status.st_mtime_ns, now_s), size_bytes=status.st_size)
 
 
 def is_as_stamped(path: str | bytes, stamp: Stamp) -> bool:
     """Return whether a file has the time of its stamp, and its size unless it is a directory, and was at rest then."""
     try:
-        status = os.stat(path)
+        status = os.stat(path)  # noqa: PTH116  paths may be bytes
     except (FileNotFoundError, NotADirectoryError):
         return False
     same_time = status.st_mtime_ns // 1_000_000_000 == stamp.mtime_s != NEVER_CURRENT
@@ -174,14 +174,14 @@ def _compared(path: str, index: Index, build: Callable[[], Sequence[Buffer]]) ->
 
 def _identity(path: str) -> tuple[int, int, int] | None:
     try:
-        status = os.stat(path)
+        status = os.stat(path)  # noqa: PTH116  paths may be bytes
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 @contextlib.contextmanager
-def _only_builder(data: str) -> Iterator[None]:
+def _only_builder(data: str) -> Generator[None]:
     """Hold a lock on the data; go on without one where the file system has none or its holder takes too long."""
     fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -80,7 +80,7 @@ class MapSource:
             exc.add_note(f"sample {number} of {type(self.dataset).__name__}")
             raise
         if isinstance(data, bytes | bytearray | memoryview):
-            return data
+            return cast(Bytes, data)
         raise UsageError(
             f"item {number} of {type(self.dataset).__name__} is {type(data).__name__}, not bytes",
             hint="return the stored bytes and decode them on top (SourceDataset), or give encode= for this source",

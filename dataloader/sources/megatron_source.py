@@ -149,6 +149,6 @@ class TokenWindows:
 
 
 def _array(data: bytes | memoryview, token_type: str) -> "NDArray[np.generic]":
-    import numpy as np
+    import numpy as np  # noqa: PLC0415  the command line reads sources without it
 
     return np.frombuffer(data, dtype=np.dtype(token_type).newbyteorder("<"))

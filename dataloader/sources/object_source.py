@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ...core.errors import SourceChangedError, StorageError, UsageError
 from .extras import import_extra
@@ -143,7 +143,6 @@ class ObjectSource:
         system = self._system.value()
         asyn = import_extra("fsspec.asyn", "objects", "ObjectSource")
         if isinstance(system, asyn.AsyncFileSystem):
-            system = cast(Any, system)
             return asyn.sync(system.loop, system._cat_file, name, timeout=max(limit_s, 0.01))
         return system.cat_file(name)
 
@@ -173,10 +172,12 @@ class ObjectSource:
         system = self._system.value()
         if self._is_prefix:
             return encode_object_index(self._under_prefix(system, self._places[0]))
+
+        def described(name: str) -> StoredObject:
+            return _described(name, system.info(name))
+
         with ThreadPoolExecutor(ASKERS) as pool:
-            return encode_object_index(
-                pool.map(lambda name: _described(name, system.info(name)), self._places)
-            )
+            return encode_object_index(pool.map(described, self._places))
 
     def _under_prefix(self, system: Any, prefix: str) -> Iterator[StoredObject]:
         found: dict[str, Mapping[str, object]] = system.find(prefix, detail=True)

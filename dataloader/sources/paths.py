@@ -47,7 +47,7 @@ def _of_one(text: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def _matching(pattern: str) -> list[str]:
-    found = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+    found = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207  patterns are absolute
     if not found or not all(Path(each).is_file() for each in found):
         raise UsageError(f"there is no file {pattern}", hint="give paths, a folder, or a pattern of files")
     return found

@@ -54,10 +54,12 @@ class TarSource:
         self._paths = listed(paths, (".tar",))
         self._wanted = None if part is None else (part,) if isinstance(part, str) else tuple(part)
         directory = None if index is None else os.fspath(index)
+
+        def open_shard(path: str) -> IndexHandle:
+            return _open_shard(path, directory)
+
         with ThreadPoolExecutor(min(BUILDERS, len(self._paths))) as pool:
-            self._handles: list[IndexHandle] = list(
-                pool.map(lambda path: _open_shard(path, directory), self._paths)
-            )
+            self._handles = list(pool.map(open_shard, self._paths))
         self._sizes = [handle.get().file_stamp().size_bytes for handle in self._handles]
         self._table = ShardTable(handle.count for handle in self._handles)
         self._files = files_per_process()

@@ -1,7 +1,7 @@
 """A file system of fsspec whose reads fail as often as they are told to; in two kinds, as real stores have them."""
 
 import asyncio
-from collections.abc import Mapping
+from typing import ClassVar
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -16,16 +16,23 @@ class FlakyStore(AbstractFileSystem):
     protocol = "flaky"
     cachable = False
     made = 0
-    tried: list[str] = []
-    errors: list[Exception] = []
-    objects: Mapping[str, bytes] = OBJECTS
+    tried: ClassVar[list[str]] = []
+    errors: ClassVar[list[Exception]] = []
+    objects: ClassVar[dict[str, bytes]] = OBJECTS
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)
         type(self).made += 1
         self.options = options
 
-    def find(self, path: str, detail: bool = False, **_: object) -> dict[str, dict[str, object]]:
+    @classmethod
+    def counts(cls) -> int:
+        """Return how many were made in this process and those before it."""
+        return cls.made
+
+    def find(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, path: str, detail: bool = False, **_: object
+    ) -> dict[str, dict[str, object]]:
         assert detail
         return {name: self.info(name) for name in reversed(self.objects) if name.startswith(path)}
 
@@ -34,7 +41,9 @@ class FlakyStore(AbstractFileSystem):
             raise FileNotFoundError(path)
         return {"name": path, "size": len(self.objects[path]), "type": "file", "ETag": f"tag-{path[-5]}"}
 
-    def cat_file(self, path: str, **_: object) -> bytes:
+    def cat_file(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, path: str, **_: object
+    ) -> bytes:
         type(self).tried.append(path)
         if type(self).errors:
             raise type(self).errors.pop(0)
@@ -54,7 +63,9 @@ class HangingStore(AsyncFileSystem):
     async def _info(self, path: str, **_: object) -> dict[str, object]:
         return {"name": path, "size": len(OBJECTS[path]), "type": "file"}
 
-    async def _cat_file(self, path: str, **_: object) -> bytes:
+    async def _cat_file(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, path: str, **_: object
+    ) -> bytes:
         type(self).started += 1
         if type(self).hangs:
             type(self).hangs -= 1

@@ -108,7 +108,7 @@ def _plain(value: Any) -> object:
     return value
 
 
-class _Left(Exception):
+class _Left(Exception):  # noqa: N818
     """What a run without a last boundary is left by."""
 
 

@@ -60,7 +60,7 @@ def test_fingerprints() -> None:
     assert MapSource(Items([b"a"]), fingerprint="mine").fingerprint() == "mine"
     assert MapSource(Items([b"a"], b"\1\2")).fingerprint() == "0102"
     for bad in (None, "", "x" * 129, "é", 5, "a\n"):
-        with pytest.raises(UsageError, match="Items has no fingerprint.*give fingerprint="):
+        with pytest.raises(UsageError, match=r"Items has no fingerprint.*give fingerprint="):
             MapSource(Items([b"a"], bad)).fingerprint()
     plain = MapSource([b"a"])
     with pytest.raises(UsageError, match="list has no fingerprint"):

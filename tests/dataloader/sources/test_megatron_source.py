@@ -141,10 +141,13 @@ def test_what_is_no_dataset(tmp_path: Path) -> None:
             MegatronSource(path)
 
 
-@given(st.sampled_from([name for name, _ in TOKEN_TYPES.values()]), st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=6))  # fmt: skip
+@given(
+    st.sampled_from([name for name, _ in TOKEN_TYPES.values()]),
+    st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=6),
+)
 def test_round_trip(token_type: str, documents: list[list[int]]) -> None:
     """Documents of sequences of random lengths, laid out and found again."""
-    size = {name: width for name, width in TOKEN_TYPES.values()}[token_type]
+    size = dict(TOKEN_TYPES.values())[token_type]
     lengths = [length for document in documents for length in document]
     bounds = [0]
     for document in documents:

@@ -15,7 +15,10 @@ from source_checks import check_in_workers, check_source, contents
 from everstep.core.errors import CorruptDataError, SourceChangedError, UsageError
 from everstep.dataloader.sources import ParquetSource, ReadsBlocks, read_row
 
-ROWS = [{"n": i, "image": b"%d" % i * 3, "text": f"é{i}", "nested": {"bytes": b"n%d" % i, "path": None}} for i in range(10)]  # fmt: skip
+ROWS: list[dict[str, object]] = [
+    {"n": i, "image": b"%d" % i * 3, "text": f"é{i}", "nested": {"bytes": b"n%d" % i, "path": None}}
+    for i in range(10)
+]
 
 
 def write(path: Path, rows: list[dict[str, object]], group: int = 4) -> Path:
@@ -75,7 +78,7 @@ def test_a_fork_amid_decoding(tmp_path: Path) -> None:
 
 
 def test_few_row_groups_are_kept(tmp_path: Path) -> None:
-    big = [{"x": bytes([i]) * 100_000} for i in range(8)]
+    big: list[dict[str, object]] = [{"x": bytes([i]) * 100_000} for i in range(8)]
     path = write(tmp_path / "a.parquet", big, group=1)
     source = ParquetSource(path, column="x", cache_bytes=250_000)
     decoded: list[int] = []
@@ -98,7 +101,7 @@ def test_files_that_change(tmp_path: Path) -> None:
     before = source.fingerprint()
     copy = pickle.dumps(source)
     assert ParquetSource(path, column="image").fingerprint() == before
-    other = [{**row, "image": row["image"][::-1] if row["n"] < 9 else b"000"} for row in ROWS]
+    other: list[dict[str, object]] = [{**row, "image": b"%d" % (9 - i) * 3} for i, row in enumerate(ROWS)]
     replaced = write(tmp_path / "new", other)
     assert ParquetSource(replaced, column="image").fingerprint() != before
     same_size = replaced.stat().st_size == path.stat().st_size
@@ -128,7 +131,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ParquetSource(path, column="image").get_bytes(10)
     with pytest.raises(UsageError, match=r"column 'nested\.bytes' is null in row 10"):
         ParquetSource(path, column="nested.bytes").get_bytes(10)
-    with pytest.raises(UsageError, match="column 'n' of .* is int64, not bytes or text"):
+    with pytest.raises(UsageError, match=r"column 'n' of .* is int64, not bytes or text"):
         ParquetSource(path, column="n")
     for bad in ("none", "nested.none", "n.x", "image."):
         with pytest.raises(UsageError, match=f"has no column '{bad}', only n, image, text, nested"):
