@@ -1,12 +1,12 @@
 """A source as a dataset for everstep.DataLoader: decoding and labels on top of bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 from torch.utils.data import Dataset
 
 from ...core.errors import UsageError
-from .protocol import Source, checked_index
+from .protocol import ReadsBlocks, Source, checked_index
 
 T_co = TypeVar("T_co", covariant=True)
 Bytes = bytes | bytearray | memoryview
@@ -49,6 +49,11 @@ class SourceDataset(Dataset[T_co], Generic[T_co]):
         data = self.source.get_bytes(number)
         sample = data if self._decode is None else self._decode(data)
         return cast(T_co, sample if self._label is None else (sample, self._label(number)))
+
+    @property
+    def block_sizes(self) -> Callable[[], Sequence[int]] | None:
+        """The source's own, for a block shuffle; None where it has no blocks."""
+        return self.source.block_sizes if isinstance(self.source, ReadsBlocks) else None
 
     def fingerprint(self) -> str:
         """Return the source's: how samples are decoded is not part of it."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import logging
 import os
@@ -113,7 +114,7 @@ def open_or_build(
     index = _usable(path, kind)
     if index is not None and is_current(index):
         return IndexHandle(path, index)
-    with _only_builder(data):
+    with _only_builder(data) as is_alone:
         if _identity(path) != before:  # built while we waited, and so after we were asked for it
             index = _usable(path, kind)
             if index is not None:
@@ -128,6 +129,8 @@ def open_or_build(
                 ) from exc
             return _compared(path, index, build)
         with temporary:
+            if is_alone:
+                temporary.remove_others()
             temporary.publish(build())
         logger.info("index_built path=%s", path)
         return IndexHandle(path, load_index(path, kind))
@@ -181,17 +184,18 @@ def _identity(path: str) -> tuple[int, int, int] | None:
 
 
 @contextlib.contextmanager
-def _only_builder(data: str) -> Generator[None]:
-    """Hold a lock on the data; go on without one where the file system has none or its holder takes too long."""
+def _only_builder(data: str) -> Generator[bool]:
+    """Hold a lock on the data; without one where the file system has none or its holder takes too long: False."""
     fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        _wait_for_lock(fd, data)
-        yield
+        yield _wait_for_lock(fd, data)
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile holds the lock by its copy of the descriptor
         os.close(fd)
 
 
-def _wait_for_lock(fd: int, data: str) -> None:
+def _wait_for_lock(fd: int, data: str) -> bool:
     deadline = time.monotonic() + BUILD_WAIT_S
     while True:
         try:
@@ -199,12 +203,12 @@ def _wait_for_lock(fd: int, data: str) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 logger.warning("index_lock_late data=%s waited_s=%.0f", data, BUILD_WAIT_S)
-                return
+                return False
             time.sleep(_POLL_S)
         except OSError:  # network file systems may have no lock for readers
-            return
+            return False
         else:
-            return
+            return True
 
 
 class _Temporary:
@@ -216,6 +220,12 @@ class _Temporary:
         self._target = target
         self._path = target.with_name(f"{target.name}.{secrets.token_hex(6)}.tmp")
         self._file = self._path.open("xb")
+
+    def remove_others(self) -> None:
+        """Remove what builders left behind that were killed."""
+        for path in self._target.parent.glob(f"{glob.escape(self._target.name)}.*.tmp"):
+            if path != self._path:
+                path.unlink(missing_ok=True)
 
     def publish(self, pieces: Sequence[Buffer]) -> None:
         for piece in pieces:

@@ -25,7 +25,7 @@ class ParquetSource:
     """Each row of Parquet files is a sample: one cell's bytes, or the row as an Arrow IPC stream (`read_row`).
 
     A row can only be had by decoding its whole row group (often 10-100 MB). Each process keeps the groups it used
-    last, up to `cache_bytes` of decoded data, so read in an order that stays in a group for a while: `block_counts()`
+    last, up to `cache_bytes` of decoded data, so read in an order that stays in a group for a while: `block_sizes()`
     are the rows of each group. pyarrow's threads are not used, and nothing of pyarrow crosses a fork. The fingerprint
     covers the size and footer of each file (statistics and positions of all column chunks).
 
@@ -98,7 +98,7 @@ class ParquetSource:
         """Yield the paths of the files."""
         yield from dict.fromkeys(self._paths)
 
-    def block_counts(self) -> list[int]:
+    def block_sizes(self) -> list[int]:
         """Return the number of rows of each row group."""
         return self._groups.counts()
 

@@ -44,10 +44,10 @@ class ReadsFiles(Protocol):
 
 @runtime_checkable
 class ReadsBlocks(Protocol):
-    """A source of which neighbouring samples are cheap together (a tar shard, a row group). Optional."""
+    """A source of which neighbouring samples are cheap together (a tar shard, a row group). Optional: block shuffle."""
 
-    def block_counts(self) -> Sequence[int]:
-        """Return the number of samples of each block, in order; their sum is len(self)."""
+    def block_sizes(self) -> Sequence[int]:
+        """Return the number of samples of each block, in the order of the samples; their sum is len(self)."""
         ...
 
 

@@ -112,7 +112,7 @@ class TarSource:
         """Yield the paths of the shards."""
         yield from dict.fromkeys(self._paths)
 
-    def block_counts(self) -> list[int]:
+    def block_sizes(self) -> list[int]:
         """Return the number of samples of each shard."""
         return self._table.counts()
 

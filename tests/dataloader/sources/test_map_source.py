@@ -93,6 +93,7 @@ def test_source_dataset() -> None:
     assert [decoded[i] for i in range(3)] == ["A", "B", "C"]
     assert [labelled[i] for i in range(3)] == [("A", 0), ("B", 10), ("C", 20)]
     assert decoded.fingerprint() == source.fingerprint()
+    assert decoded.block_sizes is None
     for bad in (-1, 3):
         with pytest.raises(IndexError):
             decoded[bad]

@@ -33,7 +33,7 @@ def test_rows(tmp_path: Path) -> None:
     assert [read_row(source.get_bytes(i)) for i in range(10)] == ROWS
     check_source(source, contents(source))
     assert isinstance(source, ReadsBlocks)
-    assert source.block_counts() == [4, 3, 3]
+    assert source.block_sizes() == [4, 3, 3]
     some = ParquetSource(tmp_path, columns=["text", "n"])
     assert read_row(some.get_bytes(8)) == {"text": "é8", "n": 8}
     assert list(read_row(some.get_bytes(8))) == ["text", "n"]

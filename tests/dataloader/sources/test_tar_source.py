@@ -15,7 +15,7 @@ from source_checks import LONG_AGO_S, check_in_workers, check_source, contents, 
 from tars import archive
 
 from everstep.core.errors import CorruptDataError, SourceChangedError, UsageError
-from everstep.dataloader.sources import ReadsBlocks, TarSource, read_parts
+from everstep.dataloader.sources import ReadsBlocks, SourceDataset, TarSource, read_parts
 from everstep.dataloader.sources.index_format import Index
 from everstep.dataloader.sources.parts_format import encode_parts
 from everstep.dataloader.sources.tar_format import Member
@@ -64,7 +64,10 @@ def test_samples_of_several_shards(tmp_path: Path) -> None:
     assert source.get_parts(1) == {"seg.png": b"mask", "jpg": b"two"}
     assert read_parts(source.get_bytes(1)) == {"__key__": b"n/2", "seg.png": b"mask", "jpg": b"two"}
     assert isinstance(source, ReadsBlocks)
-    assert source.block_counts() == [2, 0, 2]
+    assert source.block_sizes() == [2, 0, 2]
+    sizes = SourceDataset[bytes](source).block_sizes
+    assert sizes is not None
+    assert sizes() == [2, 0, 2]
     assert list(source.files()) == [str(tmp_path / f"train-00{number}.tar") for number in range(3)]
     check_source(source, contents(source))
     for bad in (-1, 4):
