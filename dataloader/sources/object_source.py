@@ -74,7 +74,7 @@ class ObjectSource:
         self._options = dict(storage_options or {})
         self._extensions = tuple(extensions)
         self._deadline_s = deadline_s
-        self._system: PerProcess[Any] = PerProcess(self._new_system)
+        self._system: PerProcess[Any] = PerProcess(self._new_system, keep_inherited=True)
         self._handle = self._held() if index is None else self._kept(Path(index).absolute(), refresh)
         self._count = self._handle.count
         if not self._count:
@@ -192,7 +192,7 @@ class ObjectSource:
     def __setstate__(self, state: dict[str, object]) -> None:
         """Take what __getstate__ returned."""
         self.__dict__.update(state)
-        self._system = PerProcess(self._new_system)
+        self._system = PerProcess(self._new_system, keep_inherited=True)
 
 
 class _HeldIndex:

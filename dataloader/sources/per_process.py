@@ -17,9 +17,14 @@ class PerProcess(Generic[T]):
     So a child never waits for a lock that a thread of its parent held, and closes the descriptors it inherited.
     """
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        """`make` runs once in each process that asks."""
+    def __init__(self, make: Callable[[], T], *, keep_inherited: bool = False) -> None:
+        """`make` runs once in each process that asks.
+
+        Where `keep_inherited`, a child keeps its parent's value, unused: finalizers of network clients would wait for
+        threads that a fork does not copy.
+        """
         self._make = make
+        self._inherited: list[T] | None = [] if keep_inherited else None
         self._lock = threading.Lock()
         self._made: list[T] = []
         _all.add(self)
@@ -36,6 +41,8 @@ class PerProcess(Generic[T]):
 
     def let_go(self) -> None:
         """Forget the value; the next call of value() makes another one."""
+        if self._inherited is not None:
+            self._inherited += self._made
         self._lock = threading.Lock()
         self._made = []
 

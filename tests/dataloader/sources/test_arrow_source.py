@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from source_checks import check_in_workers, check_source, contents
+from source_data import write_saved_dataset, write_stream
 
 from everstep.core.errors import CorruptDataError, SourceChangedError, UsageError
 from everstep.dataloader.sources import ArrowSource, read_row
@@ -24,42 +25,15 @@ ROWS: list[dict[str, object]] = [
 TABLE = pa.Table.from_pylist(ROWS)
 
 
-def write_stream(path: Path, table: Any = TABLE, rows: int = 3) -> Path:
-    with pyarrow.ipc.new_stream(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=rows)
-    return path
-
-
-def write_file(path: Path, table: Any = TABLE, rows: int = 3) -> Path:
+def write_file(path: Path, table: Any, rows: int = 3) -> Path:
     with pyarrow.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=rows)
     return path
 
 
-def save_to_disk(folder: Path, rows: list[dict[str, object]] = ROWS) -> Path:
-    """Write what `Dataset.save_to_disk` of datasets 2 to 5 does, as far as it matters for reading."""
-    folder.mkdir(parents=True)
-    table = pa.Table.from_pylist(rows).replace_schema_metadata({"huggingface": json.dumps({"info": {}})})
-    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
-    write_stream(folder / names[0], table.slice(0, 6), 2)
-    write_stream(folder / names[1], table.slice(6), 2)
-    state = {
-        "_data_files": [{"filename": name} for name in names],
-        "_fingerprint": "9f0c1a5ad4b7e5a1",
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": "train",
-    }
-    (folder / "state.json").write_text(json.dumps(state, indent=2, sort_keys=True))
-    (folder / "dataset_info.json").write_text("{}")
-    return folder
-
-
 @pytest.mark.parametrize("write", [write_stream, write_file])
-def test_files_and_streams(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    path = write(tmp_path / "a.arrow")
+def test_files_and_streams(tmp_path: Path, write: Callable[[Path, Any], Path]) -> None:
+    path = write(tmp_path / "a.arrow", TABLE)
     source = ArrowSource(path)
     assert [read_row(source.get_bytes(i)) for i in range(10)] == ROWS
     check_source(source, contents(source))
@@ -73,7 +47,7 @@ def test_files_and_streams(tmp_path: Path, write: Callable[[Path], Path]) -> Non
 
 
 def test_saved_datasets(tmp_path: Path) -> None:
-    folder = save_to_disk(tmp_path / "train")
+    folder = write_saved_dataset(tmp_path / "train", TABLE)
     source = ArrowSource(folder)
     assert [read_row(source.get_bytes(i)) for i in range(10)] == ROWS
     assert list(source.files()) == [str(folder / f"data-0000{i}-of-00002.arrow") for i in range(2)]
@@ -83,8 +57,8 @@ def test_saved_datasets(tmp_path: Path) -> None:
 
 
 def test_saved_splits(tmp_path: Path) -> None:
-    save_to_disk(tmp_path / "both/train")
-    save_to_disk(tmp_path / "both/test", ROWS[:7])
+    write_saved_dataset(tmp_path / "both/train", TABLE)
+    write_saved_dataset(tmp_path / "both/test", TABLE.slice(0, 7))
     (tmp_path / "both/dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     assert len(ArrowSource(tmp_path / "both", split="test")) == 7
     with pytest.raises(UsageError, match="has the splits train, test, not None"):
@@ -99,12 +73,12 @@ def test_saved_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_read_it(tmp_path: Path, method: str) -> None:
-    source = ArrowSource(save_to_disk(tmp_path / "train"), column="image.bytes")
+    source = ArrowSource(write_saved_dataset(tmp_path / "train", TABLE), column="image.bytes")
     check_in_workers(source, [b"%d" % i * 3 for i in range(10)], method)
 
 
 def test_files_that_change(tmp_path: Path) -> None:
-    path = write_stream(tmp_path / "a.arrow")
+    path = write_stream(tmp_path / "a.arrow", TABLE)
     source = ArrowSource(path, column="text")
     copy = pickle.dumps(source)
     assert source.get_bytes(9) == "é9".encode()
@@ -121,7 +95,7 @@ def test_files_that_change(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    whole = write_stream(tmp_path / "a.arrow").read_bytes()
+    whole = write_stream(tmp_path / "a.arrow", TABLE).read_bytes()
     for data in (b"", b"x" * 100, whole[:100], whole[: len(whole) // 2], b"ARROW1" + bytes(50)):
         (tmp_path / "b.arrow").write_bytes(data)
         with pytest.raises(CorruptDataError, match=r"b\.arrow"):
@@ -136,7 +110,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ArrowSource(tmp_path / "a.arrow", columns=["z"])
     with pytest.raises(UsageError, match="both given"):
         ArrowSource(tmp_path / "a.arrow", column="text", columns=["n"])
-    folder = save_to_disk(tmp_path / "train")
+    folder = write_saved_dataset(tmp_path / "train", TABLE)
     (folder / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(CorruptDataError, match=r"names data-00001-of-00002\.arrow, which is not there"):
         ArrowSource(folder)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from source_checks import check_in_workers, check_source, contents
+from source_data import BOUNDS, LENGTHS, TOKENS, write_megatron
 
 from everstep.core.errors import CorruptDataError, FormatVersionError, SourceChangedError, UsageError
 from everstep.dataloader.sources import MegatronSource, TokenWindows
@@ -20,20 +21,9 @@ from everstep.dataloader.sources.megatron_format import (
     encode_megatron_index,
 )
 
-LENGTHS = [3, 0, 4, 1]
-BOUNDS = [0, 2, 2, 4]
-TOKENS = np.arange(100, 108, dtype="<u2")
-
-
-def write(folder: Path, name: str = "data") -> Path:
-    (folder / f"{name}.idx").write_bytes(encode_megatron_index("uint16", LENGTHS, BOUNDS))
-    (folder / f"{name}.bin").write_bytes(TOKENS.tobytes())
-    return folder / name
-
-
 def test_the_layout_is_megatrons(tmp_path: Path) -> None:
     """Written here step by step, as Megatron's IndexedDatasetBuilder does with numpy."""
-    path = write(tmp_path)
+    path = write_megatron(tmp_path)
     by_hand = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", 8)
     by_hand += struct.pack("<Q", 4) + struct.pack("<Q", 4)
     by_hand += np.array(LENGTHS, dtype=np.int32).tobytes()
@@ -46,7 +36,7 @@ def test_the_layout_is_megatrons(tmp_path: Path) -> None:
 
 
 def test_sequences_and_documents(tmp_path: Path) -> None:
-    path = write(tmp_path)
+    path = write_megatron(tmp_path)
     source = MegatronSource(path)
     raw = TOKENS.tobytes()
     check_source(source, [raw[:6], b"", raw[6:14], raw[14:]])
@@ -60,7 +50,7 @@ def test_sequences_and_documents(tmp_path: Path) -> None:
 
 
 def test_windows(tmp_path: Path) -> None:
-    path = write(tmp_path)
+    path = write_megatron(tmp_path)
     windows = TokenWindows(path, length=3)
     assert [windows.tokens(windows.get_bytes(i)).tolist() for i in range(len(windows))] == [
         [100, 101, 102, 103],
@@ -88,12 +78,12 @@ def test_each_token_but_the_first_is_a_target_once(tokens: int, length: int) -> 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_read_it(tmp_path: Path, method: str) -> None:
-    source = TokenWindows(write(tmp_path), length=2)
+    source = TokenWindows(write_megatron(tmp_path), length=2)
     check_in_workers(source, contents(source), method)
 
 
 def test_files_that_change(tmp_path: Path) -> None:
-    path = write(tmp_path)
+    path = write_megatron(tmp_path)
     source = MegatronSource(path)
     copy = pickle.loads(pickle.dumps(source))
     assert source.get_bytes(3)
@@ -112,7 +102,7 @@ def test_files_that_change(tmp_path: Path) -> None:
     with pytest.raises(SourceChangedError, match=r"data\.idx has 50 bytes"):
         pickle.loads(pickle.dumps(source)).get_bytes(0)
     before = source.fingerprint()
-    write(tmp_path)
+    write_megatron(tmp_path)
     tokens = TOKENS.copy()
     tokens[4] += 1
     path.with_suffix(".bin").write_bytes(tokens.tobytes())
@@ -120,7 +110,7 @@ def test_files_that_change(tmp_path: Path) -> None:
 
 
 def test_what_is_no_dataset(tmp_path: Path) -> None:
-    path = write(tmp_path)
+    path = write_megatron(tmp_path)
     with pytest.raises(UsageError, match=r"there is no file .*none\.bin"):
         MegatronSource(tmp_path / "none")
     with pytest.raises(UsageError, match="unit='page'"):

@@ -57,9 +57,9 @@ def test_each_process_has_a_file_system_of_its_own() -> None:
     ours = id(source._system.value())
     pid = os.fork()
     if pid == 0:
-        os._exit(
-            not (contents(source) == ALL and FlakyStore.made == 2 and id(source._system.value()) != ours)
-        )
+        same = contents(source) == ALL and FlakyStore.counts() == 2
+        kept = [id(each) for each in source._system._inherited or ()]
+        os._exit(not (same and kept == [ours] and id(source._system.value()) != ours))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert FlakyStore.counts() == 1
 
