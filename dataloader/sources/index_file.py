@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from ...core.errors import CorruptDataError, EverstepError, SourceChangedError, UsageError
+from ...core.errors import CorruptDataError, EverstepError, SourceChangedError, StorageError, UsageError
 from .index_format import NEVER_CURRENT, Buffer, Index, Stamp
 from .mapping import map_file
 
@@ -109,6 +109,7 @@ def open_or_build(
 
     Raises:
         UsageError: there is none and none can be written, or it is out of date and cannot be replaced.
+        StorageError: the disk is full, or failed.
     """
     before = _identity(path)
     index = _usable(path, kind)
@@ -131,7 +132,7 @@ def open_or_build(
         with temporary:
             if is_alone:
                 temporary.remove_others()
-            temporary.publish(build())
+            _publish(temporary, build(), path)
         logger.info("index_built path=%s", path)
         return IndexHandle(path, load_index(path, kind))
 
@@ -175,6 +176,13 @@ def _compared(path: str, index: Index, build: Callable[[], Sequence[Buffer]]) ->
     return IndexHandle(path, index)
 
 
+def _publish(temporary: "_Temporary", pieces: Sequence[Buffer], path: str) -> None:
+    try:
+        temporary.publish(pieces)
+    except OSError as exc:
+        raise StorageError(f"the index {path} could not be written: {exc.strerror}", hint=_NAME_IT) from exc
+
+
 def _identity(path: str) -> tuple[int, int, int] | None:
     try:
         status = os.stat(path)  # noqa: PTH116  paths may be bytes
@@ -191,7 +199,9 @@ def _only_builder(data: str) -> Generator[bool]:
         yield _wait_for_lock(fd, data)
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile holds the lock by its copy of the descriptor
+            fcntl.flock(
+                fd, fcntl.LOCK_UN
+            )  # a child forked meanwhile holds the lock by its copy of the descriptor
         os.close(fd)
 
 
@@ -243,5 +253,6 @@ class _Temporary:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written cannot at the second time; it was said
+            self._file.close()
         self._path.unlink(missing_ok=True)

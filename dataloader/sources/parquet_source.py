@@ -1,6 +1,5 @@
 """Rows of Parquet files: whole row groups are decoded, a few of them are kept by each process."""
 
-import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -177,10 +176,6 @@ class _Opened:
         self.size_bytes = size_bytes
         self.footer = footer
         self.parquet = parquet
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):
-            self.parquet.close(force=True)
 
 
 def _open(path: str, size_bytes: int | None, index: int) -> _Opened:

@@ -33,7 +33,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_examples_run(data: Path) -> None:
-    examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.S)
+    examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
     assert len(examples) == 7
     names: dict[str, object] = {"decode": len, "folder": data}
     for number, text in enumerate(examples):
@@ -45,7 +45,9 @@ def test_every_source_is_named() -> None:
     from everstep.dataloader import sources
 
     text = DOCS.read_text()
-    assert [name for name in sources.__all__ if name not in text and not name.startswith(("Reads", "Source"))] == []
+    assert [
+        name for name in sources.__all__ if name not in text and not name.startswith(("Reads", "Source"))
+    ] == []
     assert all(getattr(sources, name) is not None for name in sources.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         sources.nothing  # noqa: B018

@@ -3,15 +3,15 @@
 import fcntl
 import multiprocessing
 import os
+import resource
 import signal
 import time
 from collections.abc import Sequence
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
-from everstep.core.errors import UsageError
+from everstep.core.errors import StorageError, UsageError
 from everstep.dataloader.sources import index_file
 from everstep.dataloader.sources.index_file import index_path, open_or_build
 from everstep.dataloader.sources.index_format import Buffer, Index, encode_index
@@ -35,7 +35,7 @@ def always(_: Index) -> bool:
 def test_processes_that_ask_together_build_once(tmp_path: Path) -> None:
     data, target = tmp_path / "data", tmp_path / "index"
     data.write_bytes(b"x")
-    together: Barrier = FORK.Barrier(5)
+    go = FORK.Semaphore(0)
 
     def build() -> Sequence[Buffer]:
         with (tmp_path / "built").open("ab") as file:
@@ -43,7 +43,7 @@ def test_processes_that_ask_together_build_once(tmp_path: Path) -> None:
         return pieces()
 
     def ask(_: int) -> None:
-        together.wait()
+        go.acquire()
         handle = open_or_build(str(target), "test", str(data), never, build)
         assert handle.get().piece(1, 0, 7) == b"content"
 
@@ -52,7 +52,8 @@ def test_processes_that_ask_together_build_once(tmp_path: Path) -> None:
         child.start()
     with data.open("rb") as held:  # all four have looked for an index before the first may build one
         fcntl.flock(held, fcntl.LOCK_EX)
-        together.wait()
+        for _ in children:
+            go.release()
         waiting = 0
         while waiting < 4:
             waiting = sum(_holds_open(child.pid, data) for child in children)
@@ -111,6 +112,22 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="no"):
         open_or_build(str(tmp_path / "index"), "test", str(tmp_path / "data"), always, fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"x")
+
+    def ask() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        with pytest.raises(StorageError, match=r"the index .* could not be written: .*name a directory"):
+            open_or_build(str(tmp_path / "index"), "test", str(tmp_path / "data"), always, pieces)
+
+    child = FORK.Process(target=ask)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 

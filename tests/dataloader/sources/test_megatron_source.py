@@ -21,6 +21,7 @@ from everstep.dataloader.sources.megatron_format import (
     encode_megatron_index,
 )
 
+
 def test_the_layout_is_megatrons(tmp_path: Path) -> None:
     """Written here step by step, as Megatron's IndexedDatasetBuilder does with numpy."""
     path = write_megatron(tmp_path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tars import archive
 
 from everstep.core.errors import CorruptDataError, UsageError
-from everstep.dataloader.sources.tar_format import Member, parse_pax, scan_members
+from everstep.dataloader.sources.tar_format import EXTENDED_BYTES_MAX, Member, parse_pax, scan_members
 
 Read = Callable[[int, int], bytes]
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -109,6 +109,17 @@ def test_sparse_members_are_refused() -> None:
     info.pax_headers = {"GNU.sparse.major": "1"}
     with pytest.raises(UsageError, match="sparse"):
         members_of(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_extended_headers_that_are_too_long_are_not_read(kind: bytes) -> None:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, EXTENDED_BYTES_MAX + 1
+    data = info.tobuf(tarfile.USTAR_FORMAT) + bytes(2 * EXTENDED_BYTES_MAX)
+    with pytest.raises(
+        CorruptDataError, match=f"the extended header at 512 has {EXTENDED_BYTES_MAX + 1} bytes"
+    ):
+        members_of(data)
 
 
 @pytest.mark.parametrize(
