@@ -183,6 +183,17 @@ def test_kinds_are_told_apart(kind: str) -> None:
                 Index(whole, kind=kind)
 
 
+def test_sections_that_do_not_follow_each_other() -> None:
+    """Each starts where the one before it ends: eight bytes later, or reaching beyond the end, is damage."""
+    whole = image_index()
+    offset, length = struct.unpack_from("<QQ", whole, 64 + 16)
+    for moved in ((offset + 8, length - 8), (offset, length + (1 << 40)), (offset - 8, length + 8)):
+        damaged = bytearray(whole)
+        struct.pack_into("<QQ", damaged, 64 + 16, *moved)
+        with pytest.raises(CorruptDataError, match="section [12] of the index lies at"):
+            Index(sealed(damaged), kind="image-folder")
+
+
 def test_access_outside_a_section() -> None:
     index = Index(image_index(), kind="image-folder")
     for bad in (

@@ -271,6 +271,15 @@ def test_damaged_parts_end_in_a_declared_error(parts: dict[str, bytes], data: st
         assert sum(len(each) for each in read_parts(damaged).values()) <= len(damaged)
 
 
+def test_parts_that_are_cut_or_followed_by_more() -> None:
+    whole = encode_parts([("jpg", b"12345"), ("cls", b"")])
+    for bad in (whole + b"x", whole[:-1], whole[:9], whole[:3], b"ESP2" + whole[4:]):
+        with pytest.raises(CorruptDataError):
+            read_parts(bad)
+    with pytest.raises(CorruptDataError, match="the same name"):
+        read_parts(encode_parts([("jpg", b"1"), ("jpg", b"2")]))
+
+
 def test_shards_of_the_tar_command(tmp_path: Path) -> None:
     """What GNU tar writes from a folder: folders among the members, `./` before the names."""
     for name, data in {"a.jpg": b"1", "a.txt": b"2", "b.jpg": b"3"}.items():
