@@ -190,7 +190,7 @@ def test_sections_that_do_not_follow_each_other() -> None:
     for moved in ((offset + 8, length - 8), (offset, length + (1 << 40)), (offset - 8, length + 8)):
         damaged = bytearray(whole)
         struct.pack_into("<QQ", damaged, 64 + 16, *moved)
-        with pytest.raises(CorruptDataError, match="section [12] of the index lies at"):
+        with pytest.raises(CorruptDataError, match=r"section [12] of the index lies at"):
             Index(sealed(damaged), kind="image-folder")
 
 
