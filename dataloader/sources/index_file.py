@@ -198,9 +198,8 @@ def _only_builder(data: str) -> Generator[bool]:
     try:
         yield _wait_for_lock(fd, data)
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # a child forked meanwhile would hold the lock by its copy of the fd
+        # A child forked meanwhile would hold the lock by its copy of the descriptor.
+        with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,6 +41,16 @@ def test_examples_run(data: Path) -> None:
     for number, text in enumerate(examples):
         exec(compile(text, f"{DOCS.name}, example {number + 1}", "exec"), names)
     assert names["lines"] is not None
+
+
+def test_what_a_source_does_not_need_is_not_imported() -> None:
+    names = "ArrowSource, ImageFolderSource, JsonlSource, MapSource, MegatronSource, ObjectSource, ParquetSource, TarSource"
+    code = f"import sys; from everstep.dataloader.sources import {names}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/"
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"torch", "numpy", "pyarrow", "fsspec", "pickle"}
 
 
 def test_every_source_is_named() -> None:
