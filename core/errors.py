@@ -23,6 +23,7 @@ EverstepError
 ├── DataError                  stored bytes are not what was committed                never retry
 │   ├── CorruptDataError       a checksum, length or structure does not hold          use an older one
 │   ├── IncompleteError        a shard or segment of the checkpoint is missing        use an older one
+│   ├── SourceChangedError     a dataset's files are not those that were indexed      put them back, or index anew
 │   └── FormatVersionError     written by a newer format version                      upgrade everstep
 └── InternalError              an exception that nobody expected: a bug of everstep   report it
 
@@ -141,6 +142,10 @@ class CorruptDataError(DataError):
 
 class IncompleteError(DataError):
     """A shard or a segment of the checkpoint is missing."""
+
+
+class SourceChangedError(DataError):
+    """A file of a dataset is gone, shorter, longer or another one since it was indexed; names file and sample."""
 
 
 class FormatVersionError(DataError):

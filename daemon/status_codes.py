@@ -28,6 +28,7 @@ STATUS_CODES: dict[type[errors.EverstepError], grpc.StatusCode] = {
     errors.DataError: grpc.StatusCode.DATA_LOSS,
     errors.CorruptDataError: grpc.StatusCode.DATA_LOSS,
     errors.IncompleteError: grpc.StatusCode.DATA_LOSS,
+    errors.SourceChangedError: grpc.StatusCode.DATA_LOSS,
     errors.FormatVersionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }

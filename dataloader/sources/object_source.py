@@ -1,0 +1,235 @@
+"""Objects of a store that fsspec knows (S3, GCS, Azure, HTTP, …): each is a sample."""
+
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import SourceChangedError, StorageError, UsageError
+from .extras import import_extra
+from .index_file import SUFFIX, IndexHandle, open_or_build
+from .index_format import Buffer, Index
+from .object_index_format import (
+    KIND,
+    StoredObject,
+    check_object_index,
+    encode_object_index,
+    object_at,
+)
+from .per_process import PerProcess
+from .protocol import checked_index
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_S = 120.0
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 5.0
+ASKERS = 16
+"""Objects of a given list that are asked for their size at a time."""
+
+_TAGS = ("ETag", "etag", "content_md5", "md5Hash", "crc32c", "generation", "checksum")
+_MISTAKES = (AttributeError, KeyError, NotImplementedError, TypeError, ValueError)
+_jitter = random.SystemRandom()  # the global generators belong to the training
+
+
+class ObjectSource:
+    """Each object is a sample: those under a prefix, sorted by name, or a list in its order.
+
+    Each process makes its own file system of fsspec, so nothing of a client crosses a fork. A failed read is tried
+    again, with growing pauses, until `deadline_s` has passed; of file systems that are asynchronous (S3, GCS, Azure,
+    HTTP) a call that hangs is given up after a third of it. The fingerprint covers names, sizes, and the ETag or
+    checksum where the store has one.
+
+    Args:
+        urls: a prefix like `s3://bucket/train/`, or a list of URLs of one protocol.
+        storage_options: arguments for the file system, such as credentials; they travel to workers.
+        extensions: endings of the objects under a prefix that are samples, all by default.
+        index: a directory in which the listing is kept, for millions of objects: it is then mapped into memory
+            instead of held by each process, and not listed again at the next start.
+        refresh: list again although `index` holds a listing.
+        deadline_s: how long to try to read one object.
+
+    Raises:
+        UsageError: fsspec is not installed, no object, or URLs of several protocols.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        storage_options: Mapping[str, object] | None = None,
+        extensions: Sequence[str] = (),
+        index: str | Path | None = None,
+        refresh: bool = False,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        if deadline_s <= 0:
+            raise UsageError(f"deadline_s={deadline_s}", hint="give seconds above 0")
+        self._protocol, self._places = _parsed(urls)
+        self._is_prefix = isinstance(urls, str)
+        self._options = dict(storage_options or {})
+        self._extensions = tuple(extensions)
+        self._deadline_s = deadline_s
+        self._system: PerProcess[Any] = PerProcess(self._new_system, keep_inherited=True)
+        self._handle = self._held() if index is None else self._kept(Path(index).absolute(), refresh)
+        self._count = self._handle.count
+        if not self._count:
+            raise UsageError(
+                f"there is no object under {urls!r:.200}", hint="check the prefix and extensions="
+            )
+
+    def __len__(self) -> int:
+        """Return the number of objects."""
+        return self._count
+
+    def get_bytes(self, index: int) -> bytes:
+        """Return an object's bytes.
+
+        Raises:
+            IndexError: there is no such sample.
+            SourceChangedError: the object is gone, or has another size than when it was listed.
+            StorageError: it could not be read within the deadline; names the object and the last failure.
+            PermissionError: the store refuses it.
+        """
+        number = checked_index(index, self._count, self)
+        stored = object_at(self._handle.get(), number)
+        data = self._read(stored.name, number)
+        if stored.size_bytes is not None and len(data) != stored.size_bytes:
+            raise SourceChangedError(
+                f"{self.url(number)} has {len(data)} bytes, {stored.size_bytes} when it was listed (sample {number})",
+                hint="make the source anew, with refresh=True where index= is given",
+            )
+        return data
+
+    def url(self, index: int) -> str:
+        """Return the name of an object with its protocol."""
+        name = object_at(self._handle.get(), checked_index(index, self._count, self)).name
+        return name if "://" in name else f"{self._protocol}://{name}"
+
+    def fingerprint(self) -> str:
+        """Return a digest over names, sizes and tags of all objects."""
+        return f"objects-1:{self._handle.digest}"
+
+    def _read(self, name: str, index: int) -> bytes:
+        until = time.monotonic() + self._deadline_s
+        delay = FIRST_DELAY_S
+        while True:
+            try:
+                return bytes(self._cat(name, min(until - time.monotonic(), self._deadline_s / 3)))
+            except FileNotFoundError as exc:
+                raise SourceChangedError(f"{self.url(index)} is gone (sample {index})") from exc
+            except (PermissionError, *_MISTAKES) as exc:
+                exc.add_note(f"while {self.url(index)} was read (sample {index})")
+                raise
+            except Exception as exc:  # each client has errors of its own
+                pause = delay * _jitter.uniform(0.5, 1.0)
+                if time.monotonic() + pause >= until:
+                    raise StorageError(
+                        f"{self.url(index)} could not be read within {self._deadline_s:g} s (sample {index}): "
+                        f"{type(exc).__name__}: {exc}",
+                        hint="look at the store, or give a longer deadline_s",
+                    ) from exc
+                logger.warning(
+                    "object_read_failed url=%s error=%r retry_in_s=%.2f", self.url(index), exc, pause
+                )
+            time.sleep(pause)
+            delay = min(2 * delay, LONGEST_DELAY_S)
+
+    def _cat(self, name: str, limit_s: float) -> bytes:
+        system = self._system.value()
+        asyn = import_extra("fsspec.asyn", "objects", "ObjectSource")
+        if isinstance(system, asyn.AsyncFileSystem):
+            return asyn.sync(system.loop, system._cat_file, name, timeout=max(limit_s, 0.01))
+        return system.cat_file(name)
+
+    def _new_system(self) -> Any:
+        fsspec = import_extra("fsspec", "objects", "ObjectSource")
+        return fsspec.filesystem(
+            self._protocol, skip_instance_cache=True, use_listings_cache=False, **self._options
+        )
+
+    def _held(self) -> "_HeldIndex":
+        return _HeldIndex(b"".join(self._list()))
+
+    def _kept(self, directory: Path, refresh: bool) -> IndexHandle:
+        directory.mkdir(parents=True, exist_ok=True)
+        asked = "\0".join([self._protocol, str(self._is_prefix), *self._extensions, "", *self._places])
+        name = hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()
+
+        def is_current(index: Index) -> bool:
+            check_object_index(index)
+            return not refresh
+
+        return open_or_build(
+            str(directory / f"objects-{name}{SUFFIX}"), KIND, str(directory), is_current, self._list
+        )
+
+    def _list(self) -> list[Buffer]:
+        system = self._system.value()
+        if self._is_prefix:
+            return encode_object_index(self._under_prefix(system, self._places[0]))
+
+        def described(name: str) -> StoredObject:
+            return _described(name, system.info(name))
+
+        with ThreadPoolExecutor(ASKERS) as pool:
+            return encode_object_index(pool.map(described, self._places))
+
+    def _under_prefix(self, system: Any, prefix: str) -> Iterator[StoredObject]:
+        found: dict[str, Mapping[str, object]] = system.find(prefix, detail=True)
+        for name in sorted(found):
+            if name.endswith(self._extensions or "") and not name.endswith("/"):
+                yield _described(name, found[name])
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return everything but this process's file system."""
+        return {name: value for name, value in self.__dict__.items() if name != "_system"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Take what __getstate__ returned."""
+        self.__dict__.update(state)
+        self._system = PerProcess(self._new_system, keep_inherited=True)
+
+
+class _HeldIndex:
+    """An index in memory, which travels to workers with its bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._index = Index(data, kind=KIND, verify=False)
+        self.count = self._index.count
+        self.digest = self._index.digest
+
+    def get(self) -> Index:
+        return self._index
+
+    def __reduce__(self) -> "tuple[Callable[[bytes], _HeldIndex], tuple[bytes]]":
+        return _HeldIndex, (self._data,)
+
+
+def _described(name: str, info: Mapping[str, object]) -> StoredObject:
+    size = info.get("size")
+    tags = [str(info[key]) for key in _TAGS if info.get(key)]
+    return StoredObject(name, size if isinstance(size, int) and size >= 0 else None, " ".join(tags))
+
+
+def _parsed(urls: str | Sequence[str]) -> tuple[str, list[str]]:
+    """Return the protocol and the names that the file system understands."""
+    core = import_extra("fsspec.core", "objects", "ObjectSource")
+    given = [urls] if isinstance(urls, str) else list(urls)
+    if not given:
+        raise UsageError("the list of objects is empty")
+    protocols = {core.split_protocol(url)[0] or "file" for url in given}
+    if len(protocols) != 1:
+        raise UsageError(f"the objects have several protocols: {', '.join(sorted(protocols))}")
+    protocol = protocols.pop()
+    try:
+        system = import_extra("fsspec", "objects", "ObjectSource").get_filesystem_class(protocol)
+    except (ValueError, ImportError) as exc:
+        raise UsageError(f"fsspec cannot read {protocol}://: {exc}") from exc
+    strip = system._strip_protocol
+    return protocol, [str(strip(url)) for url in given]

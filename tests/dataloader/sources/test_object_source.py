@@ -1,0 +1,178 @@
+"""Objects by fsspec: listing, retries with a deadline, one file system per process."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flaky_store import OBJECTS, FlakyStore
+from source_checks import check_in_workers, check_source, contents
+
+from everstep.core.errors import SourceChangedError, StorageError, UsageError
+from everstep.dataloader.sources import ObjectSource, object_source
+
+ALL = list(OBJECTS.values())
+
+
+@pytest.fixture(autouse=True)
+def _fresh_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    monkeypatch.setattr(object_source, "FIRST_DELAY_S", 0.001)
+    FlakyStore.errors, FlakyStore.tried, FlakyStore.made, FlakyStore.objects = [], [], 0, dict(OBJECTS)
+    yield
+    assert not FlakyStore.errors
+
+
+def test_a_prefix_and_a_list() -> None:
+    source = ObjectSource("flaky://bucket/train/")
+    check_source(source, ALL)
+    assert source.url(1) == "flaky://bucket/train/1.bin"
+    listed = ObjectSource([f"flaky://bucket/train/{number}.bin" for number in (3, 0)])
+    check_source(listed, [ALL[3], ALL[0]])
+    assert len(ObjectSource("flaky://bucket/train/", extensions=("1.bin", "2.bin"))) == 2
+    assert source.fingerprint() == "objects-1:f4a495ffe6b7f544e894f065042237c6"
+
+
+def test_local_files_by_their_url(tmp_path: Path) -> None:
+    for name in ("b.bin", "a.bin", "sub/c.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    check_source(ObjectSource(f"file://{tmp_path}"), [b"a.bin", b"b.bin", b"sub/c.bin"])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_it(tmp_path: Path, method: str) -> None:
+    for number in range(5):
+        (tmp_path / str(number)).write_bytes(b"%d" % number)
+    check_in_workers(ObjectSource(f"file://{tmp_path}"), [b"%d" % number for number in range(5)], method)
+
+
+def test_each_process_has_a_file_system_of_its_own() -> None:
+    source = ObjectSource("flaky://bucket/train/", storage_options={"token": "secret"})
+    assert contents(source) == ALL
+    assert FlakyStore.counts() == 1
+    assert source._system.value().options == {"token": "secret", "use_listings_cache": False}
+    ours = id(source._system.value())
+    pid = os.fork()
+    if pid == 0:
+        same = contents(source) == ALL and FlakyStore.counts() == 2
+        kept = [id(each) for each in source._system._inherited or ()]
+        os._exit(not (same and kept == [ours] and id(source._system.value()) != ours))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert FlakyStore.counts() == 1
+
+
+def test_failed_reads_are_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    source = ObjectSource("flaky://bucket/train/")
+    FlakyStore.errors = [OSError("reset"), TimeoutError(), RuntimeError("throttled")]
+    assert source.get_bytes(2) == ALL[2]
+    assert FlakyStore.tried == ["bucket/train/2.bin"] * 4
+    assert caplog.text.count("object_read_failed url=flaky://bucket/train/2.bin") == 3
+
+
+def test_the_deadline_ends_it_and_names_the_object() -> None:
+    source = ObjectSource("flaky://bucket/train/", deadline_s=0.05)
+    FlakyStore.errors = [OSError("slow down")] * 1000
+    with pytest.raises(
+        StorageError,
+        match=r"flaky://bucket/train/2\.bin could not be read within 0\.05 s \(sample 2\): OSError: slow down",
+    ):
+        source.get_bytes(2)
+    assert 1 < len(FlakyStore.tried) < 100
+    FlakyStore.errors = []
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError("denied"), ValueError("bad option"), NotImplementedError()]
+)
+def test_what_no_retry_mends_is_raised_at_once(error: Exception) -> None:
+    source = ObjectSource("flaky://bucket/train/")
+    FlakyStore.errors = [error]
+    with pytest.raises(type(error)) as raised:
+        source.get_bytes(1)
+    assert raised.value.__notes__ == ["while flaky://bucket/train/1.bin was read (sample 1)"]
+    assert len(FlakyStore.tried) == 1
+
+
+def test_objects_that_change() -> None:
+    source = ObjectSource("flaky://bucket/train/")
+    before = source.fingerprint()
+    FlakyStore.objects = {**OBJECTS, "bucket/train/1.bin": b"longer"}
+    with pytest.raises(SourceChangedError, match=r"1\.bin has 6 bytes, 3 when it was listed \(sample 1\)"):
+        source.get_bytes(1)
+    assert ObjectSource("flaky://bucket/train/").fingerprint() != before
+    FlakyStore.objects = {}
+    with pytest.raises(SourceChangedError, match=r"flaky://bucket/train/3\.bin is gone \(sample 3\)"):
+        source.get_bytes(3)
+
+
+def test_a_kept_listing(tmp_path: Path) -> None:
+    source = ObjectSource("flaky://bucket/train/", index=tmp_path / "lists")
+    travelling = pickle.dumps(source)
+    assert len(travelling) < 1000
+    FlakyStore.objects = {**OBJECTS, "bucket/train/9.bin": b"new"}
+    again = ObjectSource("flaky://bucket/train/", index=tmp_path / "lists")
+    assert contents(again) == contents(pickle.loads(travelling)) == ALL
+    refreshed = ObjectSource("flaky://bucket/train/", index=tmp_path / "lists", refresh=True)
+    assert contents(refreshed) == [*ALL, b"new"]
+    other = ObjectSource("flaky://bucket/", index=tmp_path / "lists")
+    assert len(other) == 5
+    assert len(list((tmp_path / "lists").iterdir())) == 2
+
+
+def test_what_is_refused() -> None:
+    for bad, message in {
+        "flaky://bucket/none/": "there is no object",
+        "nosuch://x": "fsspec cannot read nosuch://",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            ObjectSource(bad)
+    with pytest.raises(UsageError, match="several protocols: file, flaky"):
+        ObjectSource(["flaky://a", "/b"])
+    with pytest.raises(UsageError, match="list of objects is empty"):
+        ObjectSource([])
+    with pytest.raises(UsageError, match="deadline_s=0"):
+        ObjectSource("flaky://bucket/train/", deadline_s=0)
+    with pytest.raises(FileNotFoundError):
+        ObjectSource(["flaky://bucket/none"])
+
+
+def test_a_call_that_hangs_is_given_up_and_tried_again() -> None:
+    """In a process of its own: fsspec's event loop is a thread that stays."""
+    code = """
+import os, sys
+from flaky_store import HangingStore, OBJECTS
+from everstep.core.errors import StorageError
+from everstep.dataloader.sources import ObjectSource
+names = [f"hanging://{name}" for name in OBJECTS]
+source = ObjectSource(names, deadline_s=3.0)
+assert source.get_bytes(1) == b"111" and HangingStore.started == 2
+HangingStore.hangs = 1000
+quick = ObjectSource(names, deadline_s=0.3)
+try:
+    quick.get_bytes(2)
+except StorageError as exc:
+    print(exc)
+HangingStore.hangs = 0
+assert source.get_bytes(0) == b"000"
+pid = os.fork()  # the loop's thread does not exist in the child: a file system of its own has one
+if pid == 0:
+    os._exit(source.get_bytes(3) != b"333")
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+print("done")
+"""
+    support = Path(__file__).parents[2] / "support"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(support)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hanging://bucket/train/2.bin could not be read within 0.3 s (sample 2)" in done.stdout
+    assert done.stdout.endswith("done\n")
