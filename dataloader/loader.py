@@ -301,14 +301,14 @@ class DataLoader(TorchDataLoader[T_co]):
         context = cast("BaseContext | None", self.multiprocessing_context)  # pyright: ignore[reportUnknownMemberType]
         generator = torch.Generator().manual_seed(worker_seed(plan.order.seed, plan.epoch, plan.split.rank))
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-        maker = self._maker()
+        maker, init, count = self._maker(), self.worker_init_fn, self.num_workers  # and not self: that were a cycle
         return PoolSpec(
             context=context or multiprocessing.get_context(),
-            worker_count=self.num_workers,
+            worker_count=count,
             prefetch=self.prefetch_factor,
             timeout_s=self.timeout,
             is_fixed=not self.augment_seed,
-            job=lambda worker: WorkerJob(maker, self.worker_init_fn, worker, self.num_workers, base_seed),
+            job=lambda worker: WorkerJob(maker, init, worker, count, base_seed),
         )
 
     def _split(self) -> Split:

@@ -10,7 +10,7 @@ import select
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
@@ -89,7 +89,7 @@ class WorkerPool:
         self._good_id: int | None = None
         self.death_count = 0
         self._owner_pid = os.getpid()
-        self._finalizer = weakref.finalize(self, _end_pool, self._workers, self._wake_fd, os.getpid())
+        self._finalizer = weakref.finalize(self, _end_pool, self._workers, self._wake_fd, self._owner_pid)
         try:
             for worker in range(spec.worker_count):
                 self._workers.append(WorkerProcess(spec.context, spec.job(worker)))
@@ -161,7 +161,7 @@ class WorkerPool:
         """End the workers; they may finish their present sample within the deadline. Idempotent."""
         if self._finalizer.detach() is not None:
             self._drop_all()
-            _end_pool(self._workers, self._wake_fd, os.getpid(), deadline_s)
+            _end_pool(self._workers, self._wake_fd, self._owner_pid, deadline_s)
 
     def _check_owner(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -177,7 +177,7 @@ class WorkerPool:
         if machine.is_idle:
             return None
         number = machine.head
-        while number not in self._arrived:
+        while not machine.is_made(number):
             if self._receive_one(machine.head_worker):
                 continue
             if deadline is None:
@@ -251,13 +251,16 @@ class WorkerPool:
         if assign.left_out:
             left = [each for each in ticket.ids if each not in assign.left_out]
             self._left_out[assign.number] = tuple(each for each in ticket.ids if each in assign.left_out)
-            ticket = ticket._replace(ids=left or [self._stand_in(ticket)])
+            if not left:
+                left = [self._stand_in(ticket)]
+                self._machine.stands_in(assign.number, left[0])
+            ticket = ticket._replace(ids=left)
         kind = Kind.SOLO_TICKET if assign.is_solo else Kind.TICKET
         self._workers[assign.worker].post(kind, assign.number, bytes(ForkingPickler.dumps(ticket)))
 
     def _stand_in(self, ticket: Ticket) -> int:
         """Return a sample to hand out, with weight 0, in the place of a batch that would be empty."""
-        if self._good_id is not None:
+        if self._good_id is not None and self._good_id not in self._machine.quarantined:
             return self._good_id
         others = (each for job in self._tickets.values() for each in job.ids)
         good = next((each for each in others if each not in self._machine.quarantined), None)
@@ -340,17 +343,14 @@ class WorkerPool:
         )
 
     def _doing(self, number: int, place: int) -> str:
-        ticket = self._tickets.get(number)
+        ids = self._machine.sent_ids(number)
         if place == Phase.START:
             return "starting"
-        if place == Phase.IDLE or ticket is None:
+        if place == Phase.IDLE or not ids:
             return "between batches"
-        ids = [each for each in ticket.ids if each not in self._left_out.get(number, ())]
-        if 0 <= place < len(ids):
+        if place >= 0:
             return f"reading sample {ids[place]}"
-        what = {Phase.READ_ALL: "reading", Phase.COLLATE: "collating", Phase.SEND: "sending"}.get(
-            Phase(place) if place < 0 else Phase.READ_ALL, "reading"
-        )
+        what = {Phase.READ_ALL: "reading", Phase.COLLATE: "collating"}.get(Phase(place), "sending")
         return f"{what} the batch of samples {_shortened(ids)}"
 
     # -- descriptors ---------------------------------------------------------------------------------------------
@@ -391,6 +391,6 @@ def _ready(poll: "select.poll", fd: int) -> bool:
     return any(each == fd for each, _ in poll.poll(0))
 
 
-def _shortened(ids: "tuple[int, ...] | list[int]") -> str:
+def _shortened(ids: Sequence[int]) -> str:
     text = ", ".join(str(each) for each in ids[:8])
     return f"[{text}, … {len(ids)} in all]" if len(ids) > 8 else f"[{text}]"

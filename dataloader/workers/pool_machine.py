@@ -132,9 +132,9 @@ class PoolMachine:
             return frozenset()
         return frozenset(self.quarantined.keys() & set(self._jobs[number].ids))
 
-    def queue(self, worker: int) -> tuple[int, ...]:
-        """Return the numbers that a worker has, in its order."""
-        return tuple(self._queues[worker])
+    def sent_ids(self, number: int) -> Sequence[int]:
+        """Return what the worker of a ticket was asked to read, in its order."""
+        return self._jobs[number].sent_ids if number in self._jobs else ()
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -153,6 +153,10 @@ class PoolMachine:
         self._next += 1
         self._jobs[number] = _Job(ids=ids, worker=-1)
         return self._assign(number, without=None)
+
+    def stands_in(self, number: int, sample: int) -> None:
+        """Note that a ticket with nothing left reads this sample, so that it can be blamed, too."""
+        self._jobs[number].sent_ids = [sample]
 
     def ready(self, worker: int) -> None:
         """Note that a worker has started."""
@@ -209,12 +213,12 @@ class PoolMachine:
 
     def _blame(self, number: int, place: int) -> list[Command]:
         job = self._jobs[number]
-        if 0 <= place < len(job.sent_ids):
+        if place >= 0:
             return self._blame_sample(job, job.sent_ids[place])
         if place == Phase.READ_ALL:
             job.whole_deaths += 1
             job.is_solo = job.whole_deaths >= DEATHS_PER_SAMPLE
-        elif place in {Phase.COLLATE, Phase.SEND} or place >= 0:  # a place beyond: it read the stand-in
+        elif place in {Phase.COLLATE, Phase.SEND}:
             job.collate_deaths += 1
             if job.collate_deaths >= DEATHS_PER_SAMPLE:
                 return [GiveUp(Hopeless.COLLATE, job.collate_deaths, tuple(job.ids))]
