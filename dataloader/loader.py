@@ -37,7 +37,7 @@ from .sample_seed import worker_seed
 from .sampler import EpochPlan, OrderSampler, tickets
 from .split_plan import Split, Uneven
 from .state_format import LoaderState, parse_state, short_fingerprint
-from .workers.batches import Batches, PinnedBatches, PoolBatches, TrainerBatches, is_pinning
+from .workers.batches import Batches, PinnedBatches, PoolBatches, TrainerBatches, pinner_for
 from .workers.cargo import WorkerJob
 from .workers.pool import PoolSpec, QuarantinedSample, WorkerPool
 
@@ -271,18 +271,18 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _batches(self, plan: EpochPlan) -> Batches:
         """Return what prepares the plan's batches: the trainer itself, or workers, kept where they are persistent."""
-        is_pinned = is_pinning(self.pin_memory, self.pin_memory_device)
+        pinner = pinner_for(self.pin_memory, self.pin_memory_device)
         if self.num_workers == 0:
             if self.timeout:
                 raise UsageError(f"timeout={self.timeout} needs num_workers > 0", hint="nobody could interrupt it")
-            return TrainerBatches(self._maker(), tickets(plan), is_pinned=is_pinned)
+            return TrainerBatches(self._maker(), tickets(plan), pinner)
         if self._kept is not None:
             self._kept.close()  # of an iterator that somebody still holds
         pool = self._pool
         if pool is None or not pool.is_open:
             pool = WorkerPool(self._pool_spec(plan), self._quarantined)
         of_pool = PoolBatches(pool, tickets(plan), is_kept=self.persistent_workers)
-        batches = PinnedBatches(of_pool) if is_pinned else of_pool
+        batches = of_pool if pinner is None else PinnedBatches(of_pool, pinner)
         if self.persistent_workers:
             self._pool, self._kept = pool, batches
         return batches

@@ -32,10 +32,10 @@ class Batches(Protocol):
 class TrainerBatches:
     """Batches that the trainer makes itself, when they are asked for."""
 
-    def __init__(self, maker: BatchMaker, tickets: Iterator[Ticket], *, is_pinned: bool) -> None:
+    def __init__(self, maker: BatchMaker, tickets: Iterator[Ticket], pinner: "Pinner | None") -> None:
         self._maker = maker
         self._tickets = tickets
-        self._is_pinned = is_pinned
+        self._pinner = pinner
 
     def __iter__(self) -> Iterator[MadeBatch]:
         """Return itself."""
@@ -44,7 +44,7 @@ class TrainerBatches:
     def __next__(self) -> MadeBatch:
         """Return the next batch."""
         made = self._maker.make(next(self._tickets))
-        return pinned(made) if self._is_pinned else made
+        return made if self._pinner is None else self._pinner.pin(made)
 
     def close(self) -> None:
         """Make no more."""
@@ -85,15 +85,15 @@ class PoolBatches:
 class PinnedBatches:
     """Batches of a pool, each pinned by a thread while the one before is trained on. The thread never polls."""
 
-    def __init__(self, batches: PoolBatches) -> None:
+    def __init__(self, batches: PoolBatches, pinner: "Pinner") -> None:
         """Start the thread, which alone uses the pool until `close`."""
         self._batches = batches
+        self._pinner = pinner
         self._changed = threading.Condition()
         self._ready: MadeBatch | BaseException | None = None
         self._is_closed = False
         self._owner_pid = os.getpid()
-        device = torch.accelerator.current_device_index()
-        self._thread = threading.Thread(target=self._run, args=(device,), name="everstep-pin", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="everstep-pin", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[MadeBatch]:
@@ -126,12 +126,11 @@ class PinnedBatches:
             self._thread.join()
             self._batches.close()
 
-    def _run(self, device: int) -> None:
-        torch.set_num_threads(1)
-        torch.accelerator.set_device_index(device)
+    def _run(self) -> None:
+        self._pinner.begin()
         while True:
             try:
-                ready = pinned(next(self._batches))
+                ready = self._pinner.pin(next(self._batches))
             except PoolWoken:
                 return
             except BaseException as exc:  # noqa: BLE001  the trainer raises it, StopIteration among them
@@ -144,25 +143,36 @@ class PinnedBatches:
                     return
 
 
-def pinned(made: MadeBatch) -> MadeBatch:
-    """Return the batch with its tensors in page-locked memory, as torch does it."""
-    return made._replace(data=pin_memory(made.data))
+class Pinner:
+    """Copies batches into page-locked memory, for the accelerator that is current when it is made."""
+
+    def __init__(self) -> None:
+        self._device = torch.accelerator.current_device_index()
+
+    def begin(self) -> None:
+        """Make the calling thread one that pins."""
+        torch.set_num_threads(1)  # the copy is not to take all cores; this counts for the thread
+        torch.accelerator.set_device_index(self._device)
+
+    def pin(self, made: MadeBatch) -> MadeBatch:
+        """Return the batch with its tensors pinned, as torch does it: also in containers, and by `pin_memory()`."""
+        return made._replace(data=pin_memory(made.data))
 
 
-def is_pinning(wanted: bool, device: str) -> bool:
-    """Tell whether batches are to be pinned; warns as torch does where they cannot be."""
+def pinner_for(wanted: bool, device: str) -> Pinner | None:
+    """Return who pins the batches, if they are to be pinned; warns as torch does where they cannot be."""
     if wanted and device:
         warnings.warn(
             f"pin_memory_device is deprecated: the current accelerator is used, not {device!r}", stacklevel=4
         )
     if not wanted:
-        return False
+        return None
     if not torch.accelerator.is_available():
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be "
             "used.",
             stacklevel=4,
         )
-        return False
+        return None
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type != "mps"
+    return None if accelerator is None or accelerator.type == "mps" else Pinner()

@@ -4,6 +4,7 @@ No thread and no lock. A batch that is there already costs one receive; one that
 and the deaths of all workers.
 """
 
+import contextlib
 import logging
 import os
 import select
@@ -111,6 +112,8 @@ class WorkerPool:
     def begin(self, tickets: Iterator[Ticket]) -> None:
         """Start on other tickets; what was not handed out of the ones before is dropped."""
         self._check_owner()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)  # meant for who waited in the run before
         floor = self._machine.begin()
         for worker in self._workers:
             worker.void_below(floor)

@@ -71,6 +71,20 @@ class ImportFails:
         return {"x": 1}
 
 
+class Holding:
+    """Counts its reads, over all processes, in a semaphore of multiprocessing."""
+
+    def __init__(self, shared: Any) -> None:
+        self.shared = shared
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        self.shared.release()
+        return index
+
+
 def loader_of(dataset: object, **more: object) -> DataLoader[Any]:
     arguments = {"batch_size": 4, "shuffle": True, "seed": 9, "num_workers": 2, "multiprocessing_context": "fork"}
     return cast(Callable[..., DataLoader[Any]], DataLoader)(dataset, **(arguments | more))

@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*is multi-threaded, use of fork:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _resource_tracker() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Python's spawn and fork server have processes for good; have them before the first look at what is left."""
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
 
 
 def undisturbed(count: int = 24, epoch: int = 0, **more: object) -> list[list[int]]:
