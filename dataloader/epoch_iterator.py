@@ -17,7 +17,7 @@ class EpochIterator:
 
     After an error while a batch was prepared (in the dataset, a worker, an interrupt) it returns nothing more, and
     the next iter() of the loader begins with the batch that failed. What a signal handler throws at another moment
-    (Ctrl-C, torch's handler for dead workers) can come between counting a batch and the loop's body: whoever catches
+    (Ctrl-C) can come between counting a batch and the loop's body: whoever catches
     that should go on from a checkpoint, not from this loader.
     """
 

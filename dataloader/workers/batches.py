@@ -58,7 +58,11 @@ class PoolBatches:
         self.pool = pool
         self._is_kept = is_kept
         self._is_closed = False
-        pool.begin(tickets)
+        try:
+            pool.begin(tickets)
+        except BaseException:
+            pool.close(deadline_s=0.0)
+            raise
 
     def __iter__(self) -> Iterator[MadeBatch]:
         """Return itself."""

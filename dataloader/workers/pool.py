@@ -88,7 +88,6 @@ class WorkerPool:
         self._left_out: dict[int, tuple[int, ...]] = {}
         self._arrived: dict[int, Message] = {}
         self._good_id: int | None = None
-        self.death_count = 0
         self._owner_pid = os.getpid()
         self._finalizer = weakref.finalize(self, _end_pool, self._workers, self._wake_fd, self._owner_pid)
         try:
@@ -282,7 +281,6 @@ class WorkerPool:
         number, place = process.at
         self._unwatch(worker)
         was_starting, exit_ = process.is_starting, process.bury()
-        self.death_count += 1
         doing = self._doing(number, place)
         logger.warning("loader_worker_died worker=%d pid=%d exit=%r doing=%r", worker, process.pid, str(exit_), doing)
         if was_starting and exit_.code is not None and exit_.code >= 0:

@@ -122,15 +122,17 @@ class _Worker:
             raise Ended
 
     def _answer(self, made: MadeBatch | ExceptionWrapper) -> None:
+        """Send what was made; where descriptors are short without any, where it cannot be pickled the error."""
         try:
-            self._send(_packed(made))
-        except OSError as exc:
-            if exc.errno not in _FEW_DESCRIPTORS:
-                raise
-            self._send(Packed(made, fds_max=0))
+            try:
+                self._send(_packed(made))
+            except OSError as exc:
+                if exc.errno not in _FEW_DESCRIPTORS:
+                    raise
+                self._send(Packed(made, fds_max=0))
         except Ended:
             raise
-        except Exception:  # noqa: BLE001  what cannot be pickled is the dataset's error
+        except Exception:  # noqa: BLE001  the dataset's error, which the trainer raises
             self._send(_packed(ExceptionWrapper(where=f"{self._where}, which could not send its batch")))
 
     def _send(self, packed: Packed) -> None:

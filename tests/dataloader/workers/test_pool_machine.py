@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from everstep.dataloader.workers.phase import Phase
 from everstep.dataloader.workers.pool_machine import (
     BARREN_DEATHS_MAX,
+    QUARANTINED_MAX,
     START_DEATHS_MAX,
     Assign,
     Command,
@@ -192,6 +193,28 @@ def test_deaths_without_any_batch_between_them_end_the_pool() -> None:
     assert world.gave_up is None
     world.kill(0, Phase.IDLE, is_blamed=False)
     assert world.gave_up == GiveUp(Hopeless.BARREN, BARREN_DEATHS_MAX + 1)
+
+
+def test_more_than_a_hundred_quarantined_samples_end_the_pool() -> None:
+    world = World(PoolMachine(1, 1, is_fixed=True), [[number] for number in range(200)], 1)
+    world.refill()
+    while world.gave_up is None:
+        world.kill(0, 0, is_blamed=True)
+        world.kill(0, 0, is_blamed=True)
+        world.make(0)
+        world.hand()
+    assert world.gave_up == GiveUp(Hopeless.QUARANTINED, QUARANTINED_MAX + 1)
+
+
+def test_a_stand_in_can_be_blamed_too() -> None:
+    world = lone([5])
+    for _ in range(2):
+        world.kill(0, 0, is_blamed=True)
+    world.machine.stands_in(0, 99)
+    for _ in range(2):
+        world.kill(0, 0, is_blamed=True)
+        world.machine.stands_in(0, 99)
+    assert world.machine.quarantined == {5: 2, 99: 2}
 
 
 def test_lost_tickets_go_to_who_lives() -> None:
