@@ -53,7 +53,9 @@ def epoch(loader: Iterable[Any], *, touch: bool) -> tuple[float, float, int]:
     return time.process_time() - cpu, time.perf_counter() - wall, count
 
 
-def compare(left: Callable[[], Iterable[Any]], right: Callable[[], Iterable[Any]], pairs: int, touch: bool) -> None:
+def compare(
+    left: Callable[[], Iterable[Any]], right: Callable[[], Iterable[Any]], pairs: int, touch: bool
+) -> None:
     """Print the medians of both, and of the ratios of pairs."""
     loaders = (left(), right())
     for loader in loaders:

@@ -83,7 +83,9 @@ class BatchMaker:
             if self._read_all is None:
                 samples = self._read_each(ticket)
             else:
-                samples = self._read_together(ticket, [[each] for each in ticket.ids] if is_solo else [ticket.ids])
+                samples = self._read_together(
+                    ticket, [[each] for each in ticket.ids] if is_solo else [ticket.ids]
+                )
             self.note(Phase.COLLATE)
             if self._augment_seed:
                 seed_generators(batch_seed(ticket.seed, ticket.epoch, ticket.ids[0]))

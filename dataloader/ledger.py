@@ -41,9 +41,7 @@ class Ledger:
         """The loader's seed, under which the ids are hashed."""
         return self._record.seed
 
-    def add(
-        self, epoch: int, ids: Ids, padding_count: int = 0, quarantined: tuple[int, ...] = ()
-    ) -> None:
+    def add(self, epoch: int, ids: Ids, padding_count: int = 0, quarantined: tuple[int, ...] = ()) -> None:
         """Count the ids that came back with one batch; the array is kept, not copied.
 
         Padding is not in `ids`, nor are the ids of the batch that were left out as quarantined.

@@ -274,7 +274,9 @@ class DataLoader(TorchDataLoader[T_co]):
         pinner = pinner_for(self.pin_memory, self.pin_memory_device)
         if self.num_workers == 0:
             if self.timeout:
-                raise UsageError(f"timeout={self.timeout} needs num_workers > 0", hint="nobody could interrupt it")
+                raise UsageError(
+                    f"timeout={self.timeout} needs num_workers > 0", hint="nobody could interrupt it"
+                )
             return TrainerBatches(self._maker(), tickets(plan), pinner)
         if self._kept is not None:
             self._kept.close()  # of an iterator that somebody still holds
@@ -297,11 +299,17 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _pool_spec(self, plan: EpochPlan) -> PoolSpec:
         if not self.prefetch_factor:
-            raise UsageError(f"prefetch_factor={self.prefetch_factor}", hint="give 1 or more, or leave it out")
+            raise UsageError(
+                f"prefetch_factor={self.prefetch_factor}", hint="give 1 or more, or leave it out"
+            )
         context = cast("BaseContext | None", self.multiprocessing_context)  # pyright: ignore[reportUnknownMemberType]
         generator = torch.Generator().manual_seed(worker_seed(plan.order.seed, plan.epoch, plan.split.rank))
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-        maker, init, count = self._maker(), self.worker_init_fn, self.num_workers  # and not self: that were a cycle
+        maker, init, count = (
+            self._maker(),
+            self.worker_init_fn,
+            self.num_workers,
+        )  # and not self: that were a cycle
         return PoolSpec(
             context=context or multiprocessing.get_context(),
             worker_count=count,

@@ -33,6 +33,9 @@ ARRAY_INLINE_MAX = 64 << 10
 WHOLE_STORAGE_MAX = 1 << 20
 """Bytes. A storage up to this size travels whole, so that views of it in one batch share it there, too."""
 
+_UNTYPED = cast(Any, torch.UntypedStorage)
+"""Its ways to share memory are torch's own; torch.multiprocessing uses them."""
+
 Reduced = tuple[Any, ...]
 Reducer = Callable[[Any], Reduced]
 
@@ -88,7 +91,13 @@ class Packed:
             storage = tensor.untyped_storage()
         # One Python object for each storage: by it pickle knows tensors that share one.
         storage = self._storages.setdefault(storage.data_ptr(), storage)
-        return _tensor, (storage, tensor.dtype, tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
+        return _tensor, (
+            storage,
+            tensor.dtype,
+            tensor.storage_offset(),
+            tuple(tensor.size()),
+            tensor.stride(),
+        )
 
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Return a storage as a descriptor, or as bytes where it is small or descriptors are few."""
@@ -142,7 +151,7 @@ def new_shared_storage(size_bytes: int) -> torch.UntypedStorage:
     """Return a storage in a new memfd, which lives as long as the storage."""
     fd = memfd(size_bytes)
     try:
-        return torch.UntypedStorage._new_shared_fd_cpu(fd, size_bytes)  # noqa: SLF001  # pyright: ignore
+        return _UNTYPED._new_shared_fd_cpu(fd, size_bytes)
     finally:
         os.close(fd)
 
@@ -154,13 +163,17 @@ def share_new_storages_by_memfd() -> None:
         assert torch.device(cast(str, device)).type == "cpu", device
         return new_shared_storage(size) if size > STORAGE_INLINE_MAX else torch.UntypedStorage(size)
 
-    torch.UntypedStorage._new_shared = classmethod(new_shared)  # noqa: SLF001  # pyright: ignore
+    _UNTYPED._new_shared = classmethod(new_shared)
 
 
 def _tensor(
-    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
 ) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)  # pyright: ignore
+    return cast(Any, torch.empty(0, dtype=dtype)).set_(storage, offset, size, stride)
 
 
 def _inline_storage(data: bytearray) -> torch.UntypedStorage:
@@ -171,7 +184,7 @@ def _inline_storage(data: bytearray) -> torch.UntypedStorage:
 
 def _mapped_storage(place: int, size_bytes: int) -> torch.UntypedStorage:
     fd = _arriving.fds[place]
-    return torch.UntypedStorage._new_shared_fd_cpu(fd, size_bytes)  # noqa: SLF001  # pyright: ignore
+    return _UNTYPED._new_shared_fd_cpu(fd, size_bytes)
 
 
 def _mapped_array(place: int, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> "np.ndarray[Any, Any]":
@@ -180,9 +193,9 @@ def _mapped_array(place: int, dtype: "np.dtype[Any]", shape: tuple[int, ...]) ->
 
 
 def _as_array(storage: torch.UntypedStorage) -> "np.ndarray[Any, Any]":
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # pyright: ignore
+    return cast(Any, torch.empty(0, dtype=torch.uint8)).set_(storage).numpy()
 
 
 def _fd_of(storage: torch.UntypedStorage) -> int:
     """Return the descriptor of a shared storage, which keeps it; -1 where it has none."""
-    return cast("tuple[int, int]", storage._share_fd_cpu_())[0]  # noqa: SLF001  # pyright: ignore
+    return cast(Any, storage)._share_fd_cpu_()[0]

@@ -282,7 +282,9 @@ class WorkerPool:
         self._unwatch(worker)
         was_starting, exit_ = process.is_starting, process.bury()
         doing = self._doing(number, place)
-        logger.warning("loader_worker_died worker=%d pid=%d exit=%r doing=%r", worker, process.pid, str(exit_), doing)
+        logger.warning(
+            "loader_worker_died worker=%d pid=%d exit=%r doing=%r", worker, process.pid, str(exit_), doing
+        )
         if was_starting and exit_.code is not None and exit_.code >= 0:
             raise WorkerError(
                 f"DataLoader worker {worker} (pid {process.pid}) {exit_} before it had started",
@@ -319,7 +321,9 @@ class WorkerPool:
                 message = f"{deaths} DataLoader workers in a row died before they had started, {last}"
                 hint = "look at the memory that a worker needs for its copy of the dataset"
             case Hopeless.COLLATE:
-                message = f"{deaths} DataLoader workers died over the batch of samples {_shortened(ids)}, {last}"
+                message = (
+                    f"{deaths} DataLoader workers died over the batch of samples {_shortened(ids)}, {last}"
+                )
                 hint = "look at collate_fn, and at the memory that a batch needs"
             case Hopeless.BARREN:
                 message = f"{deaths} DataLoader workers died while no batch was made, {last}"

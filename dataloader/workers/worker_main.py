@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import socket
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from .channel import Ended, Kind, receive, send
 from .packing import Packed, share_new_storages_by_memfd, unpack
 from .phase import Phase
 from .worker_page import WorkerPage
+
+_TORCH_WORKER = cast(Any, torch_worker)
+"""Where `torch.utils.data.get_worker_info` looks."""
 
 _PR_SET_PDEATHSIG = 1
 _FEW_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS}
@@ -45,7 +49,12 @@ def run_worker(sock: socket.socket, cargo: Cargo, dies_with_parent: bool) -> Non
         try:
             worker = _Worker(sock, page, cargo.open())
         except Exception:  # noqa: BLE001  it is the trainer that raises it
-            send(sock, Kind.FAILED_START, 0, _packed(ExceptionWrapper(where="while a DataLoader worker started")).body)
+            send(
+                sock,
+                Kind.FAILED_START,
+                0,
+                _packed(ExceptionWrapper(where="while a DataLoader worker started")).body,
+            )
             return
         worker.serve()
     except Ended:
@@ -66,11 +75,11 @@ class _Worker:
         share_new_storages_by_memfd()
         seed = job.base_seed + job.worker
         _seed_generators(job.base_seed, job.worker)
-        torch_worker._worker_info = WorkerInfo(  # noqa: SLF001  # pyright: ignore
+        _TORCH_WORKER._worker_info = WorkerInfo(
             id=job.worker,
             num_workers=job.worker_count,
             seed=seed,
-            dataset=job.maker.dataset,  # pyright: ignore
+            dataset=job.maker.dataset,
         )
         job.maker.note = self._at_place
         self._init_error: ExceptionWrapper | None = None
@@ -166,4 +175,4 @@ def _seed_generators(base_seed: int, worker: int) -> None:
     """Seed the global generators as torch does in its workers, but for those of CUDA, which stays untouched."""
     random.seed(base_seed + worker)
     torch.default_generator.manual_seed(base_seed + worker)
-    np.random.seed(torch_worker._generate_state(base_seed, worker))  # noqa: SLF001  # pyright: ignore
+    np.random.seed(_TORCH_WORKER._generate_state(base_seed, worker))

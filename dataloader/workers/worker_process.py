@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, cast
 
 from .cargo import Cargo, WorkerJob
 from .channel import Ended, Kind, Message, pair, receive, send
@@ -71,7 +73,7 @@ class WorkerProcess:
             self.sock.setblocking(False)
             _trainer_ends.add(self.sock)
             # A context has Process by its kind; the base class does not say so.
-            self._process = context.Process(  # pyright: ignore
+            self._process: BaseProcess = cast(Any, context).Process(
                 target=run_worker,
                 args=(theirs, cargo, dies_with_parent),
                 name=f"everstep-worker-{job.worker}",

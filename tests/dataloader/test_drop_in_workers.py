@@ -177,7 +177,9 @@ def raising(make: Any) -> Any:
     ],
     ids=["value", "os", "decode", "odd", "message", "local", "subclass"],
 )
-def test_an_error_of_the_dataset_keeps_its_class_and_the_workers_traceback(make: Any, kind: type[Exception]) -> None:
+def test_an_error_of_the_dataset_keeps_its_class_and_the_workers_traceback(
+    make: Any, kind: type[Exception]
+) -> None:
     with pytest.raises(kind) as info:
         reports(raising(make))
     assert type(info.value) is kind
@@ -266,7 +268,9 @@ def test_pin_memory_without_a_device_warns_as_torch_does() -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is a device")
     for num_workers in (0, 1):
-        with pytest.warns(UserWarning, match="no accelerator is found, then device pinned memory won't be used"):
+        with pytest.warns(
+            UserWarning, match="no accelerator is found, then device pinned memory won't be used"
+        ):
             assert len(list(ours(list(range(4)), num_workers=num_workers, pin_memory=True))) == 4
     with pytest.warns(UserWarning) as caught:
         assert len(list(ours(list(range(4)), pin_memory=True, pin_memory_device="cuda"))) == 4
@@ -275,7 +279,10 @@ def test_pin_memory_without_a_device_warns_as_torch_does() -> None:
 
 def test_a_context_may_be_a_name_or_an_object() -> None:
     context = multiprocessing.get_context("fork")
-    assert ours(list(range(4)), num_workers=1, multiprocessing_context=context).multiprocessing_context is context
+    assert (
+        ours(list(range(4)), num_workers=1, multiprocessing_context=context).multiprocessing_context
+        is context
+    )
     loader = ours(list(range(4)), num_workers=1, multiprocessing_context="fork")
     assert type(loader.multiprocessing_context) is type(context)
 
@@ -286,7 +293,10 @@ def test_a_context_may_be_a_name_or_an_object() -> None:
 def test_several_loaders_at_once_and_within_each_other() -> None:
     outer, inner = ours(list(range(6)), num_workers=2), ours(list(range(4)), num_workers=2)
     assert [(int(a), [int(b) for b in inner]) for a in outer] == [(a, [0, 1, 2, 3]) for a in range(6)]
-    assert list(zip(ours([1, 2], num_workers=1), ours([3, 4], num_workers=1), strict=True)) == [(1, 3), (2, 4)]
+    assert list(zip(ours([1, 2], num_workers=1), ours([3, 4], num_workers=1), strict=True)) == [
+        (1, 3),
+        (2, 4),
+    ]
 
 
 def test_a_loader_in_a_thread() -> None:

@@ -49,7 +49,7 @@ class Fragile:
 class FragileInBulk(Fragile):
     """The same, read a whole batch at a time."""
 
-    def __getitems__(self, indices: list[int]) -> list[int]:  # noqa: PLW3201  torch's name
+    def __getitems__(self, indices: list[int]) -> list[int]:
         for index in indices:
             self.maybe_die(index)
         return list(indices)
@@ -86,7 +86,13 @@ class Holding:
 
 
 def loader_of(dataset: object, **more: object) -> DataLoader[Any]:
-    arguments = {"batch_size": 4, "shuffle": True, "seed": 9, "num_workers": 2, "multiprocessing_context": "fork"}
+    arguments = {
+        "batch_size": 4,
+        "shuffle": True,
+        "seed": 9,
+        "num_workers": 2,
+        "multiprocessing_context": "fork",
+    }
     return cast(Callable[..., DataLoader[Any]], DataLoader)(dataset, **(arguments | more))
 
 

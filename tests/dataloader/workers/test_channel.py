@@ -97,6 +97,8 @@ def test_too_many_open_files_are_named(
     fds = [channel.memfd(1) for _ in range(5)]
     send(ends[1], Kind.MADE, 0, b"", fds)
     channel.close_all(fds)
-    monkeypatch.setattr(channel, "_CONTROL_SIZE", socket.CMSG_SPACE(4))  # room for two, as at the limit of files
+    monkeypatch.setattr(
+        channel, "_CONTROL_SIZE", socket.CMSG_SPACE(4)
+    )  # room for two, as at the limit of files
     with pytest.raises(NodeError, match="too many open files.*ulimit"):
         receive(ends[0])

@@ -68,7 +68,9 @@ def test_all_workers_are_killed_while_the_trainer_trains(tmp_path: Path) -> None
 
 def test_a_worker_is_killed_while_the_trainer_waits_for_it(tmp_path: Path) -> None:
     """The killer waits until the worker has begun to read; then nothing but its death can wake the trainer."""
-    loader = loader_of(Hanging(tmp_path, hangs_at=undisturbed()[0][1]), num_workers=1, persistent_workers=True)
+    loader = loader_of(
+        Hanging(tmp_path, hangs_at=undisturbed()[0][1]), num_workers=1, persistent_workers=True
+    )
     waiter = threading.Thread(target=kill_reader, args=(tmp_path / "reading",))
     waiter.start()
     assert [ids(batch) for batch in loader] == undisturbed()
@@ -191,7 +193,9 @@ def die(batch: list[int]) -> list[int]:
 
 def test_a_batch_that_kills_when_it_is_collated_is_an_error_with_its_samples(tmp_path: Path) -> None:
     loader = loader_of(Fragile(tmp_path), collate_fn=die)
-    with pytest.raises(WorkerError, match=r"2 DataLoader workers died over the batch of samples \[.*collate_fn") as info:
+    with pytest.raises(
+        WorkerError, match=r"2 DataLoader workers died over the batch of samples \[.*collate_fn"
+    ) as info:
         for _ in loader:
             pass
     assert isinstance(info.value, RuntimeError), "as torch's error is"
@@ -200,13 +204,18 @@ def test_a_batch_that_kills_when_it_is_collated_is_an_error_with_its_samples(tmp
 
 def test_a_dataset_that_kills_at_every_sample_ends(tmp_path: Path) -> None:
     loader = loader_of(Fragile(tmp_path, deadly=dict.fromkeys(range(24), 9)), num_workers=1)
-    with pytest.warns(RuntimeWarning), pytest.raises(WorkerError, match="every sample of the batch at 0 kills"):  # noqa: PT030
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(WorkerError, match="every sample of the batch at 0 kills"),
+    ):
         list(loader)
 
 
 def test_workers_that_cannot_start_raise_at_once_with_their_traceback() -> None:
     loader = loader_of(ImportFails(), multiprocessing_context="spawn", num_workers=1)
-    with pytest.raises(ImportError, match=r"(?s)Caught ImportError while a DataLoader worker started.*__setstate__"):
+    with pytest.raises(
+        ImportError, match=r"(?s)Caught ImportError while a DataLoader worker started.*__setstate__"
+    ):
         list(loader)
 
 
@@ -220,7 +229,9 @@ def leave(_worker: int) -> None:
 
 def test_workers_killed_while_they_start_are_given_up_after_three() -> None:
     loader = loader_of(list(range(8)), worker_init_fn=kill_myself, num_workers=1)
-    with pytest.raises(WorkerError, match="3 DataLoader workers in a row died before they had started.*SIGKILL"):
+    with pytest.raises(
+        WorkerError, match="3 DataLoader workers in a row died before they had started.*SIGKILL"
+    ):
         list(loader)
 
 

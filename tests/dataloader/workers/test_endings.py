@@ -98,7 +98,9 @@ def test_a_hanging_sample_is_named_at_the_timeout_and_its_worker_killed(tmp_path
     dataset.stuck_at = 13
     iterator = iter(loader_of(dataset, timeout=1))
     pids = pool_pids(iterator)
-    with pytest.raises(WorkerTimeoutError, match=r"timed out after 1 seconds: worker \d \(pid (\d+)\).*sample 13") as info:
+    with pytest.raises(
+        WorkerTimeoutError, match=r"timed out after 1 seconds: worker \d \(pid (\d+)\).*sample 13"
+    ) as info:
         list(iterator)
     assert isinstance(info.value, RuntimeError), "as torch's error is"
     assert any(str(pid) in str(info.value) for pid in pids)
@@ -209,9 +211,11 @@ def test_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
     assert all(has_ended(pid) for pid in pids)
 
 
-@pytest.mark.parametrize(("mode", "method"), [("idle", "fork"), ("thread", "fork"), ("idle", "spawn"), ("stuck", "fork")])
+@pytest.mark.parametrize(
+    ("mode", "method"), [("idle", "fork"), ("thread", "fork"), ("idle", "spawn"), ("stuck", "fork")]
+)
 def test_after_a_kill_of_the_trainer(tmp_path: Path, mode: str, method: str) -> None:
-    """"stuck": both workers are inside of a sample that never ends; "thread": they were forked by one that ended."""
+    """ "stuck": both workers are inside of a sample that never ends; "thread": they were forked by one that ended."""
     trainer, pids = run_trainer(tmp_path, mode, method)
     assert len(pids) == 2
     while mode == "stuck" and len(list(tmp_path.glob("stuck-*"))) < 2:

@@ -62,7 +62,11 @@ def test_tensors_small_and_large(count: int, dtype: torch.dtype) -> None:
 def test_tensors_of_every_form(tensor: torch.Tensor) -> None:
     back = through(tensor)
     assert type(back) is type(tensor)
-    assert (back.shape, back.stride(), back.requires_grad) == (tensor.shape, tensor.stride(), tensor.requires_grad)
+    assert (back.shape, back.stride(), back.requires_grad) == (
+        tensor.shape,
+        tensor.stride(),
+        tensor.requires_grad,
+    )
     assert tensor.is_meta or torch.equal(back.resolve_conj(), tensor.resolve_conj())
 
 
@@ -97,7 +101,9 @@ def test_a_small_view_of_a_large_tensor_leaves_the_rest_behind() -> None:
 
 
 def test_large_tensors_and_arrays_are_mapped_and_small_ones_are_not() -> None:
-    packed = Packed([torch.zeros(STORAGE_INLINE_MAX), torch.zeros(2), np.zeros(ARRAY_INLINE_MAX), np.zeros(2)])
+    packed = Packed(
+        [torch.zeros(STORAGE_INLINE_MAX), torch.zeros(2), np.zeros(ARRAY_INLINE_MAX), np.zeros(2)]
+    )
     assert len(packed.fds) == 2
     assert len(packed.body) < 2000
     packed.close()

@@ -105,7 +105,9 @@ def test_each_ticket_once_and_in_order(
         assert len(out) == len(set(out)), "one ticket, two workers"
         assert world.added - machine.head <= prefetch * worker_count
         assert is_fixed is False or all(
-            assign.number % worker_count == worker for worker, queue in enumerate(world.sent) for assign in queue
+            assign.number % worker_count == worker
+            for worker, queue in enumerate(world.sent)
+            for assign in queue
         )
     while not machine.is_idle:
         for worker in range(worker_count):
