@@ -4,10 +4,10 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
-from torch.utils.data._utils.pin_memory import pin_memory
+import torch.utils.data._utils.pin_memory as torch_pinning
 
 from ..batch_maker import BatchMaker, MadeBatch, Ticket
 from .pool import PoolWoken, WorkerPool
@@ -160,7 +160,7 @@ class Pinner:
 
     def pin(self, made: MadeBatch) -> MadeBatch:
         """Return the batch with its tensors pinned, as torch does it: also in containers, and by `pin_memory()`."""
-        return made._replace(data=pin_memory(made.data))
+        return made._replace(data=cast(Any, torch_pinning).pin_memory(made.data))
 
 
 def pinner_for(wanted: bool, device: str) -> Pinner | None:

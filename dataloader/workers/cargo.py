@@ -58,7 +58,7 @@ class Cargo:
         if self._job is None:
             with mmap.mmap(self._fd, os.fstat(self._fd).st_size, prot=mmap.PROT_READ) as area:
                 self.close()
-                self._job = cast(WorkerJob, ForkingPickler.loads(cast(bytes, area)))
+                self._job = cast(WorkerJob, cast(Any, ForkingPickler).loads(area))
         return self._job
 
 

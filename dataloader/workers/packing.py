@@ -20,8 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.multiprocessing  # registers how tensors are pickled between processes
-from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
+from torch.multiprocessing import reductions  # registers how tensors are pickled between processes
 
 from .channel import FDS_MAX, close_all, memfd
 
@@ -83,7 +82,7 @@ class Packed:
         """Return a plain dense tensor as (storage, form); torch's own way for all others."""
         is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
         if not is_plain or tensor.is_conj() or tensor.is_neg() or tensor.is_nested:
-            return cast(Reduced, reduce_tensor(tensor))
+            return cast(Any, reductions).reduce_tensor(tensor)
         storage = tensor.untyped_storage()
         if storage.nbytes() > max(2 * tensor.nbytes, WHOLE_STORAGE_MAX) and not storage.is_shared():
             # A small view: the rest of its storage, maybe the whole dataset, stays here.
@@ -102,7 +101,7 @@ class Packed:
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Return a storage as a descriptor, or as bytes where it is small or descriptors are few."""
         if storage.device.type != "cpu":
-            return cast(Reduced, reduce_storage(storage))
+            return cast(Any, reductions).reduce_storage(storage)
         size, is_shared = storage.nbytes(), storage.is_shared()
         if (size <= STORAGE_INLINE_MAX and not is_shared) or len(self.fds) >= self._fds_max:
             return _inline_storage, (bytearray(_as_array(storage).data),)
@@ -133,15 +132,16 @@ class Packed:
 class _Pickler(ForkingPickler):
     def __init__(self, stream: io.BytesIO, reducers: Mapping[type, Reducer]) -> None:
         super().__init__(stream, 5)
-        registered = cast(dict[type, Reducer], getattr(ForkingPickler, "_extra_reducers"))  # noqa: B009
-        self.dispatch_table = ChainMap(dict(reducers), registered, copyreg.dispatch_table)
+        registered = cast(dict[type, Any], getattr(ForkingPickler, "_extra_reducers"))  # noqa: B009
+        others = cast(dict[type, Any], copyreg.dispatch_table)
+        self.dispatch_table = cast(dict[type, Any], ChainMap(dict(reducers), registered, others))
 
 
 def unpack(body: bytes, fds: list[int]) -> Any:
     """Return what was packed, and close the descriptors whatever happens."""
     _arriving.fds = tuple(fds)
     try:
-        return ForkingPickler.loads(body)
+        return cast(Any, ForkingPickler).loads(body)
     finally:
         _arriving.fds = ()
         close_all(fds)

@@ -79,7 +79,7 @@ class _Worker:
             id=job.worker,
             num_workers=job.worker_count,
             seed=seed,
-            dataset=job.maker.dataset,
+            dataset=cast(Any, job.maker.dataset),
         )
         job.maker.note = self._at_place
         self._init_error: ExceptionWrapper | None = None

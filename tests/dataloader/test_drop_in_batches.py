@@ -63,7 +63,7 @@ KINDS: dict[str, Callable[[int], object]] = {
     "array": lambda i: np.full((4,), i, dtype=np.float32),
     "large array": lambda i: np.full((100, 100), i),
     "array scalar": np.float64,
-    "array of no dimension": lambda i: np.array(i),
+    "array of no dimension": np.array,
     "bfloat16": lambda i: torch.full((3,), i, dtype=torch.bfloat16),
     "empty tensor": lambda i: torch.empty(0, 3),
 }
@@ -157,7 +157,7 @@ def test_shuffled_batches_hold_each_sample_once_in_another_order_each_epoch(num_
 @workers
 def test_datasets_of_datasets(num_workers: int) -> None:
     tensors = TensorDataset(torch.arange(12), torch.arange(12.0))
-    stacked = StackDataset(a=torch.arange(12), b=torch.arange(12))
+    stacked = StackDataset(tensors, TensorDataset(torch.arange(12)))
     subsets = random_split(tensors, [8, 4], generator=torch.Generator().manual_seed(1))
     for data in (tensors, stacked, *subsets, Subset(tensors, [3, 5, 7]), ConcatDataset([tensors, tensors])):
         for batch, other in zip(
@@ -168,7 +168,7 @@ def test_datasets_of_datasets(num_workers: int) -> None:
 
 @workers
 def test_samples_of_different_shapes_are_torchs_error(num_workers: int) -> None:
-    loader = ours(Samples(lambda i: torch.zeros(i)), batch_size=4, num_workers=num_workers)
+    loader = ours(Samples(torch.zeros), batch_size=4, num_workers=num_workers)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         list(loader)
 

@@ -1,4 +1,4 @@
-"""Datasets and loaders whose workers die, hang or fail; at the top level of a module, so that spawned ones find them."""
+"""Datasets and loaders whose workers die, hang or fail; a module of their own, so that spawned workers find it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Workers that are killed, by real signals: nothing is lost or repeated, and who kills them again and again is named."""
+"""Workers that are killed, by real signals: nothing is lost or repeated, and what kills them again is named."""
 
 import logging
 import os
@@ -149,23 +149,19 @@ def test_a_sample_that_kills_again_is_quarantined_and_named(tmp_path: Path, in_b
 
 def test_the_weight_of_a_batch_follows_what_was_left_out(tmp_path: Path) -> None:
     loader = loader_of(Fragile(tmp_path, deadly={7: 2}), rank=0, world_size=1)
-    weights: dict[int, float] = {}
     with pytest.warns(RuntimeWarning, match="sample 7"):
-        for batch in loader:
-            weights[len(ids(batch))] = loader.weight
+        weights = {len(ids(batch)): loader.weight for batch in loader}
     assert weights == {4: 1.0, 3: 0.75}
 
 
 def test_a_batch_of_which_nothing_is_left_is_padding(tmp_path: Path) -> None:
     expected = undisturbed(batch_size=1)
     victim = expected[5][0]
-    loader, weights = loader_of(Fragile(tmp_path, deadly={victim: 2}), batch_size=1), list[float]()
-    seen: list[list[int]] = []
+    loader = loader_of(Fragile(tmp_path, deadly={victim: 2}), batch_size=1)
     with pytest.warns(RuntimeWarning, match=f"sample {victim} "):
-        for batch in loader:
-            seen.append(ids(batch))
-            weights.append(loader.weight)
-    assert weights == [0.0 if i == 5 else 1.0 for i in range(24)]
+        handed = [(ids(batch), loader.weight) for batch in loader]
+    seen = [batch for batch, _ in handed]
+    assert [weight for _, weight in handed] == [0.0 if i == 5 else 1.0 for i in range(24)]
     assert seen[5] != [victim]
     assert seen[:5] + seen[6:] == expected[:5] + expected[6:]
     tally = loader.ledger.tally(0)
@@ -230,7 +226,7 @@ def leave(_worker: int) -> None:
 def test_workers_killed_while_they_start_are_given_up_after_three() -> None:
     loader = loader_of(list(range(8)), worker_init_fn=kill_myself, num_workers=1)
     with pytest.raises(
-        WorkerError, match="3 DataLoader workers in a row died before they had started.*SIGKILL"
+        WorkerError, match=r"3 DataLoader workers in a row died before they had started.*SIGKILL"
     ):
         list(loader)
 

@@ -1,6 +1,7 @@
 """What a worker packs is what the trainer unpacks: values, aliases, writable memory; nothing is left open."""
 
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,10 @@ def through(value: object, fds_max: int = 200) -> Any:
     assert len(fds) <= fds_max
     packed.close()
     return unpack(packed.body, fds)
+
+
+def open_files() -> list[str]:
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
 
 
 class Pair(NamedTuple):
@@ -143,17 +148,17 @@ def test_a_tensor_that_was_collated_into_a_memfd_is_not_copied_again() -> None:
 
 
 def test_what_cannot_be_packed_leaves_nothing_open() -> None:
-    before = os.listdir("/proc/self/fd")
+    before = open_files()
     with pytest.raises(Exception, match="pickle"):
         Packed([torch.zeros(1 << 20), np.zeros(1 << 20), lambda: None])
-    assert os.listdir("/proc/self/fd") == before
+    assert open_files() == before
 
 
 def test_a_body_that_does_not_unpickle_leaves_nothing_open() -> None:
-    before = os.listdir("/proc/self/fd")
+    before = open_files()
     packed = Packed(torch.zeros(1 << 20))
     fds = [os.dup(fd) for fd in packed.fds]
     packed.close()
     with pytest.raises(Exception, match="truncated"):
         unpack(packed.body[:-5], fds)
-    assert os.listdir("/proc/self/fd") == before
+    assert open_files() == before

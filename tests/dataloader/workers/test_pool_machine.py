@@ -90,8 +90,8 @@ def test_each_ticket_once_and_in_order(
     machine = PoolMachine(worker_count, prefetch, is_fixed=is_fixed)
     world = World(machine, tickets, worker_count)
     world.refill()
-    for event, worker, place in events:
-        worker %= worker_count
+    for event, number, place in events:
+        worker = number % worker_count
         if event == "m":
             world.make(worker)
         elif event == "h":
