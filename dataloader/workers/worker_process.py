@@ -173,7 +173,7 @@ class WorkerProcess:
         self._process.close()
 
 
-def end_workers(workers: list[WorkerProcess], owner_pid: int, deadline_s: float = CLOSE_DEADLINE_S) -> None:
+def end_workers(workers: list[WorkerProcess], owner_pid: int, deadline_s: float) -> None:
     """End all workers of a list and empty it: asked first, killed after the deadline. Nothing in a forked child."""
     if os.getpid() != owner_pid:
         return

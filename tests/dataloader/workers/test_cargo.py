@@ -1,11 +1,10 @@
-"""Starting workers by spawn: what cannot be pickled is named by its path; what can arrives, handles included."""
+"""Starting workers by spawn: what cannot be pickled is named by its path; after a fork nothing need be."""
 
-import multiprocessing
 import threading
 from typing import Any
 
 import pytest
-from fragile import Holding, ids, loader_of
+from fragile import ids, loader_of
 
 from everstep.core.errors import UsageError
 
@@ -42,12 +41,3 @@ def test_what_cannot_be_pickled_is_named(arguments: dict[str, Any], path: str, m
 def test_fork_needs_no_pickling() -> None:
     loader = loader_of(Plain(transform=lambda x: x), batch_size=2)
     assert sorted(each for batch in loader for each in ids(batch)) == [0, 1, 2, 3]
-
-
-def test_semaphores_of_multiprocessing_arrive_by_spawn() -> None:
-    """They can be pickled only while a process is being started."""
-    context = multiprocessing.get_context("spawn")
-    shared = context.Semaphore(0)
-    loader = loader_of(Holding(shared), num_workers=1, multiprocessing_context=context)
-    assert sum(len(ids(batch)) for batch in loader) == 8
-    assert shared.get_value() == 8

@@ -211,9 +211,7 @@ def test_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
     assert all(has_ended(pid) for pid in pids)
 
 
-@pytest.mark.parametrize(
-    ("mode", "method"), [("idle", "fork"), ("thread", "fork"), ("idle", "spawn"), ("stuck", "fork")]
-)
+@pytest.mark.parametrize(("mode", "method"), [("thread", "fork"), ("idle", "spawn"), ("stuck", "fork")])
 def test_after_a_kill_of_the_trainer(tmp_path: Path, mode: str, method: str) -> None:
     """ "stuck": both workers are inside of a sample that never ends; "thread": they were forked by one that ended."""
     trainer, pids = run_trainer(tmp_path, mode, method)
