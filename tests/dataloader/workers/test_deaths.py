@@ -136,13 +136,13 @@ def test_a_worker_killed_at_any_moment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_bulk", [False, True])
 def test_a_sample_that_kills_again_is_quarantined_and_named(tmp_path: Path, in_bulk: bool) -> None:
-    dataset = (FragileInBulk if in_bulk else Fragile)(tmp_path, deadly={7: 10**6}, signal=signal.SIGSEGV)
+    dataset = (FragileInBulk if in_bulk else Fragile)(tmp_path, deadly={7: 10**6}, signal=signal.SIGSYS)
     loader = loader_of(dataset)
     deaths = 3 if in_bulk else 2
-    with pytest.warns(RuntimeWarning, match=f"sample 7 is quarantined: {deaths} workers died .* by SIGSEGV"):
+    with pytest.warns(RuntimeWarning, match=f"sample 7 is quarantined: {deaths} workers died .* by SIGSYS"):
         seen = [ids(batch) for batch in loader]
     assert seen == [[each for each in batch if each != 7] for batch in undisturbed()]
-    assert [tuple(each) for each in loader.quarantined] == [(7, deaths, "was killed by SIGSEGV")]
+    assert [tuple(each) for each in loader.quarantined] == [(7, deaths, "was killed by SIGSYS")]
     assert loader.ledger.tally(0).quarantined == (7,)
     assert Ledger.verify([loader.ledger], loader.state_dict()) == []
     reads = dataset.reads(7)
