@@ -15,6 +15,8 @@ EverstepError
 │   ├── VersionMismatchError   daemon and client speak different protocols            use one version
 │   ├── MemoryRefusedError     the arena would not fit in memory                      free or lower
 │   ├── DeadlineError          something took longer than its deadline                look at the cause
+│   │   └── WorkerTimeoutError a loader's batch took longer than its timeout          look at the sample it names
+│   ├── WorkerError            a loader's workers die as often as they are replaced   look at the dataset
 │   ├── RanksLostError         the ranks of a run cannot reach each other any more    restart the job
 │   └── StorageError           a device or its file system failed                     use another device
 │       ├── NoSpaceError       free space is below what is needed                     free or add a device
@@ -108,6 +110,14 @@ class MemoryRefusedError(NodeError):
 
 class DeadlineError(NodeError):
     """A wait reached its deadline."""
+
+
+class WorkerError(NodeError, RuntimeError):
+    """Workers of a loader cannot start, or die as often as they are replaced; a RuntimeError, as torch's is."""
+
+
+class WorkerTimeoutError(DeadlineError, RuntimeError):
+    """A batch took longer than the loader's `timeout`; a RuntimeError, as torch's is."""
 
 
 class RanksLostError(NodeError):

@@ -1,8 +1,7 @@
 """What travels to a worker process: a ticket says which samples make a batch, a maker turns it into one.
 
-torch's own loader runs underneath. Its batch sampler yields tickets instead of lists of ids, its dataset is a
-`BatchMaker`, and its collate function does nothing: the maker reads the samples, seeds them, collates them with the
-user's function and returns the batch together with the ids that it really read.
+The maker reads the samples, seeds them, collates them with the user's function and returns the batch together with
+the ids that it really read.
 """
 
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch.utils.data import Subset, get_worker_info
 from ..core.errors import UsageError
 from .order_plan import Ids
 from .sample_seed import batch_seed, preserved, sample_seed, seed_generators
+from .workers.phase import Phase
 
 
 class MapDataset(Protocol):
@@ -41,80 +41,83 @@ class Ticket(NamedTuple):
 class MadeBatch(NamedTuple):
     """A prepared batch: `ids` as read, `data` as the user's collate_fn returned it.
 
-    A named tuple, because torch's pinning thread reaches the tensors inside one; an array of ids costs it nothing.
+    `left_out` are ids of the ticket that are quarantined and not in it. Where that is all of them, `ids` and `data`
+    are of another sample, a stand-in.
     """
 
     cursor: int
     ids: Ids
     data: object
+    left_out: tuple[int, ...] = ()
+    is_stand_in: bool = False
+
+
+def _note_nothing(_place: int) -> None:
+    """Where nobody asks."""
 
 
 class BatchMaker:
-    """The dataset that torch's loader sees: `maker.__getitems__(ticket)` makes a whole batch."""
+    """Turns tickets into batches: `maker.make(ticket)`, in a worker or in the trainer."""
+
+    note: Callable[[int], None]
+    """Called with the place in the ticket of the sample that is read next, or a `Phase`; workers replace it."""
 
     def __init__(
         self, dataset: MapDataset, collate: Callable[..., object], *, is_batched: bool, augment_seed: bool
     ) -> None:
         """Where `is_batched` is false (batch_size=None), `collate` gets the one sample, else a list."""
         self.dataset = dataset
-        self._collate = collate
+        self.collate = collate
+        self.note = _note_nothing
         self._is_batched = is_batched
         self._augment_seed = augment_seed
         self._read_all = _batched_getter(dataset, augment_seed)
 
-    def __getitems__(self, ticket: Ticket) -> MadeBatch:
-        """Return the batch of one ticket. In the training process the global generators are left as they were."""
+    def make(self, ticket: Ticket, *, is_solo: bool = False) -> MadeBatch:
+        """Return the batch of one ticket. In the training process the global generators are left as they were.
+
+        With `is_solo` a dataset that reads many samples in one call is asked for one at a time.
+        """
         is_guest = self._augment_seed and get_worker_info() is None
         with preserved() if is_guest else nullcontext():
-            samples = self._read_each(ticket) if self._read_all is None else self._read_together(ticket)
+            if self._read_all is None:
+                samples = self._read_each(ticket)
+            else:
+                samples = self._read_together(
+                    ticket, [[each] for each in ticket.ids] if is_solo else [ticket.ids]
+                )
+            self.note(Phase.COLLATE)
             if self._augment_seed:
                 seed_generators(batch_seed(ticket.seed, ticket.epoch, ticket.ids[0]))
-            data = self._collate(samples if self._is_batched else samples[0])
+            data = self.collate(samples if self._is_batched else samples[0])
         return MadeBatch(ticket.cursor, np.array(ticket.ids[: len(samples)], dtype=np.int64), data)
 
     def _read_each(self, ticket: Ticket) -> list[object]:
         samples: list[object] = []
-        for sample_id in ticket.ids:
+        for place, sample_id in enumerate(ticket.ids):
+            self.note(place)
             if self._augment_seed:
                 seed_generators(sample_seed(ticket.seed, ticket.epoch, sample_id))
             samples.append(self.dataset[sample_id])
         return samples
 
-    def _read_together(self, ticket: Ticket) -> list[object]:
+    def _read_together(self, ticket: Ticket, calls: list[list[int]]) -> list[object]:
+        """Read the ids of each call at once; one call is one id, or the whole ticket."""
         assert self._read_all is not None
         if self._augment_seed:
             seed_generators(sample_seed(ticket.seed, ticket.epoch, ticket.ids[0]))
-        samples = list(self._read_all(ticket.ids))
-        if len(samples) != len(ticket.ids):
-            raise UsageError(
-                f"{type(self.dataset).__name__}.__getitems__ was asked for {len(ticket.ids)} samples and returned "
-                f"{len(samples)}",
-                hint="return one sample per id, in the same order",
-            )
+        samples: list[object] = []
+        for place, ids in enumerate(calls):
+            self.note(place if len(calls) == len(ticket.ids) else Phase.READ_ALL)
+            read = list(self._read_all(ids))
+            if len(read) != len(ids):
+                raise UsageError(
+                    f"{type(self.dataset).__name__}.__getitems__ was asked for {len(ids)} samples and returned "
+                    f"{len(read)}",
+                    hint="return one sample per id, in the same order",
+                )
+            samples += read
         return samples
-
-
-class WorkerInit:
-    """torch's worker_init_fn: makes get_worker_info().dataset the user's own, then calls the user's function."""
-
-    def __init__(self, user_function: Callable[[int], None] | None) -> None:
-        self._user_function = user_function
-
-    def __call__(self, worker_id: int) -> None:
-        """Run once in each worker process, before any batch."""
-        info = get_worker_info()
-        assert info is not None
-        maker = cast(object, info.dataset)  # pyright: ignore[reportUnknownMemberType]
-        if isinstance(maker, BatchMaker):
-            # The info is read-only for users; torch itself keeps its own reference to the maker.
-            object.__setattr__(info, "dataset", maker.dataset)
-        if self._user_function is not None:
-            self._user_function(worker_id)
-
-
-def unchanged(made: MadeBatch) -> MadeBatch:
-    """Return the batch as it is: torch's collate function, with nothing left to collate."""
-    return made
 
 
 def _batched_getter(dataset: MapDataset, augment_seed: bool) -> Callable[[list[int]], list[object]] | None:

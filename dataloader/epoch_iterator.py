@@ -1,12 +1,13 @@
 """The iterator of a loader: hands out prepared batches and moves the position by each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import UsageError
 from .batch_maker import MadeBatch
 from .position import Position
 from .split_plan import Split
+from .workers.batches import Batches
 
 Callback = Callable[[], object]
 
@@ -16,7 +17,7 @@ class EpochIterator:
 
     After an error while a batch was prepared (in the dataset, a worker, an interrupt) it returns nothing more, and
     the next iter() of the loader begins with the batch that failed. What a signal handler throws at another moment
-    (Ctrl-C, torch's handler for dead workers) can come between counting a batch and the loop's body: whoever catches
+    (Ctrl-C) can come between counting a batch and the loop's body: whoever catches
     that should go on from a checkpoint, not from this loader.
     """
 
@@ -25,13 +26,14 @@ class EpochIterator:
         position: Position,
         token: int,
         split: Split,
-        made: Iterator[MadeBatch],
+        made: Batches | None,
         first_batch_callbacks: list[Callback],
     ) -> None:
         self._position = position
         self._token = token
         self._split = split
-        self._made: Iterator[MadeBatch] | None = made
+        self._made = made
+        self._is_closed = False
         self._callbacks: list[Callback] | None = first_batch_callbacks
         self._is_finished = False
 
@@ -60,7 +62,7 @@ class EpochIterator:
             raise StopIteration
         part = self._split.part(made.cursor)
         assert part is not None
-        self._position.hand(part, made.ids)
+        self._position.hand(part, made.ids, made.left_out, is_stand_in=made.is_stand_in)
         return made.data
 
     def __len__(self) -> int:
@@ -68,12 +70,11 @@ class EpochIterator:
         return 0 if self._is_finished else self._split.step_count(self._position.cursor)
 
     def __del__(self) -> None:
-        self._position.release(self._token)
+        self._close()
 
     def _next_made(self) -> MadeBatch | None:
         """Return the next prepared batch, or None at the end of the epoch."""
-        assert self._made is not None
-        for made in self._made:
+        for made in self._made or ():
             if self._callbacks is not None:
                 for callback in tuple(self._callbacks):
                     callback()
@@ -92,12 +93,15 @@ class EpochIterator:
                 "a newer iter() or reset() of this loader took over; this iterator cannot go on",
                 hint="use one iterator of a loader at a time",
             )
-        if self._made is None:
+        if self._is_closed:
             raise UsageError(
                 f"this iterator ended with an error at sample {self._position.cursor}",
                 hint="call iter() on the loader again: it begins with the batch that failed",
             )
 
     def _close(self) -> None:
-        self._made = None
+        self._is_closed = True
+        made, self._made = self._made, None
         self._position.release(self._token)
+        if made is not None:
+            made.close()

@@ -41,16 +41,19 @@ class Ledger:
         """The loader's seed, under which the ids are hashed."""
         return self._record.seed
 
-    def add(self, epoch: int, ids: Ids, padding_count: int = 0) -> None:
-        """Count the ids that came back with one batch; the array is kept, not copied. Padding is not in `ids`."""
+    def add(self, epoch: int, ids: Ids, padding_count: int = 0, quarantined: tuple[int, ...] = ()) -> None:
+        """Count the ids that came back with one batch; the array is kept, not copied.
+
+        Padding is not in `ids`, nor are the ids of the batch that were left out as quarantined.
+        """
         if epoch != self._pending_epoch or self._pending_count >= _PENDING_COUNT_MAX:
             self._fold()
             self._pending_epoch = epoch
         if ids.size:
             self._pending.append(ids)
             self._pending_count += ids.size
-        if padding_count:
-            self._add_tally(epoch, Tally(padding_count=padding_count))
+        if padding_count or quarantined:
+            self._add_tally(epoch, Tally(padding_count=padding_count, quarantined=quarantined))
 
     def finish(self, epoch: int, dropped_count: int) -> None:
         """Record that an epoch ended and left out this many samples, over all ranks."""

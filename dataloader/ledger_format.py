@@ -4,10 +4,13 @@ For each epoch a rank keeps the count of the sample ids that came back with its 
 lanes, the sum modulo 2^64 of their keyed hashes. Sums do not depend on the order, so the ledgers of all ranks add up
 to one, and n distinct ids have a closed form to compare with: one id lost, repeated or exchanged for another goes
 unseen with a chance of 2^-128. Padding (weight 0) is counted apart and not hashed; samples that the end of an epoch
-left out (`drop_last`, `uneven="drop"`) are counted as dropped.
+left out (`drop_last`, `uneven="drop"`) are counted as dropped. Samples that kill workers (`loader.quarantined`) are
+listed by their ids; the key is there only where there are any.
 
     {"format": "everstep-ledger/1", "seed": s, "epochs": [
-        {"epoch": e, "count": c, "sum": 32 hex digits, "padding": p, "dropped": d}, …]}     ascending by epoch
+        {"epoch": e, "count": c, "sum": 32 hex digits, "padding": p, "dropped": d, "quarantined": [ids]}, …]}
+
+    ascending by epoch
 
 A ledger is cumulative along the lineage of checkpoints: a restored one goes on from what the checkpoint held.
 
@@ -39,6 +42,8 @@ class Tally:
     lanes: Lanes = (0, 0)
     padding_count: int = 0
     dropped_count: int = 0
+    quarantined: tuple[int, ...] = ()
+    """Ids that were left out, because workers die of reading them; ascending."""
 
     def __add__(self, other: "Tally") -> "Tally":
         """Return both together; `dropped_count` is said by every rank about the whole epoch, so it is not added."""
@@ -47,6 +52,7 @@ class Tally:
             add_lanes(self.lanes, other.lanes),
             self.padding_count + other.padding_count,
             max(self.dropped_count, other.dropped_count),
+            tuple(sorted(self.quarantined + other.quarantined)),
         )
 
 
@@ -69,6 +75,7 @@ class LedgerRecord:
                     "sum": f"{tally.lanes[0]:016x}{tally.lanes[1]:016x}",
                     "padding": tally.padding_count,
                     "dropped": tally.dropped_count,
+                    **({"quarantined": list(tally.quarantined)} if tally.quarantined else {}),
                 }
                 for epoch, tally in sorted(self.tallies.items())
             ],
@@ -164,10 +171,14 @@ def merge_records(seed: int, records: Iterable[LedgerRecord]) -> LedgerRecord:
 
 
 def _epoch_problems(tally: Tally, epoch: int, state: LoaderState, forms: ClosedForms) -> list[str]:
-    n = state.sample_count
+    n, left_out = state.sample_count, tally.quarantined
     end = state.cursor if epoch == state.epoch else max(0, n - tally.dropped_count)
-    if tally.count != end:
-        return [f"epoch {epoch}: {end} samples should have been handed out, the ledger counts {tally.count}"]
+    count = end - len(left_out)
+    if tally.count != count:
+        beside = f" beside {len(left_out)} quarantined ones" if left_out else ""
+        return [
+            f"epoch {epoch}: {count} samples should have been handed out{beside}, the ledger counts {tally.count}"
+        ]
     if end == 0:
         expected = (0, 0)
     elif 2 * end <= n:
@@ -176,9 +187,10 @@ def _epoch_problems(tally: Tally, epoch: int, state: LoaderState, forms: ClosedF
         rest = forms.between(state.order, epoch, n, (end, n))
         whole = forms.whole(state.order.seed, epoch, n)
         expected = add_lanes(whole, (-rest[0], -rest[1]))
-    if tally.lanes != expected:
+    without = sum_ids(state.order.seed, epoch, left_out)
+    if add_lanes(tally.lanes, without) != expected:
         return [
-            f"epoch {epoch}: the count of {end} samples is right, but some were lost and others handed out twice"
+            f"epoch {epoch}: the count of {count} samples is right, but some were lost and others handed out twice"
         ]
     return []
 
@@ -202,6 +214,7 @@ def parse_ledger(state: object) -> LedgerRecord:
             _lanes(entry.get("sum")),
             _whole(entry, "padding", COUNT_MAX),
             _whole(entry, "dropped", COUNT_MAX),
+            _ids(entry.get("quarantined", ())),
         )
     return record
 
@@ -217,6 +230,13 @@ def _whole(entry: Mapping[str, object], name: str, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise LoaderStateError(f"{name} of a ledger is a whole number from 0 to {most}, got {shown(value)}")
     return value
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise LoaderStateError(f"quarantined of a ledger is a list of ids, got {type(value).__name__}")
+    entries = [{"quarantined": each} for each in cast(Sequence[object], value)]
+    return tuple(sorted(_whole(entry, "quarantined", COUNT_MAX) for entry in entries))
 
 
 def _lanes(value: object) -> Lanes:

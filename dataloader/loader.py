@@ -13,10 +13,11 @@ What differs from torch's, and why:
   (sample_seed.py; `augment_seed=False` switches that off).
 """
 
+import multiprocessing
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar, cast
 
@@ -26,16 +27,19 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
 from ..core.errors import LoaderStateError, UsageError
-from .batch_maker import BatchMaker, MadeBatch, MapDataset, WorkerInit, unchanged
+from .batch_maker import BatchMaker, MapDataset
 from .epoch_iterator import Callback, EpochIterator
 from .hash_format import SEED_MAX
 from .ledger import Ledger
 from .order_format import OrderKind, OrderSpec
 from .position import Position
 from .sample_seed import worker_seed
-from .sampler import EpochPlan, OrderSampler, TicketSampler
+from .sampler import EpochPlan, OrderSampler, tickets
 from .split_plan import Split, Uneven
 from .state_format import LoaderState, parse_state, short_fingerprint
+from .workers.batches import Batches, PinnedBatches, PoolBatches, TrainerBatches, pinner_for
+from .workers.cargo import WorkerJob
+from .workers.pool import PoolSpec, QuarantinedSample, WorkerPool
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -93,7 +97,9 @@ class DataLoader(TorchDataLoader[T_co]):
         self._position = Position(OrderSpec(kind=kind, seed=_parse_seed(seed, generator)))
         self._fingerprint: str | None = None
         self._first_batch_callbacks: list[Callback] = []
-        self._persistent: TorchDataLoader[MadeBatch] | None = None
+        self._pool: WorkerPool | None = None
+        self._kept: Batches | None = None
+        self._quarantined: list[QuarantinedSample] = []
         self._has_warned = False
         self.augment_seed = augment_seed
         super().__init__(  # pyright: ignore[reportUnknownMemberType]  torch leaves type arguments out
@@ -153,6 +159,11 @@ class DataLoader(TorchDataLoader[T_co]):
     @ledger.setter
     def ledger(self, ledger: Ledger) -> None:
         self._position.ledger = ledger
+
+    @property
+    def quarantined(self) -> tuple[QuarantinedSample, ...]:
+        """The samples that are left out of their batches, because two workers died while they read them."""
+        return tuple(self._quarantined)
 
     @property
     def in_loop(self) -> tuple[int, int] | None:
@@ -228,10 +239,10 @@ class DataLoader(TorchDataLoader[T_co]):
         self._check_before_iterating(split)
         token = position.begin()
         plan = EpochPlan(order=position.order, epoch=position.epoch, cursor=position.cursor, split=split)
-        made: Iterator[MadeBatch] = iter(())
+        made: Batches | None = None
         try:
             if split.part(plan.cursor) is not None:
-                made = iter(self._torch_loader(plan))
+                made = self._batches(plan)
         except BaseException:
             position.release(token)
             raise
@@ -258,36 +269,55 @@ class DataLoader(TorchDataLoader[T_co]):
                 stacklevel=3,
             )
 
-    def _torch_loader(self, plan: EpochPlan) -> TorchDataLoader[MadeBatch]:
-        """Return torch's loader that prepares the plan's batches; one for good with persistent workers."""
-        if self._persistent is not None:
-            cast(TicketSampler, self._persistent.batch_sampler).plan = plan
-            return self._persistent
-        maker = BatchMaker(
+    def _batches(self, plan: EpochPlan) -> Batches:
+        """Return what prepares the plan's batches: the trainer itself, or workers, kept where they are persistent."""
+        pinner = pinner_for(self.pin_memory, self.pin_memory_device)
+        if self.num_workers == 0:
+            if self.timeout:
+                raise UsageError(
+                    f"timeout={self.timeout} needs num_workers > 0", hint="nobody could interrupt it"
+                )
+            return TrainerBatches(self._maker(), tickets(plan), pinner)
+        if self._kept is not None:
+            self._kept.close()  # of an iterator that somebody still holds
+        pool = self._pool
+        if pool is None or not pool.is_open:
+            pool = WorkerPool(self._pool_spec(plan), self._quarantined)
+        of_pool = PoolBatches(pool, tickets(plan), is_kept=self.persistent_workers)
+        batches = of_pool if pinner is None else PinnedBatches(of_pool, pinner)
+        if self.persistent_workers:
+            self._pool, self._kept = pool, batches
+        return batches
+
+    def _maker(self) -> BatchMaker:
+        return BatchMaker(
             cast(MapDataset, self.dataset),
             cast(Callable[..., object], self.collate_fn),
             is_batched=self.batch_size is not None,
             augment_seed=self.augment_seed,
         )
-        base_seed = torch.Generator().manual_seed(worker_seed(plan.order.seed, plan.epoch, plan.split.rank))
-        make = cast(Callable[..., TorchDataLoader[MadeBatch]], TorchDataLoader)  # its maker is no list of ids
-        loader = make(
-            maker,
-            batch_sampler=TicketSampler(plan),
-            num_workers=self.num_workers,
-            collate_fn=unchanged,
-            pin_memory=self.pin_memory,
-            timeout=self.timeout,
-            worker_init_fn=WorkerInit(self.worker_init_fn),
-            multiprocessing_context=cast(object, self.multiprocessing_context),  # pyright: ignore[reportUnknownMemberType]
-            generator=base_seed,
-            prefetch_factor=self.prefetch_factor,
-            persistent_workers=self.persistent_workers,
-            pin_memory_device=self.pin_memory_device,
+
+    def _pool_spec(self, plan: EpochPlan) -> PoolSpec:
+        if not self.prefetch_factor:
+            raise UsageError(
+                f"prefetch_factor={self.prefetch_factor}", hint="give 1 or more, or leave it out"
+            )
+        context = cast("BaseContext | None", self.multiprocessing_context)  # pyright: ignore[reportUnknownMemberType]
+        generator = torch.Generator().manual_seed(worker_seed(plan.order.seed, plan.epoch, plan.split.rank))
+        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+        maker, init, count = (
+            self._maker(),
+            self.worker_init_fn,
+            self.num_workers,
+        )  # and not self: that were a cycle
+        return PoolSpec(
+            context=context or multiprocessing.get_context(),
+            worker_count=count,
+            prefetch=self.prefetch_factor,
+            timeout_s=self.timeout,
+            is_fixed=not self.augment_seed,
+            job=lambda worker: WorkerJob(maker, init, worker, count, base_seed),
         )
-        if self.persistent_workers:
-            self._persistent = loader
-        return loader
 
     def _split(self) -> Split:
         rank, world_size = self._rank_and_size()

@@ -53,16 +53,25 @@ class Position:
         """Tell whether this iterator may move the position."""
         return token == self._newest
 
-    def hand(self, part: Part, ids: Ids) -> None:
-        """Count a batch as handed to the loop: the only place where a cursor moves forward."""
+    def hand(
+        self, part: Part, ids: Ids, left_out: tuple[int, ...] = (), *, is_stand_in: bool = False
+    ) -> None:
+        """Count a batch as handed to the loop: the only place where a cursor moves forward.
+
+        Quarantined samples of the part are `left_out`: the others keep their weight. Where none is left `ids` is a
+        stand-in, with weight 0 as padding has it.
+        """
         assert part.cursor == self.cursor, (part, self.cursor)
-        assert ids.size == part.stop - part.start, (part, ids.size)
-        if part.is_padding:
-            self.ledger.add(self.epoch, ids[:0], padding_count=1)
-        else:
-            self.ledger.add(self.epoch, ids)
+        assert is_stand_in or ids.size + len(left_out) == part.stop - part.start, (part, ids.size, left_out)
+        is_padding = part.is_padding or is_stand_in
+        self.ledger.add(
+            self.epoch,
+            ids[:0] if is_padding else ids,
+            padding_count=int(is_padding),
+            quarantined=() if part.is_padding else left_out,
+        )
         self.cursor = part.next_cursor
-        self.weight = part.weight
+        self.weight = 0.0 if is_stand_in else part.weight * ids.size / (part.stop - part.start)
         self._has_handed = True
         self._is_restored = False
 

@@ -1,4 +1,4 @@
-"""The two samplers of a loader: the one that torch's machinery runs on, and the one that users see."""
+"""What a loader hands to those who prepare its batches (tickets), and what users see as `loader.sampler`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,21 +24,6 @@ class EpochPlan:
     epoch: int
     cursor: int
     split: Split
-
-
-class TicketSampler(Sampler[Ticket]):
-    """torch's batch sampler: the tickets of the plan it holds when iteration begins; prefetching does not move it."""
-
-    def __init__(self, plan: EpochPlan) -> None:
-        self.plan = plan
-
-    def __iter__(self) -> Iterator[Ticket]:
-        """Return the tickets from the plan's cursor on."""
-        return tickets(self.plan)
-
-    def __len__(self) -> int:
-        """Return the number of tickets."""
-        return self.plan.split.step_count(self.plan.cursor)
 
 
 class OrderSampler(Sampler[int]):

@@ -135,6 +135,28 @@ def test_declared_drops_are_subtracted_and_undeclared_ones_found() -> None:
     assert both_verdicts([silent], state(10, 1, 0)) != []
 
 
+def test_quarantined_samples_are_listed_and_any_other_loss_is_found() -> None:
+    """Two ranks, one of which left out sample 7; through JSON and merged, as at a restore."""
+    stream = order(SPEC, 0, 20).at(np.arange(20))
+    ledgers = [Ledger(11), Ledger(11)]
+    ledgers[0].add(0, stream[:10][stream[:10] != 7], quarantined=(7,) if 7 in stream[:10] else ())
+    ledgers[1].add(0, stream[10:][stream[10:] != 7], quarantined=(7,) if 7 in stream[10:] else ())
+    assert both_verdicts(ledgers, state(20, 1, 0)) == []
+    merged = Ledger.from_state(json.loads(json.dumps(ledgers[0].state())))
+    merged.merge(ledgers[1])
+    assert merged.tally(0).quarantined == (7,)
+    assert both_verdicts([merged], state(20, 1, 0)) == []
+    merged.add(0, ids([]), quarantined=(8,))
+    assert "beside 2 quarantined ones, the ledger counts 19" in both_verdicts([merged], state(20, 1, 0))[0]
+
+
+@pytest.mark.parametrize("bad", ["7", 7, [-1], [1.5], [True], {"a": 1}])
+def test_a_list_of_quarantined_samples_is_checked(bad: object) -> None:
+    entry = {"epoch": 0, "count": 0, "sum": "0" * 32, "padding": 0, "dropped": 0, "quarantined": bad}
+    with pytest.raises(LoaderStateError, match="quarantined of a ledger"):
+        parse_ledger({"format": "everstep-ledger/1", "seed": 1, "epochs": [entry]})
+
+
 def test_drops_are_said_by_every_rank_about_the_whole_epoch() -> None:
     assert (Tally(3, (1, 2), 4, 5) + Tally(3, (2**64 - 1, 1), 1, 5)) == Tally(6, (0, 3), 5, 5)
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -128,6 +129,7 @@ from pathlib import Path
 from everstep.dataloader import DataLoader, Ledger
 
 fuse, stored, workers, victim = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+trainer = os.getpid()
 
 class Fragile:
     def __len__(self):
@@ -135,7 +137,7 @@ class Fragile:
     def __getitem__(self, index):
         if index == victim and fuse.exists():
             fuse.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(trainer, signal.SIGKILL)
         return index
 
 loader, trained = DataLoader(Fragile(), batch_size=4, shuffle=True, seed=9, num_workers=workers), []
@@ -154,13 +156,12 @@ while loader.epoch < 2:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_kill_in_mid_epoch_a_restart_loses_and_repeats_nothing(tmp_path: Path, workers: int) -> None:
-    """With workers one of them is killed, which torch turns into an error of the trainer; without, the trainer is."""
+    """The trainer is killed, in its own dataset or by a worker; what workers had prefetched is in no state."""
     fuse, stored, expected = tmp_path / "fuse", tmp_path / "state", whole_order(23, 0) + whole_order(23, 1)
     fuse.touch()
     command = [sys.executable, "-c", CRASH_SCRIPT, str(fuse), str(stored), str(workers), str(expected[13])]
     crashed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert crashed.returncode != 0
-    assert workers == 0 or "DataLoader worker" in crashed.stderr
+    assert crashed.returncode == -signal.SIGKILL
     trained = json.loads(stored.read_text())[0] if stored.exists() else []
     assert len(trained) <= 12
     assert subprocess.run(command, timeout=60, check=False).returncode == 0

@@ -1,0 +1,117 @@
+"""The thread that pins: in order, one batch ahead, and gone when the loop ends; with a pinner that needs no device."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from fragile import Fragile, ids, loader_of
+
+from everstep.dataloader import loader as loader_module
+from everstep.dataloader.batch_maker import MadeBatch
+from everstep.dataloader.workers.batches import Pinner
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is multi-threaded, use of fork:DeprecationWarning")
+
+
+class Marking(Pinner):
+    """Adds 1000 to each batch, in the thread that it says."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+
+    def begin(self) -> None:
+        self.threads.add(threading.current_thread().name)
+
+    def pin(self, made: MadeBatch) -> MadeBatch:
+        self.threads.add(threading.current_thread().name)
+        if 13 in made.ids and self.fails:
+            raise ValueError("cannot pin 13")
+        assert isinstance(made.data, torch.Tensor)
+        return made._replace(data=made.data + 1000)
+
+    fails = False
+
+
+@pytest.fixture
+def pinner(monkeypatch: pytest.MonkeyPatch) -> Marking:
+    pinner = Marking()
+    monkeypatch.setattr(loader_module, "pinner_for", lambda *_: pinner)
+    return pinner
+
+
+def pin_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "everstep-pin"]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_come_pinned_in_order_and_the_thread_ends(
+    tmp_path: Path, pinner: Marking, persistent: bool
+) -> None:
+    loader = loader_of(Fragile(tmp_path, deadly={5: 1}), persistent_workers=persistent)
+    for _ in range(2):
+        batches = [ids(batch) for batch in loader]
+        assert sorted(each for batch in batches for each in batch) == list(range(1000, 1024))
+        assert pin_threads() == []
+    assert pinner.threads == {"everstep-pin"}
+
+
+def test_without_workers_the_trainer_pins(pinner: Marking) -> None:
+    loader = loader_of(list(range(8)), num_workers=0, multiprocessing_context=None)
+    assert min(each for batch in loader for each in ids(batch)) == 1000
+    assert pinner.threads == {"MainThread"}
+
+
+@pytest.mark.filterwarnings("ignore:iter.. goes on:UserWarning")
+def test_a_break_wakes_the_thread_and_persistent_workers_go_on(tmp_path: Path, pinner: Marking) -> None:
+    loader = loader_of(Fragile(tmp_path), persistent_workers=True)
+    seen: list[int] = []
+    pids = []
+    for _ in range(3):
+        for batch in loader:
+            seen += ids(batch)
+            assert loader._pool is not None
+            pids.append(loader._pool.pids)
+            break
+        assert pin_threads() == []
+    assert pids[0] == pids[1] == pids[2]
+    seen += [each for batch in loader for each in ids(batch)]
+    assert sorted(seen) == list(range(1000, 1024))
+
+
+def test_a_break_while_the_thread_waits_for_a_batch_that_never_comes(tmp_path: Path, pinner: Marking) -> None:
+    loader = loader_of(Waiting(tmp_path), num_workers=1, shuffle=False, prefetch_factor=1)
+    iterator = iter(loader)
+    assert ids(next(iterator)) == [1000, 1001, 1002, 1003]
+    del iterator
+    assert pin_threads() == []
+
+
+class Waiting(Fragile):
+    """Samples from the fifth on are never read; the worker must be killed."""
+
+    def __getitem__(self, index: int) -> int:
+        if index > 3:
+            signal.sigwait({signal.SIGCONT})
+        return index
+
+
+def test_errors_of_the_dataset_and_of_pinning_come_through(tmp_path: Path, pinner: Marking) -> None:
+    pinner.fails = True
+    loader = loader_of(Fragile(tmp_path))
+    with pytest.raises(ValueError, match="cannot pin 13"):
+        list(loader)
+    assert pin_threads() == []
+
+
+def test_a_forked_child_leaves_the_thread_of_its_parent_alone(tmp_path: Path, pinner: Marking) -> None:
+    iterator = iter(loader_of(Fragile(tmp_path)))
+    first = ids(next(iterator))
+    pid = os.fork()
+    if pid == 0:
+        del iterator
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    assert sorted(first + [each for batch in iterator for each in ids(batch)]) == list(range(1000, 1024))
