@@ -1,13 +1,19 @@
 """Where a loader's loop stands: the one mutable thing that loader, sampler and iterator share."""
 
+import logging
 import warnings
+from dataclasses import replace
 
 from ..core.errors import LoaderStateError, UsageError
+from .holes_format import Holes
 from .ledger import Ledger
 from .order_format import OrderSpec
 from .order_plan import Ids
 from .split_plan import Part
 from .state_format import LoaderState
+
+
+_log = logging.getLogger(__name__)
 
 
 class Position:
@@ -20,6 +26,9 @@ class Position:
         self.order = order
         self.epoch: int = 0
         self.cursor: int = 0
+        self.holes = Holes()
+        self.span = (0, 0)
+        """The positions, over all ranks, of the step last handed out."""
         self.weight = 1.0
         self.ledger = Ledger(order.seed)
         self._newest = 0
@@ -61,13 +70,22 @@ class Position:
             self.ledger.add(self.epoch, ids[:0], padding_count=1)
         else:
             self.ledger.add(self.epoch, ids)
-        self.cursor = part.next_cursor
+        self._pass_to(part.next_cursor)
+        self.span = (part.cursor, part.next_cursor)
         self.weight = part.weight
+        self._has_handed = True
+        self._is_restored = False
+
+    def hand_uncounted(self, count: int) -> None:
+        """Count a batch of a stream, whose samples have no numbers: nothing of it can be in the ledger."""
+        self.span = (self.cursor, self.cursor + count)
+        self.cursor += count
         self._has_handed = True
         self._is_restored = False
 
     def finish(self, sample_count: int) -> None:
         """Go to the next epoch; what the end of this one left out is recorded as dropped."""
+        self._pass_to(self.holes.leap(self.cursor))
         if self.cursor < sample_count:
             self.ledger.finish(self.epoch, sample_count - self.cursor)
         self._restart(self.epoch + 1)
@@ -78,9 +96,14 @@ class Position:
             self._is_live = False
 
     def reset(self) -> None:
-        """Go back to the begin of the epoch; no existing iterator can go on. The ledger keeps what was handed out."""
+        """Go back to the begin of the epoch, with its holes; no existing iterator can go on.
+
+        The ledger keeps what was handed out.
+        """
         self._newest += 1
+        holes = self.holes
         self._restart(self.epoch)
+        self.holes = holes
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the begin of another epoch; the present epoch is no move at all. UsageError while iterating."""
@@ -119,9 +142,23 @@ class Position:
                     hint="construct a new loader and load the state into it",
                 )
             self.ledger = Ledger(state.order.seed)
-        self.order, self.epoch, self.cursor = state.order, state.epoch, state.cursor
+        blocks = self.order.blocks  # a state may know only their digest
+        self.order = replace(state.order, blocks=blocks)
+        self.epoch, self.cursor, self.holes = state.epoch, state.cursor, state.holes
         self._is_restored = True
+        if ahead := self.holes.between(self.cursor, state.sample_count):
+            _log.warning(
+                "loader_skips epoch=%d positions=%s samples=%d",
+                self.epoch,
+                ",".join(f"[{start},{stop})" for start, stop in ahead),
+                sum(stop - start for start, stop in ahead),
+            )
+
+    def _pass_to(self, cursor: int) -> None:
+        if self.holes and (passed := self.holes.between(self.cursor, cursor)):
+            self.ledger.skip(self.epoch, passed)
+        self.cursor = cursor
 
     def _restart(self, epoch: int) -> None:
-        self.epoch, self.cursor = epoch, 0
+        self.epoch, self.cursor, self.holes = epoch, 0, Holes()
         self._is_live = self._has_handed = self._is_restored = False
