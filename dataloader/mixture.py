@@ -45,8 +45,8 @@ class Mixture(Dataset[object]):
     Args:
         datasets: map-style datasets by name; their order counts.
         weights: by name, or in the order of the datasets; None: by their sizes.
-        epoch: how many samples make an epoch; "first": until the first dataset is through once; "all": until each
-            is through at least once.
+        epoch: how many samples make an epoch; "first": as many as there are before a dataset has to begin anew; "all":
+            until each is through at least once.
         shuffle: True, False, "blocks" or a `BlockShuffle`, for each of the datasets.
         seed: decides the orders of the datasets.
 
@@ -161,11 +161,10 @@ def _listed(
 
 
 def _epoch_length(epoch: int | str, schedule: Schedule, sizes: Sequence[int]) -> int:
-    ends = [schedule.position_of(Draw(index, size - 1)) + 1 for index, size in enumerate(sizes)]
     if epoch == "first":
-        return min(ends)
+        return min(schedule.position_of(Draw(index, size)) for index, size in enumerate(sizes))
     if epoch == "all":
-        return max(ends)
+        return max(schedule.position_of(Draw(index, size - 1)) + 1 for index, size in enumerate(sizes))
     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 1:
         raise UsageError(f"epoch is a number of samples, 'first' or 'all', got {epoch!r}")
     return epoch

@@ -93,6 +93,7 @@ class StreamMaker(IterableDataset[StreamBatch]):
                     return
                 data = self._collate(samples[0] if size is None else samples)
             shard["seen"] = cast(int, shard["seen"]) + len(samples)
+            shard["is_over"] = not is_more  # then the dataset may already say where its next epoch begins
             shard["own"] = None if owner is None else deepcopy(owner.state_dict())
             yield StreamBatch(worker, len(samples), data, dict(shard))
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from everstep.core.errors import LoaderStateError, UsageError
 from everstep.dataloader import DataLoader, Ledger
@@ -554,17 +554,12 @@ def test_the_generators_seed_is_used_and_the_generator_left_alone() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
 @pytest.mark.parametrize(
     ("data", "arguments", "message"),
     [
-        (Stream(), {}, "Stream is an IterableDataset"),
-        (Numbers(3), {"sampler": [0, 1]}, "sampler=list"),
-        (Numbers(3), {"batch_sampler": [[0, 1]]}, "batch_sampler=list"),
+        (Numbers(3), {"sampler": [0, 1], "shuffle": True}, "shuffle=True beside a sampler"),
+        (Numbers(3), {"shuffle": "block"}, "got 'block'"),
+        (Numbers(3), {"shuffle": "blocks"}, r"Numbers has no block_sizes\(\)"),
         (Numbers(3), {"in_order": False}, "in_order=False"),
         (object(), {}, "has no __getitem__"),
         (Numbers(3), {"uneven": "pad"}, "got 'pad'"),
