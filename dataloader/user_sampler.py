@@ -15,6 +15,7 @@ of ranks is fixed, `cursor` counts the samples of one rank, and nothing proves t
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
+from itertools import islice
 from operator import index as whole_number
 from typing import Protocol, cast, runtime_checkable
 
@@ -74,13 +75,14 @@ class UserSampler:
         if self._loaded is not None and self._loaded[:2] == (epoch, cursor):
             return deepcopy(self._loaded[2])
         own = self._target.state_dict() if isinstance(self._target, Stateful) else None
-        return deepcopy({"batches": 0, "own": own, "generator": self._generator_state()})
+        generator = self._generator_state()
+        return deepcopy({"batches": 0, "own": own, "generator": generator, "is_over": False})
 
     def load(self, epoch: int, cursor: int, source: Mapping[str, object]) -> None:
         """Take over what a state said of the sampler; LoaderStateError if it cannot have come from `source`."""
-        if not {"batches", "own", "generator"} <= set(source) or not isinstance(source["batches"], int):
+        if not {"batches", "own", "generator", "is_over"} <= set(source) or not isinstance(source["batches"], int):
             raise LoaderStateError(
-                f"source of the state has the keys {sorted(source)[:10]}, expected batches, own and generator",
+                f"source of the state has the keys {sorted(source)[:10]}, expected batches, own, generator and is_over",
                 hint="give the dict that state_dict() of this loader returned, unchanged",
             )
         self._running = None
@@ -116,7 +118,7 @@ class UserSampler:
                 _stateful(drawn).load_state_dict(cast("dict[str, object]", deepcopy(own)))
         owner = self._target if is_target_stateful else drawn
         return DrawnSplit(
-            _in_batches(drawn, self._size, self._drop_last),
+            _Batches(drawn, self._size, self._drop_last),
             private,
             epoch_rank,
             owner=owner if isinstance(owner, Stateful) else None,
@@ -142,7 +144,7 @@ class DrawnSplit:
 
     def __init__(
         self,
-        batches: Iterator[list[int]],
+        batches: "_Batches",
         private: PrivateGenerators,
         epoch_rank: tuple[int, int],
         *,
@@ -176,6 +178,7 @@ class DrawnSplit:
                 hint="give the sampler that the state was made with, or one with state_dict and load_state_dict",
             )
         self._end = cursor
+        self._is_over = source["own"] is not None and source["is_over"] is True
         self._begin = cursor, source
         self._sources = {cursor: source}
 
@@ -227,7 +230,12 @@ class DrawnSplit:
         self._end += len(ids)
         own = None if self._owner is None else deepcopy(self._owner.state_dict())
         batches = cast(int, before["batches"]) + 1
-        self._sources[self._end] = {"batches": batches, "own": own, "generator": before["generator"]}
+        self._sources[self._end] = {
+            "batches": batches,
+            "own": own,
+            "generator": before["generator"],
+            "is_over": self._batches.is_over,
+        }
         part = Part(
             cursor=cursor,
             next_cursor=self._end,
@@ -241,26 +249,31 @@ class DrawnSplit:
 
     def _draw(self) -> list[int] | None:
         with self._private.in_use():
-            return next(self._batches, None)
+            try:
+                return next(self._batches)
+            except StopIteration:
+                return None
 
 
-def _in_batches(drawn: Iterator[object], size: int | None, drop_last: bool) -> Iterator[list[int]]:
-    """Yield the ids of each batch; `drawn` yields batches where `size` is None."""
-    if size is None:
-        for batch in drawn:
-            ids = [_id(each) for each in cast(Iterable[object], batch)]
+class _Batches:
+    """The ids of each batch; what is drawn are batches already where `size` is None."""
+
+    def __init__(self, drawn: Iterator[object], size: int | None, drop_last: bool) -> None:
+        self._drawn, self._size, self._drop_last = drawn, size, drop_last
+        self.is_over = False
+        """The sampler said so: then its state may already be that of its next epoch."""
+
+    def __next__(self) -> list[int]:
+        if self._size is None:
+            ids = [_id(each) for each in cast(Iterable[object], next(self._drawn))]
             if not ids:
                 raise UsageError("the batch_sampler yielded a batch without an index", hint="leave it out")
-            yield ids
-        return
-    ids: list[int] = []
-    for each in drawn:
-        ids.append(_id(each))
-        if len(ids) == size:
-            yield ids
-            ids = []
-    if ids and not drop_last:
-        yield ids
+            return ids
+        ids = [_id(each) for each in islice(self._drawn, self._size)]
+        self.is_over = len(ids) < self._size
+        if not ids or (self._drop_last and self.is_over):
+            raise StopIteration
+        return ids
 
 
 def _id(value: object) -> int:
