@@ -5,7 +5,7 @@ What differs from torch's, and why:
 * The order is a pure function of (seed, epoch): `shuffle=True` needs no generator, and resuming costs nothing.
 * The ranks share one stream: no DistributedSampler, no padding with duplicates, any number of ranks after a resume.
 * iter() goes on where the loop stands, (epoch, cursor), as state_dict() says it. After `break` the next loop gets the
-  rest of the epoch (said once, by a warning); `reset()` starts the epoch over, `set_epoch()` another one. So every
+  rest of the epoch, or the next one if nothing is left of it (said once, by a warning); `reset()` starts the epoch over, `set_epoch()` another one. So every
   sample that was handed out is handed out once, and `next(iter(loader))` to look at a batch takes it from the epoch:
   follow it by `reset()`. A new iter() makes older iterators of the loader unusable.
 * A batch counts as handed out when the loop receives it; prefetched ones do not.
@@ -32,6 +32,7 @@ from torch.utils.data import Dataset, IterableDataset
 from ..core.errors import LoaderStateError, UsageError
 from .arguments import BlockShuffle, fingerprint_of, parse_order, parse_rank, parse_seed, parse_uneven
 from .batch_maker import BatchMaker, MadeBatch, MapDataset, WorkerInit, unchanged
+from .empty_rest import EmptyRest
 from .epoch_iterator import Callback, EpochIterator
 from .ledger import Ledger
 from .order_format import OrderKind, OrderSpec
@@ -267,6 +268,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._position.check_unmoved()
         self._load_source(state)
         self._position.load(state)
+        self._position.steps = self._split() if state.order.kind.is_numbered else None
 
     def _load_source(self, state: LoaderState) -> None:
         if self._user_sampler is not None and state.source is not None:
@@ -300,14 +302,17 @@ class DataLoader(TorchDataLoader[T_co]):
             return super().__len__()
         return self._split().step_count()
 
-    def __iter__(self) -> EpochIterator | StreamIterator:  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
+    def __iter__(self) -> EpochIterator | EmptyRest | StreamIterator:  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
         """Return an iterator over the rest of the present epoch; workers start here, as in torch."""
         _iterated.add(self)
+        if self._position.is_resumed_by_iter:
+            self._position.finish_if_over()
         if self._stream is not None:
             return self._iterate_stream(self._stream)
         position = self._position
         split = self._begin_split()
         token = position.begin()
+        position.steps = split
         plan = EpochPlan(order=position.order, epoch=position.epoch, cursor=position.cursor, split=split)
         made: Iterator[MadeBatch] = iter(())
         try:
@@ -316,7 +321,8 @@ class DataLoader(TorchDataLoader[T_co]):
         except BaseException:
             position.release(token)
             raise
-        return EpochIterator(position, token, cast(Split, split), made, self._first_batch_callbacks)
+        rest = EpochIterator(position, token, cast(Split, split), made, self._first_batch_callbacks)
+        return rest if split.part(plan.cursor) is not None else EmptyRest(self, rest)
 
     def _begin_split(self) -> Split | DrawnSplit:
         position = self._position

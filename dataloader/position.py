@@ -3,6 +3,7 @@
 import logging
 import warnings
 from dataclasses import replace
+from typing import Protocol
 
 from ..core.errors import LoaderStateError, UsageError
 from .holes_format import Holes
@@ -14,6 +15,19 @@ from .state_format import LoaderState
 
 
 _log = logging.getLogger(__name__)
+
+
+class Steps(Protocol):
+    """The steps of an epoch."""
+
+    @property
+    def sample_count(self) -> int:
+        """Samples of the epoch, over all ranks."""
+        ...
+
+    def part(self, cursor: int) -> Part | None:
+        """Return the step at a cursor; None at the end."""
+        ...
 
 
 class Position:
@@ -30,6 +44,8 @@ class Position:
         self.span = (0, 0)
         """The positions, over all ranks, of the step last handed out."""
         self.weight = 1.0
+        self.steps: Steps | None = None
+        """The steps of the present epoch; None where nobody knows (before the first iterator, a stream)."""
         self.ledger = Ledger(order.seed)
         self._newest = 0
         self._is_live = False
@@ -90,6 +106,16 @@ class Position:
             self.ledger.finish(self.epoch, sample_count - self.cursor)
         self._restart(self.epoch + 1)
 
+    def finish_if_over(self) -> None:
+        """Go to the next epoch if nothing is left of this one, though no iterator has said so.
+
+        Some frameworks ask for `len(loader)` batches and never hear that there are no more, also before a checkpoint.
+        """
+        is_begun = self._has_handed or self._is_live or self._is_restored
+        if is_begun and self.steps is not None and self.steps.part(self.cursor) is None:
+            self._newest += 1
+            self.finish(self.steps.sample_count)
+
     def release(self, token: int) -> None:
         """Say that an iterator will not go on."""
         if token == self._newest:
@@ -109,6 +135,9 @@ class Position:
         """Go to the begin of another epoch; the present epoch is no move at all. UsageError while iterating."""
         if isinstance(epoch, bool) or epoch < 0:
             raise UsageError(f"an epoch is a whole number from 0, got {epoch!r}")
+        if epoch == self.epoch:
+            return
+        self.finish_if_over()
         if epoch == self.epoch:
             return
         if self._is_live:

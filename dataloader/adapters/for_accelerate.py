@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 
+from ..empty_rest import EmptyRest
 from ..epoch_iterator import EpochIterator
 from ..loader import DataLoader as ResumableLoader
 from ..stream import StreamIterator
@@ -79,7 +80,7 @@ class PlacedIterator:
     """Moves each batch to the device, and tells Accelerate which one is the last."""
 
     def __init__(
-        self, loader: DataLoader[Any], batches: EpochIterator | StreamIterator, accelerator: Accelerator
+        self, loader: DataLoader[Any], batches: EpochIterator | EmptyRest | StreamIterator, accelerator: Accelerator
     ) -> None:
         self._loader, self._batches, self._accelerator = loader, batches, accelerator
         self._send = cast(Any, import_module("accelerate.utils")).send_to_device
@@ -97,7 +98,7 @@ class PlacedIterator:
         except BaseException:
             self._end()
             raise
-        if isinstance(self._batches, EpochIterator):
+        if not isinstance(self._batches, StreamIterator):
             self._loader.end_of_dataloader = len(self._batches) == 0
             start, stop = self._loader.span
             is_padded = stop - start < self._loader.world_size
