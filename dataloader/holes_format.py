@@ -9,7 +9,7 @@ of a sample in the stream without holes; without any, turns are positions.
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import cast
 
 from ..core.errors import LoaderStateError
@@ -32,9 +32,7 @@ class Holes:
     def __post_init__(self) -> None:
         skipped = tuple(accumulate((stop - start for start, stop in self.spans), initial=0))
         first_turns = tuple(start - before for (start, _), before in zip(self.spans, skipped, strict=False))
-        assert all(left < right for left, right in zip(first_turns, first_turns[1:], strict=False)), (
-            self.spans
-        )
+        assert all(left < right for left, right in pairwise(first_turns)), self.spans
         object.__setattr__(self, "skipped", skipped)
         object.__setattr__(self, "first_turns", first_turns)
 
@@ -63,6 +61,9 @@ class Holes:
     def to_list(self) -> list[list[int]]:
         """Return a fresh list of plain JSON types."""
         return [list(span) for span in self.spans]
+
+
+NO_HOLES = Holes()
 
 
 def united(spans: Iterable[tuple[int, int]]) -> Holes:

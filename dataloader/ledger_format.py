@@ -166,7 +166,9 @@ def with_block_sizes(state: LoaderState, block_sizes: Iterable[int] | None) -> L
 def unproven(state: LoaderState) -> str:
     """Return what the ledgers cannot prove for a state of this kind, a sentence; empty when they prove everything."""
     if not state.order.kind.is_numbered:
-        return f"order {state.order.kind.value!r} is the user's own: there is nothing to compare the ledger with"
+        return (
+            f"order {state.order.kind.value!r} is the user's own: there is nothing to compare the ledger with"
+        )
     if state.order.blocks is not None and state.order.blocks.runs is None:
         return (
             "epochs that are in progress or left samples out are compared by their counts alone: the state has no "
@@ -215,7 +217,9 @@ def _epoch_problems(tally: Tally, epoch: int, state: LoaderState, forms: ClosedF
         return [f"epoch {epoch}: positions {[list(s) for s in skipped]} were skipped, the state says {said}"]
     count = end - sum(stop - start for start, stop in skipped)
     if tally.count != count:
-        return [f"epoch {epoch}: {count} samples should have been handed out, the ledger counts {tally.count}"]
+        return [
+            f"epoch {epoch}: {count} samples should have been handed out, the ledger counts {tally.count}"
+        ]
     expected = _expected_lanes(epoch, state, end, skipped, forms)
     if expected is not None and tally.lanes != expected:
         return [
@@ -289,11 +293,13 @@ def _whole(entry: Mapping[str, object], name: str, most: int) -> int:
 
 def _spans(value: object) -> Spans:
     if not isinstance(value, list | tuple) or len(cast(Sequence[object], value)) > HOLE_COUNT_MAX:
-        raise LoaderStateError(f"skipped of a ledger is a list of ranges, got {shown(value)}")
+        raise LoaderStateError(f"skipped of a ledger is a list of ranges, got {shown(cast(object, value))}")
     spans: list[tuple[int, int]] = []
     for each in cast(Sequence[object], value):
         if not isinstance(each, list | tuple) or len(cast(Sequence[object], each)) != 2:
-            raise LoaderStateError(f"skipped of a ledger is a list of ranges, got {shown(each)} in it")
+            raise LoaderStateError(
+                f"skipped of a ledger is a list of ranges, got {shown(cast(object, each))}"
+            )
         start, stop = cast(Sequence[object], each)
         entry: dict[str, object] = {"a": start, "b": stop}
         spans.append((_whole(entry, "a", COUNT_MAX), _whole(entry, "b", COUNT_MAX)))

@@ -5,9 +5,9 @@ What differs from torch's, and why:
 * The order is a pure function of (seed, epoch): `shuffle=True` needs no generator, and resuming costs nothing.
 * The ranks share one stream: no DistributedSampler, no padding with duplicates, any number of ranks after a resume.
 * iter() goes on where the loop stands, (epoch, cursor), as state_dict() says it. After `break` the next loop gets the
-  rest of the epoch, or the next one if nothing is left of it (said once, by a warning); `reset()` starts the epoch over, `set_epoch()` another one. So every
-  sample that was handed out is handed out once, and `next(iter(loader))` to look at a batch takes it from the epoch:
-  follow it by `reset()`. A new iter() makes older iterators of the loader unusable.
+  rest of the epoch (said once, by a warning), or the next epoch if nothing is left; `reset()` starts the epoch over,
+  `set_epoch()` another one. So every sample that was handed out is handed out once, and `next(iter(loader))` to look
+  at a batch takes it from the epoch: follow it by `reset()`. A new iter() makes older iterators of the loader unusable.
 * A batch counts as handed out when the loop receives it; prefetched ones do not.
 * Nothing is drawn from global generators, and random augmentation depends on (seed, epoch, sample) only
   (sample_seed.py; `augment_seed=False` switches that off).
@@ -106,6 +106,7 @@ class DataLoader(TorchDataLoader[T_co]):
             if kind is not None
             else parse_order(dataset, self._sample_count, shuffle, used_seed)
         )
+        self._has_batch_sampler = batch_sampler is not None
         self._user_sampler: UserSampler | None = None
         self._stream: StreamPosition | None = None
         if kind is OrderKind.SAMPLER:
@@ -274,8 +275,8 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._user_sampler is not None and state.source is not None:
             if state.source.get("world_size") != self.world_size:
                 raise LoaderStateError(
-                    f"the state is of {state.source.get('world_size')!r} ranks, here are {self.world_size}: a sampler of "
-                    "one's own splits the data itself",
+                    f"the state is of {state.source.get('world_size')!r} ranks, here are {self.world_size}: a "
+                    "sampler of one's own splits the data itself",
                     hint="resume with as many ranks, or leave the sampler out to get everstep's order",
                 )
             self._user_sampler.load(state.epoch, state.cursor, state.source)
@@ -421,7 +422,7 @@ class DataLoader(TorchDataLoader[T_co]):
         maker = BatchMaker(
             cast(MapDataset, self.dataset),
             cast(Callable[..., object], self.collate_fn),
-            is_batched=self.batch_sampler is not None,
+            is_batched=self.batch_size is not None or self._has_batch_sampler,
             augment_seed=self.augment_seed,
         )
         base_seed = torch.Generator().manual_seed(worker_seed(plan.order.seed, plan.epoch, plan.split.rank))
@@ -487,7 +488,9 @@ def _tier(dataset: object, shuffle: object, sampler: object, batch_sampler: obje
     if sampler is None and batch_sampler is None:
         return None
     if shuffle:
-        raise UsageError(f"shuffle={shuffle!r} beside a sampler", hint="a sampler decides the order: give one of both")
+        raise UsageError(
+            f"shuffle={shuffle!r} beside a sampler", hint="a sampler decides the order: give one of both"
+        )
     return OrderKind.SAMPLER
 
 

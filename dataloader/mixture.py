@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import index as whole_number
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -148,13 +148,12 @@ def _listed(
     if weights is None:
         return sizes
     if isinstance(weights, Mapping):
-        by_name = cast(Mapping[str, float], weights)
-        if set(by_name) != set(names):
+        if set(weights) != set(names):
             raise UsageError(
-                f"weights are for {sorted(by_name)}, the datasets are {sorted(names)}",
+                f"weights are for {sorted(weights)}, the datasets are {sorted(names)}",
                 hint="give each dataset one weight",
             )
-        return [by_name[name] for name in names]
+        return [weights[name] for name in names]
     if len(weights) != len(names):
         raise UsageError(f"{len(weights)} weights for {len(names)} datasets", hint="give each one weight")
     return weights

@@ -2,9 +2,9 @@
 
 Weights become whole numbers whose sum is the period of the schedule. Within it the k-th sample of a dataset of weight
 w has to come after k period / w samples of the mixture and before (k + 1) period / w (rounded outwards), and of those
-that may come the one whose time is up first does. Earliest deadline first meets every deadline when deadlines can be met
-at all (Liu and Layland 1973), and here they can: so after any number of samples each dataset has given its exact share,
-rounded up or down, where random draws would be off by the square root.
+that may come the one whose time is up first does. Earliest deadline first meets every deadline when deadlines can be
+met at all (Liu and Layland 1973), and here they can: after any number of samples each dataset has given its exact
+share, rounded up or down, where random draws would be off by the square root.
 
 Everything is arithmetic on one period, at most 65,536 slots long: position -> (dataset, how many it gave before), and
 back, at any position of an endless stream.

@@ -27,7 +27,7 @@ class OrderBatchSampler(Sampler[list[int]]):
         batch_size, shuffle, seed, uneven, drop_last, rank, world_size: as for `everstep.DataLoader`.
     """
 
-    def __init__(  # noqa: PLR0913  the loader's own arguments
+    def __init__(
         self,
         dataset: Sized,
         batch_size: int = 1,

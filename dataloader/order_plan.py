@@ -212,7 +212,9 @@ class _Layout(Protocol):
 def _layout(blocks: BlockSpec, permuted: Order) -> _Layout:
     runs = blocks.known_runs()
     is_equal = len(runs) <= 1 or (len(runs) == 2 and runs[1][0] == 1 and 0 < runs[1][1] < runs[0][1])
-    return _EqualLayout(blocks, permuted) if runs and is_equal and runs[0][1] else _ListLayout(blocks, permuted)
+    return (
+        _EqualLayout(blocks, permuted) if runs and is_equal and runs[0][1] else _ListLayout(blocks, permuted)
+    )
 
 
 class _EqualLayout:

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..core.errors import LoaderStateError, UsageError
-from .holes_format import Holes
+from .holes_format import NO_HOLES
 from .ledger import Ledger
 from .order_format import OrderSpec
 from .order_plan import Ids
 from .split_plan import Part
 from .state_format import LoaderState
-
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ class Position:
         self.order = order
         self.epoch: int = 0
         self.cursor: int = 0
-        self.holes = Holes()
+        self.holes = NO_HOLES
         self.span = (0, 0)
         """The positions, over all ranks, of the step last handed out."""
         self.weight = 1.0
@@ -189,5 +188,5 @@ class Position:
         self.cursor = cursor
 
     def _restart(self, epoch: int) -> None:
-        self.epoch, self.cursor, self.holes = epoch, 0, Holes()
+        self.epoch, self.cursor, self.holes = epoch, 0, NO_HOLES
         self._is_live = self._has_handed = self._is_restored = False

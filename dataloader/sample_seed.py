@@ -69,7 +69,7 @@ def preserved() -> Generator[None]:
 
 
 class PrivateGenerators:
-    """Global generators of one's own, seeded once: inside `in_use()` they are the global ones, and outside untouched."""
+    """Generators of one's own, seeded once: inside `in_use()` they are the global ones, and outside untouched."""
 
     def __init__(self, value: int) -> None:
         self._seed: int | None = value

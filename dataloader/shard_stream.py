@@ -100,7 +100,11 @@ class ShardStream(IterableDataset[T_co]):
     def _share(self) -> list[str]:
         """Return the shards of this worker, in order."""
         count = len(self._shards)
-        at = permutation(self._seed, self._epoch, count, "shards") if self._shuffle else range(count).__getitem__
+        at = (
+            permutation(self._seed, self._epoch, count, "shards")
+            if self._shuffle
+            else range(count).__getitem__
+        )
         rank, world_size = self._ranks or _ranks()
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)

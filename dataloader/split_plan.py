@@ -19,7 +19,7 @@ differ, and a rank without a batch breaks BatchNorm and hangs collectives. `Unev
 from dataclasses import dataclass
 from enum import Enum
 
-from .holes_format import Holes
+from .holes_format import NO_HOLES, Holes
 
 
 class Uneven(Enum):
@@ -32,7 +32,7 @@ class Uneven(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One rank's share of one step: turns [start, stop), or one repeated turn where `is_padding`; cursors: positions."""
+    """One rank's share of one step: turns [start, stop), or a repeated turn if `is_padding`; cursors are positions."""
 
     cursor: int
     next_cursor: int
@@ -56,7 +56,7 @@ class Split:
     world_size: int
     uneven: Uneven = Uneven.WEIGHT
     drop_last: bool = False
-    holes: Holes = Holes()
+    holes: Holes = NO_HOLES
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or not 0 <= self.rank < self.world_size or self.sample_count < 0:

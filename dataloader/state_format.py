@@ -13,8 +13,8 @@ framework adds are ignored.
   {"window", "count", "digest"} where the runs are many (block_format.py).
 * `holes` are positions of epoch e that are skipped (holes_format.py); they count as passed, not as handed out.
 
-Two more values of `algo` say that somebody else decides the order: "sampler-1" and "stream-1". There `cursor` counts the
-samples of this rank alone, and `source` holds what the user's sampler or stream said of itself.
+Two more values of `algo` say that somebody else decides the order: "sampler-1" and "stream-1". There `cursor` counts
+the samples of this rank alone, and `source` holds what the user's sampler or stream said of itself.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from typing import cast
 from ..core.errors import LoaderStateError
 from .block_format import RUNS_IN_STATE_MAX, BlockSpec, spec_of_runs
 from .hash_format import SEED_MAX
-from .holes_format import HOLE_COUNT_MAX, Holes, united
+from .holes_format import HOLE_COUNT_MAX, NO_HOLES, Holes, united
 from .order_format import OrderKind, OrderSpec
 
 STATE_FORMAT = "everstep-loader/1"
@@ -44,7 +44,7 @@ class LoaderState:
     order: OrderSpec
     epoch: int = 0
     cursor: int = 0
-    holes: Holes = Holes()
+    holes: Holes = NO_HOLES
     source: Mapping[str, object] | None = None
     """What a sampler or stream of the user's said of itself; None for orders of our own."""
 
@@ -119,7 +119,8 @@ def _blocks(value: object, kind: OrderKind, sample_count: int) -> BlockSpec | No
     blocks = spec_of_runs(tuple(runs), window)
     if blocks.sample_count != sample_count:
         raise LoaderStateError(
-            f"order.block.runs hold {shown(blocks.sample_count)} samples, the dataset {sample_count}", hint=_HINT
+            f"order.block.runs hold {shown(blocks.sample_count)} samples, the dataset {sample_count}",
+            hint=_HINT,
         )
     return blocks
 
@@ -138,11 +139,13 @@ def _holes(value: object, kind: OrderKind, sample_count: int) -> Holes:
 
 def _pairs(value: object, name: str, most: int) -> list[tuple[int, int]]:
     if not isinstance(value, list | tuple) or len(cast(Sequence[object], value)) > most:
-        raise LoaderStateError(f"{name} is a list of at most {most} pairs, got {shown(value)}", hint=_HINT)
+        text = shown(cast(object, value))
+        raise LoaderStateError(f"{name} is a list of at most {most} pairs, got {text}", hint=_HINT)
     pairs: list[tuple[int, int]] = []
     for pair in cast(Sequence[object], value):
         if not isinstance(pair, list | tuple) or len(cast(Sequence[object], pair)) != 2:
-            raise LoaderStateError(f"{name} is a list of pairs, got {shown(pair)} in it", hint=_HINT)
+            text = shown(cast(object, pair))
+            raise LoaderStateError(f"{name} is a list of pairs, got {text} in it", hint=_HINT)
         first, second = cast(Sequence[object], pair)
         pairs.append((_whole(first, name, COUNT_MAX), _whole(second, name, COUNT_MAX)))
     return pairs

@@ -2,7 +2,7 @@
 
 torch's own loader runs the stream: each worker process iterates a copy of the dataset, which takes its share by
 `get_worker_info()` as torch has it, and between ranks by whatever the dataset does. A worker makes whole batches and
-sends with each what the dataset (or its iterator) said of itself right after, so that what is prefetched does not count.
+sends with each what the dataset (or its iterator) said of itself right after: what is prefetched does not count.
 
 A state holds one such entry per worker, hence ranks and workers are fixed, and it is this rank's alone. A stream
 without `state_dict` and `load_state_dict` can be iterated and not be resumed in mid-epoch. Nothing proves that its
@@ -31,7 +31,7 @@ class StreamBatch(NamedTuple):
     """A batch of one worker and where the stream stands behind it; without samples it says that the worker is done."""
 
     worker: int
-    count: int
+    sample_count: int
     data: object
     shard: Shard
 
@@ -166,7 +166,7 @@ class StreamPosition:
         """Count a batch as handed to the loop."""
         self.shards[batch.worker] = batch.shard
         self.next_worker = (batch.worker + 1) % self._worker_count
-        if batch.count and batch.shard["own"] is None:
+        if batch.sample_count and batch.shard["own"] is None:
             self.is_resumable = False
 
     def source(self, rank: int, world_size: int) -> dict[str, object]:
@@ -261,7 +261,7 @@ class StreamIterator:
             self._position.finish(self._position.cursor)
             raise StopIteration
         self._place.hand(batch)
-        self._position.hand_uncounted(batch.count)
+        self._position.hand_uncounted(batch.sample_count)
         return batch.data
 
     def __del__(self) -> None:
@@ -269,7 +269,7 @@ class StreamIterator:
 
     def _next_batch(self, made: Iterator[StreamBatch]) -> StreamBatch | None:
         for batch in made:
-            if batch.count:
+            if batch.sample_count:
                 for callback in tuple(self._callbacks or ()):
                     callback()
                 self._callbacks = None

@@ -8,8 +8,8 @@ batch therefore keeps what the sampler said of itself when it was drawn, and the
   are drawn and thrown away: indices only, no data. The global generators that it may draw from are private ones, a
   function of (seed, epoch): the trainer's are left alone and need not be saved.
 
-Its `set_epoch` is called at each epoch. It splits the data between ranks itself (`DistributedSampler`), hence the number
-of ranks is fixed, `cursor` counts the samples of one rank, and nothing proves that together they are the whole dataset.
+Its `set_epoch` is called at each epoch. It splits the data between ranks itself (`DistributedSampler`), hence the
+number of ranks is fixed, `cursor` counts the samples of one rank, and nothing proves that they are the whole dataset.
 """
 
 import base64
@@ -80,7 +80,9 @@ class UserSampler:
 
     def load(self, epoch: int, cursor: int, source: Mapping[str, object]) -> None:
         """Take over what a state said of the sampler; LoaderStateError if it cannot have come from `source`."""
-        if not {"batches", "own", "generator", "is_over"} <= set(source) or not isinstance(source["batches"], int):
+        if not {"batches", "own", "generator", "is_over"} <= set(source) or not isinstance(
+            source["batches"], int
+        ):
             raise LoaderStateError(
                 f"source of the state has the keys {sorted(source)[:10]}, expected batches, own, generator and is_over",
                 hint="give the dict that state_dict() of this loader returned, unchanged",
@@ -91,7 +93,7 @@ class UserSampler:
     def begin(self, epoch: int, cursor: int, *, seed: int, rank: int) -> "DrawnSplit":
         """Return the batches from here to the end of the epoch."""
         begin = self.source(epoch, cursor)
-        is_known = self._running is not None and self._running.epoch == epoch or self._loaded is not None
+        is_known = (self._running is not None and self._running.epoch == epoch) or self._loaded is not None
         generator = self._generator()
         if generator is not None and isinstance(begin["generator"], str):
             generator.set_state(_generator_bytes(begin["generator"]))

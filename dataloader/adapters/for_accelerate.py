@@ -1,8 +1,8 @@
 """A loader that Hugging Face Accelerate's `prepare` leaves whole.
 
-`accelerator.prepare` builds a new loader around the dataset and the sampler that it finds, which would go round the state
-and the ledger. One that says `_is_accelerate_prepared` is registered and otherwise left alone: that is how Accelerate
-avoids to wrap a loader twice. What its own loaders do besides is done here: batches go to the device, and
+`accelerator.prepare` builds a new loader around the dataset and the sampler that it finds, which would go round the
+state and the ledger. One that says `_is_accelerate_prepared` is registered and otherwise left alone: that is how
+Accelerate avoids to wrap a loader twice. What its own loaders do besides is done here: batches go to the device, and
 `GradientState` hears of the last batch of a loop. They fetch one batch ahead to know it, and so their state has to be
 put back by one; we know how many batches are left, so that nothing is fetched ahead.
 """
@@ -80,12 +80,15 @@ class PlacedIterator:
     """Moves each batch to the device, and tells Accelerate which one is the last."""
 
     def __init__(
-        self, loader: DataLoader[Any], batches: EpochIterator | EmptyRest | StreamIterator, accelerator: Accelerator
+        self,
+        loader: DataLoader[Any],
+        batches: EpochIterator | EmptyRest | StreamIterator,
+        accelerator: Accelerator,
     ) -> None:
         self._loader, self._batches, self._accelerator = loader, batches, accelerator
         self._send = cast(Any, import_module("accelerate.utils")).send_to_device
         self._is_known = True
-        accelerator.gradient_state._add_dataloader(loader)  # noqa: SLF001  there is no public name  # pyright: ignore[reportPrivateUsage]
+        accelerator.gradient_state._add_dataloader(loader)  # pyright: ignore[reportPrivateUsage]  there is no other
 
     def __iter__(self) -> "PlacedIterator":
         """Return itself."""
@@ -117,4 +120,4 @@ class PlacedIterator:
     def _end(self) -> None:
         if self._is_known:
             self._is_known = False
-            self._accelerator.gradient_state._remove_dataloader(self._loader)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            self._accelerator.gradient_state._remove_dataloader(self._loader)  # pyright: ignore[reportPrivateUsage]

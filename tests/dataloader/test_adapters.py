@@ -27,7 +27,13 @@ pytestmark = [
 N = 23
 State = dict[str, Any]
 # Keys of a loader's state that Accelerate changes where it finds them (its `adjust_state_dict_for_prefetch`).
-PATCHED = {"_num_yielded", "_sampler_iter_yielded", "_index_sampler_state", "_iterator_finished", "samples_yielded"}
+PATCHED = {
+    "_num_yielded",
+    "_sampler_iter_yielded",
+    "_index_sampler_state",
+    "_iterator_finished",
+    "samples_yielded",
+}
 
 
 class Numbers(Dataset[int]):
@@ -140,7 +146,12 @@ def lightning() -> Any:
 
 
 def trainer_of(lightning: Any, folder: Path, **more: object) -> Any:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
     return lightning.Trainer(default_root_dir=folder, devices=1, max_epochs=2, **quiet, **more)
 
 
@@ -190,8 +201,10 @@ def test_lightning_resumes(lightning: Any, tmp_path: Path, steps: int, drop_last
 def test_lightning_leaves_our_sampler_alone(lightning: Any) -> None:
     """With several processes it would put a DistributedSampler in the place of any that is none."""
     connector = lightning.trainer.connectors.data_connector._DataConnector
-    trainer = type("T", (), {})()
-    trainer._accelerator_connector = type("C", (), {"use_distributed_sampler": True, "is_distributed": True})()
+    trainer: Any = type("T", (), {})()
+    trainer._accelerator_connector = type(
+        "C", (), {"use_distributed_sampler": True, "is_distributed": True}
+    )()
     holder = type("H", (), {"trainer": trainer})()
     assert connector._requires_distributed_sampler(holder, TorchDataLoader(Numbers()))
     assert not connector._requires_distributed_sampler(holder, make())
@@ -202,7 +215,9 @@ def test_lightning_leaves_our_sampler_alone(lightning: Any) -> None:
 
 @pytest.fixture
 def stateful() -> Any:
-    return pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata").StatefulDataLoader
+    return pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="pip install torchdata"
+    ).StatefulDataLoader
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -254,7 +269,9 @@ def test_our_batch_samplers_state_is_a_loaders() -> None:
     loader = make()
     loader.load_state_dict(sampler.state_dict())
     assert flat(loader) == whole()[8:]
-    with pytest.raises(LoaderStateError, match="in order 'permuted-1', here is 'Numbers' with 23 in 'sequential-1'"):
+    with pytest.raises(
+        LoaderStateError, match="in order 'permuted-1', here is 'Numbers' with 23 in 'sequential-1'"
+    ):
         OrderBatchSampler(Numbers(), 4).load_state_dict(sampler.state_dict())
     blocks = OrderBatchSampler(Numbers(), 4, shuffle=BlockShuffle(block=5), seed=3)
     assert sorted(i for ids in blocks for i in ids) == list(range(N))
@@ -294,6 +311,8 @@ def test_a_source_in_grains_form() -> None:
 
 
 def test_a_grain_source_is_a_dataset() -> None:
-    loader = cast(Callable[..., DataLoader[int]], DataLoader)(GrainSource(Bytes(), as_number), batch_size=5, shuffle=True)
+    loader = cast(Callable[..., DataLoader[int]], DataLoader)(
+        GrainSource(Bytes(), as_number), batch_size=5, shuffle=True
+    )
     assert sorted(flat(loader)) == [0, 1, 4, 9, 16]
     assert cast(State, loader.state_dict()["dataset"]) == {"fingerprint": "squares", "n": 5}

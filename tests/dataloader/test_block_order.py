@@ -102,7 +102,7 @@ def test_inside_a_window_the_order_is_uniform() -> None:
 
 
 def test_which_blocks_share_a_window_is_uniform() -> None:
-    """Of 20 blocks in windows of 4, block 0 meets each other one with probability 3 / 19: chi-square over 3,000 epochs."""
+    """Of 20 blocks in windows of 4, block 0 meets each other one with chance 3 / 19: chi-square over 3,000 epochs."""
     blocks, rounds = equal_blocks(200, 10, 4), 3000
     met = np.zeros(20, dtype=np.int64)
     for epoch in range(rounds):

@@ -73,7 +73,7 @@ def spec_of(kind: OrderKind, n: int, seed: int) -> OrderSpec:
     drop_last=st.booleans(),
     lives=attempts,
 )
-def test_two_epochs_of_any_lives(
+def test_two_epochs_of_any_lives(  # noqa: PLR0917  hypothesis names them
     n: int, kind: OrderKind, seed: int, uneven: Uneven, drop_last: bool, lives: list[Attempt]
 ) -> None:
     """The stream of what survives, over all ranks, less padding, is the order of the epoch but for a declared rest."""
@@ -93,7 +93,9 @@ def test_two_epochs_of_any_lives(
     for epoch in (0, 1):
         whole = order(spec, epoch, n).at(np.arange(n)).tolist()
         assert kept[epoch] == whole[: n - dropped[epoch]]
-        assert sorted(whole) == list(range(epoch * n, epoch * n + n) if kind is OrderKind.CONTINUED else range(n))
+        assert sorted(whole) == list(
+            range(epoch * n, epoch * n + n) if kind is OrderKind.CONTINUED else range(n)
+        )
         if uneven is Uneven.DROP or drop_last:
             assert dropped[epoch] < largest
         else:

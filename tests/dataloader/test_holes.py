@@ -1,9 +1,9 @@
-"""Holes: positions that are skipped on purpose; what is left comes exactly once, and the ledger says what was left out."""
+"""Holes: positions that are skipped on purpose; the rest comes exactly once, and the ledger says what was left out."""
 
 import json
 import logging
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ class Numbers(Dataset[int]):
         return index
 
 
-def make(n: int, batch: int = 4, **more: object) -> DataLoader[int]:
+def make(n: int, batch: int = 4, **more: Any) -> DataLoader[int]:
     arguments = {"shuffle": True, "seed": 3} | more
     return cast(Callable[..., DataLoader[int]], DataLoader)(Numbers(n), batch_size=batch, **arguments)
 
@@ -84,9 +84,7 @@ def test_every_position_outside_holes_is_dealt_out_once(
     holes, cursor, seen = united(spans), 0, list[int]()
     for world, steps in [*worlds, (2, 10**6)]:
         splits = [
-            Split(
-                sample_count=100, batch_size=batch, rank=r, world_size=world, holes=holes, uneven=uneven
-            )
+            Split(sample_count=100, batch_size=batch, rank=r, world_size=world, holes=holes, uneven=uneven)
             for r in range(world)
         ]
         left = splits[0].step_count(cursor)
@@ -155,7 +153,7 @@ def test_the_issues_example(caplog: pytest.LogCaptureFixture) -> None:
     kept=st.integers(0, 9),
 )
 def test_exactly_once_but_for_holes_at_any_resume(
-    spans: list[tuple[int, int]], batch: int, world: int, more: dict[str, object], kept: int
+    spans: list[tuple[int, int]], batch: int, world: int, more: dict[str, Any], kept: int
 ) -> None:
     """Skipped from the start, resumed in the middle at another number of ranks; both verdicts agree."""
     state = make(40, **more).state_dict()
@@ -238,7 +236,9 @@ def test_skip_is_pure_and_refuses_what_makes_no_sense() -> None:
     assert state == copy
     assert edited == {**copy, "holes": [[8, 22]]}
     for start, stop in ((7, 9), (20, 20), (22, 20), (29, 31), (-1, 9)):
-        with pytest.raises(LoaderStateError, match=rf"cannot skip \[{start}, {stop}\): epoch 0 stands at 8 of 30"):
+        with pytest.raises(
+            LoaderStateError, match=rf"cannot skip \[{start}, {stop}\): epoch 0 stands at 8 of 30"
+        ):
             skip(state, start, stop)
     with pytest.raises(LoaderStateError, match="format"):
         skip({}, 1, 2)

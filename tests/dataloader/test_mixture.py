@@ -135,7 +135,9 @@ def test_what_an_epoch_is(epoch: int | str, length: int) -> None:
         assert mixed.counts_before(length)["a"] == 7
         assert mixed.counts_before(length + 1)["a"] == 8
     if epoch == "all":
-        assert all(count >= n for count, n in zip(mixed.counts_before(length).values(), (7, 5, 3), strict=True))
+        assert all(
+            count >= n for count, n in zip(mixed.counts_before(length).values(), (7, 5, 3), strict=True)
+        )
         assert mixed.counts_before(length - 1)["c"] == 2
 
 
@@ -189,7 +191,7 @@ def test_it_goes_to_workers_without_its_tables() -> None:
 def test_exactly_once_over_epochs_and_resumes(
     sizes: list[int], weights: list[int], epoch: int | str, attempts: list[tuple[int, int, int]]
 ) -> None:
-    """`attempts`: (ranks, batch size, steps). What is delivered is the mixture, in order, and both verdicts prove it."""
+    """`attempts`: (ranks, batch size, steps). What comes is the mixture, in order, and both verdicts prove it."""
     names = {chr(97 + k): n for k, n in enumerate(sizes)}
     mixed = mixture(names, weights[: len(sizes)], epoch=epoch)
     state: dict[str, object] = {}
@@ -266,7 +268,10 @@ def _loader(mixed: Mixture, workers: int) -> DataLoader[object]:
         (lambda: mixture({"a": 1, "b": 1}, [1, float("nan")]), "above 0, got nan"),
         (lambda: mixture({"a": 1}, epoch="last"), "'first' or 'all', got 'last'"),
         (lambda: mixture({"a": 1}, epoch=0), "got 0"),
-        (lambda: DataLoader(mixture({"a": 1}), shuffle=True), "a Mixture, which shuffles its datasets itself"),
+        (
+            lambda: DataLoader(mixture({"a": 1}), shuffle=True),
+            "a Mixture, which shuffles its datasets itself",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(build: Callable[[], object], message: str) -> None:

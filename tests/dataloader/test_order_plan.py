@@ -219,13 +219,14 @@ def rank_products(ids: Ids) -> int:
 
 def moments(statistic: Callable[[Ids], int], n: int) -> tuple[float, float]:
     harmonic = sum(1 / k for k in range(1, n + 1))
-    return {
-        fixed_points: (1.0, 1.0),
-        descents: ((n - 1) / 2, (n + 1) / 12),
-        inversions: (n * (n - 1) / 4, n * (n - 1) * (2 * n + 5) / 72),
-        cycles: (harmonic, harmonic - sum(1 / k**2 for k in range(1, n + 1))),
-        rank_products: (n * (n - 1) ** 2 / 4, n**2 * (n - 1) * (n + 1) ** 2 / 144),
-    }[statistic]
+    by_name: dict[str, tuple[float, float]] = {
+        "fixed_points": (1.0, 1.0),
+        "descents": ((n - 1) / 2, (n + 1) / 12),
+        "inversions": (n * (n - 1) / 4, n * (n - 1) * (2 * n + 5) / 72),
+        "cycles": (harmonic, harmonic - sum(1 / k**2 for k in range(1, n + 1))),
+        "rank_products": (n * (n - 1) ** 2 / 4, n**2 * (n - 1) * (n + 1) ** 2 / 144),
+    }
+    return by_name[statistic.__name__]
 
 
 STATISTICS = [fixed_points, descents, inversions, cycles, rank_products]

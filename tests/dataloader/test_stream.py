@@ -84,7 +84,7 @@ def make(data: object, **arguments: object) -> DataLoader[object]:
 
 
 def numbers(batch: object) -> list[float]:
-    return cast(torch.Tensor, batch).tolist() if isinstance(batch, torch.Tensor) else [cast(float, batch)]
+    return batch.tolist() if isinstance(batch, torch.Tensor) else [cast(float, batch)]
 
 
 def stored(state: State) -> State:
@@ -131,7 +131,9 @@ def test_two_workers_each_go_on_in_their_share(steps: int) -> None:
     second = make(noisy(), num_workers=2)
     second.load_state_dict(stored(first.state_dict()))
     seen = before + [numbers(batch) for batch in second]
-    assert sorted(each for batch in seen for each in batch) == sorted(each for batch in whole for each in batch)
+    assert sorted(each for batch in seen for each in batch) == sorted(
+        each for batch in whole for each in batch
+    )
     assert seen[:6] == whole[:6], "in the same order, as long as no worker is at its end"
 
 
@@ -151,7 +153,7 @@ def test_a_stream_that_says_nothing_is_iterated_and_refused_for_resume() -> None
     batches = iter(first)
     next(batches)
     state = stored(first.state_dict())
-    with pytest.raises(LoaderStateError, match="Plain did not say where it stands.*give it state_dict"):
+    with pytest.raises(LoaderStateError, match=r"Plain did not say where it stands.*give it state_dict"):
         make(Plain()).load_state_dict(state)
     assert len(list(batches)) == 7
     second = make(Plain())

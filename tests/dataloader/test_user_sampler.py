@@ -279,7 +279,9 @@ def test_a_sampler_that_changed_is_found() -> None:
         next(batches)
     other = loader(batch_sampler=BatchSampler(SequentialSampler(Numbers()), 4, False))
     other.load_state_dict(first.state_dict())
-    with pytest.raises(LoaderStateError, match="3 batches of the sampler hold 12 samples now, at the checkpoint 6"):
+    with pytest.raises(
+        LoaderStateError, match="3 batches of the sampler hold 12 samples now, at the checkpoint 6"
+    ):
         iter(other)
 
 
