@@ -65,7 +65,7 @@ def make(build: Callable[..., Any] = DataLoader, **more: object) -> Any:
 
 @pytest.fixture
 def accelerator() -> Any:
-    accelerate = pytest.importorskip("accelerate", reason="pip install accelerate")
+    accelerate = pytest.importorskip("accelerate", reason="pip install 'everstep[frameworks]'")
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
     return accelerate.Accelerator(cpu=True)
@@ -142,7 +142,7 @@ def test_no_key_is_one_that_accelerate_patches() -> None:
 
 @pytest.fixture
 def lightning() -> Any:
-    return pytest.importorskip("pytorch_lightning", reason="pip install pytorch-lightning")
+    return pytest.importorskip("pytorch_lightning", reason="pip install 'everstep[frameworks]'")
 
 
 def trainer_of(lightning: Any, folder: Path, **more: object) -> Any:
