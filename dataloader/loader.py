@@ -40,8 +40,16 @@ from .position import Position
 from .sample_seed import worker_seed
 from .sampler import EpochPlan, OrderSampler, TicketSampler
 from .split_plan import Split, Uneven
-from .state_format import LoaderState, parse_state
-from .stream import StreamBatch, StreamIterator, StreamMaker, StreamPlan, StreamPosition, StreamWorkerInit
+from .state_format import LoaderState, check_fit, parse_state
+from .stream import (
+    StreamBatch,
+    StreamIterator,
+    StreamMaker,
+    StreamPlan,
+    StreamPosition,
+    StreamWorkerInit,
+    unchanged_stream,
+)
 from .user_sampler import DrawnSplit, UserSampler
 
 T_co = TypeVar("T_co", covariant=True)
@@ -247,25 +255,14 @@ class DataLoader(TorchDataLoader[T_co]):
         if state_dict == {}:
             return
         state = parse_state(state_dict)
-        ours = (self._dataset_fingerprint(), self._sample_count)
-        if (state.fingerprint, state.sample_count) != ours:
-            raise LoaderStateError(
-                f"the state belongs to dataset {state.fingerprint!r} with {state.sample_count} samples, "
-                f"this loader has {ours[0]!r} with {ours[1]}",
-                hint="give the dataset that the checkpoint was made with, or start without the loader's state",
-            )
-        if state.order.kind is not self._position.order.kind:
-            raise LoaderStateError(
-                f"the state has order {state.order.kind.value!r}, this loader {self._position.order.kind.value!r}",
-                hint="construct the loader with the same shuffle= as before",
-            )
-        ours_blocks, blocks = self._position.order.blocks, state.order.blocks
-        if ours_blocks is not None and blocks is not None and not ours_blocks.is_like(blocks):
-            raise LoaderStateError(
-                f"the state has windows of {blocks.window} out of {blocks.count} blocks (digest {blocks.digest}), this "
-                f"loader {ours_blocks.window} out of {ours_blocks.count} (digest {ours_blocks.digest})",
-                hint="construct the loader with the same blocks and window= as before",
-            )
+        check_fit(
+            state,
+            LoaderState(
+                fingerprint=self._dataset_fingerprint(),
+                sample_count=self._sample_count,
+                order=self._position.order,
+            ),
+        )
         self._position.check_unmoved()
         self._load_source(state)
         self._position.load(state)
@@ -378,7 +375,7 @@ class DataLoader(TorchDataLoader[T_co]):
             StreamMaker(self.dataset, cast(Callable[..., object], self.collate_fn), plan),
             batch_size=None,
             num_workers=self.num_workers,
-            collate_fn=unchanged,
+            collate_fn=unchanged_stream,
             pin_memory=self.pin_memory,
             timeout=self.timeout,
             worker_init_fn=StreamWorkerInit(self.worker_init_fn),

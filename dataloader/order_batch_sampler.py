@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sized
 import torch.distributed
 from torch.utils.data import Sampler
 
-from ..core.errors import LoaderStateError
 from .arguments import BlockShuffle, fingerprint_of, parse_order, parse_rank, parse_seed, parse_uneven
 from .position import Position
 from .sampler import EpochPlan, tickets
 from .split_plan import Part, Split
-from .state_format import LoaderState, parse_state
+from .state_format import LoaderState, check_fit, parse_state
 
 
 class OrderBatchSampler(Sampler[list[int]]):
@@ -54,8 +53,7 @@ class OrderBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the begin of another epoch; the present one changes nothing."""
-        if epoch != self._position.epoch:
-            self._position.epoch, self._position.cursor = epoch, 0
+        self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, object]:
         """Return the state after the last batch taken: plain JSON types, fresh, equal on every rank."""
@@ -73,18 +71,8 @@ class OrderBatchSampler(Sampler[list[int]]):
         """Make the next iter() go on from a state; LoaderStateError if it is of other data or another order."""
         if not state_dict:
             return
-        state, here = parse_state(state_dict), parse_state(self.state_dict())
-        if (state.fingerprint, state.sample_count, state.order.kind) != (
-            here.fingerprint,
-            here.sample_count,
-            here.order.kind,
-        ):
-            raise LoaderStateError(
-                f"the state is of {state.fingerprint!r} with {state.sample_count} samples in order "
-                f"{state.order.kind.value!r}, here is {here.fingerprint!r} with {here.sample_count} in "
-                f"{here.order.kind.value!r}",
-                hint="give the dataset and the shuffle= that the state was made with",
-            )
+        state = parse_state(state_dict)
+        check_fit(state, parse_state(self.state_dict()))
         self._position = Position(self._position.order)
         self._position.load(state)
 
@@ -101,7 +89,7 @@ class OrderBatchSampler(Sampler[list[int]]):
             assert isinstance(part, Part)
             position.cursor = part.next_cursor
             yield ticket.ids
-        position.epoch, position.cursor = plan.epoch + 1, 0
+        position.set_epoch(plan.epoch + 1)
 
     def _split(self) -> Split:
         rank, world_size = self._fixed_rank or _ranks()

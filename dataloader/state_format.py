@@ -94,8 +94,41 @@ def parse_state(state: object) -> LoaderState:
         epoch=_whole(top.get("epoch"), "epoch", COUNT_MAX),
         cursor=_whole(top.get("cursor"), "cursor", sample_count if kind.is_numbered else COUNT_MAX),
         holes=_holes(top.get("holes"), kind, sample_count),
-        source=None if kind.is_numbered else deepcopy(dict(_mapping(top.get("source"), "source"))),
+        source=None if kind.is_numbered else _source(top.get("source")),
     )
+
+
+def check_fit(state: LoaderState, here: LoaderState) -> None:
+    """Return if a state is of the dataset and the order that `here` describes, whatever the seed.
+
+    Raises:
+        LoaderStateError: another dataset, another kind of order, or other blocks.
+    """
+    if (state.fingerprint, state.sample_count) != (here.fingerprint, here.sample_count):
+        raise LoaderStateError(
+            f"the state belongs to dataset {state.fingerprint!r} with {state.sample_count} samples, "
+            f"this loader has {here.fingerprint!r} with {here.sample_count}",
+            hint="give the dataset that the checkpoint was made with, or start without the loader's state",
+        )
+    if state.order.kind is not here.order.kind:
+        raise LoaderStateError(
+            f"the state has order {state.order.kind.value!r}, this loader {here.order.kind.value!r}",
+            hint="construct the loader with the same shuffle= as before",
+        )
+    theirs, ours = state.order.blocks, here.order.blocks
+    if theirs is not None and ours is not None and not ours.is_like(theirs):
+        raise LoaderStateError(
+            f"the state has windows of {theirs.window} out of {theirs.count} blocks (digest {theirs.digest}), this "
+            f"loader {ours.window} out of {ours.count} (digest {ours.digest})",
+            hint="construct the loader with the same blocks and window= as before",
+        )
+
+
+def _source(value: object) -> dict[str, object]:
+    try:
+        return deepcopy(dict(_mapping(value, "source")))
+    except RecursionError:
+        raise LoaderStateError("source of a loader state is nested too deeply", hint=_HINT) from None
 
 
 def _blocks(value: object, kind: OrderKind, sample_count: int) -> BlockSpec | None:

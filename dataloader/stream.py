@@ -107,6 +107,11 @@ class StreamMaker(IterableDataset[StreamBatch]):
 _END = object()
 
 
+def unchanged_stream(batch: StreamBatch) -> StreamBatch:
+    """Return the batch as it is: torch's collate function, with nothing left to collate."""
+    return batch
+
+
 def _opened(dataset: object, own: dict[str, object] | None) -> tuple[Iterator[object], Stateful | None]:
     """Return the stream from where `own` says, and who says where it stands: the dataset, or else its iterator."""
     if own is not None and isinstance(dataset, Stateful):

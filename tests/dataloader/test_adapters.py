@@ -270,7 +270,7 @@ def test_our_batch_samplers_state_is_a_loaders() -> None:
     loader.load_state_dict(sampler.state_dict())
     assert flat(loader) == whole()[8:]
     with pytest.raises(
-        LoaderStateError, match="in order 'permuted-1', here is 'Numbers' with 23 in 'sequential-1'"
+        LoaderStateError, match="order 'permuted-1', this loader 'sequential-1'"
     ):
         OrderBatchSampler(Numbers(), 4).load_state_dict(sampler.state_dict())
     blocks = OrderBatchSampler(Numbers(), 4, shuffle=BlockShuffle(block=5), seed=3)

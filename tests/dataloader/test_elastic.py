@@ -18,13 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
+from everstep.core.errors import LoaderStateError, UsageError
 from everstep.dataloader import BlockShuffle, DataLoader, Ledger, Mixture
 from everstep.dataloader.block_format import equal_blocks, listed_blocks
 from everstep.dataloader.holes_format import Holes
-from everstep.dataloader.ledger_format import ledger_problems
+from everstep.dataloader.ledger_format import ledger_problems, unproven
 from everstep.dataloader.order_format import OrderKind, OrderSpec
 from everstep.dataloader.order_plan import order
 from everstep.dataloader.sampler import EpochPlan, tickets
+from everstep.dataloader.state_format import parse_state
 from everstep.dataloader.split_plan import Part, Split, Uneven
 
 pytestmark = [
@@ -227,6 +229,42 @@ def test_blocks_of_the_dataset_and_of_the_argument() -> None:
         )
     )
     assert by_name == by_size == by_list == {"window": 16, "runs": [[9, 5], [1, 2]]}
+
+
+def test_other_blocks_are_refused_and_many_are_resumed_by_their_digest() -> None:
+    sizes = [1, 2, 3, 4] * 4 + [7]
+    first = loaders_of(Numbers(47), 1, batch_size=5, shuffle=BlockShuffle(block=sizes, window=3))[0]
+    whole = [i for batch in first for i in numbers(batch)]
+    first.set_epoch(0)
+    batches = iter(first)
+    seen = [i for _ in range(4) for i in numbers(next(batches))]
+    state = json.loads(json.dumps(first.state_dict()))
+    assert set(state["order"]["block"]) == {"window", "count", "digest"}
+    second = loaders_of(Numbers(47), 1, batch_size=5, shuffle=BlockShuffle(block=sizes, window=3))[0]
+    second.load_state_dict(state)
+    for batch in second:
+        seen += numbers(batch)
+        break
+    assert seen == whole[:25]
+    state, ledger = second.state_dict(), Ledger(5)
+    ledger.add(0, np.array(whole[:25]))
+    assert Ledger.verify([ledger], state) == Ledger.verify([ledger], state, block_sizes=sizes) == []
+    wrong = Ledger(5)
+    wrong.add(0, np.array(whole[1:26]))
+    assert Ledger.verify([wrong], state) == [], "the state has no room for the sizes: the count alone is compared"
+    assert "no room for the sizes of 17 blocks" in unproven(parse_state(state))
+    for verdict in (
+        Ledger.verify([wrong], state, block_sizes=sizes),
+        ledger_problems([wrong.state()], state, block_sizes=sizes),
+    ):
+        assert "some were lost and others handed out twice" in verdict[0]
+    with pytest.raises(LoaderStateError, match="made with 17 blocks"):
+        Ledger.verify([wrong], state, block_sizes=[47])
+    for other in (BlockShuffle(block=sizes, window=4), BlockShuffle(block=sizes[::-1], window=3)):
+        with pytest.raises(LoaderStateError, match="the state has windows of 3 out of 17 blocks"):
+            loaders_of(Numbers(47), 1, shuffle=other)[0].load_state_dict(state)
+    with pytest.raises(UsageError, match="hold 46 samples, the dataset 47"):
+        loaders_of(Numbers(47), 1, shuffle=BlockShuffle(block=[46]))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -216,3 +216,8 @@ def test_a_users_own_state_is_kept_and_never_shared() -> None:
     assert read.to_dict()["source"] == {"own": [1]}
     with pytest.raises(LoaderStateError, match="source of a loader state is a dict, got None"):
         parse_state({**state, "source": None})
+    deep: dict[str, object] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    with pytest.raises(LoaderStateError, match="nested too deeply"):
+        parse_state({**state, "source": deep})
