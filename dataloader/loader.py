@@ -103,7 +103,7 @@ class DataLoader(TorchDataLoader[T_co]):
         world_size: int | None = None,
         augment_seed: bool = True,
     ) -> None:
-        kind = _tier(dataset, shuffle, sampler, batch_sampler)
+        kind = _tier(dataset, sampler, batch_sampler)
         _check_arguments(dataset, kind, in_order)
         self._uneven = parse_uneven(uneven)
         self._fixed_rank = parse_rank(rank, world_size)
@@ -131,6 +131,7 @@ class DataLoader(TorchDataLoader[T_co]):
         super().__init__(  # pyright: ignore[reportUnknownMemberType]  torch leaves type arguments out
             dataset,
             batch_size=batch_size,
+            shuffle=None if kind is None else cast(Any, shuffle),
             sampler=cast(Any, sampler),
             batch_sampler=cast(Any, batch_sampler),
             num_workers=num_workers,
@@ -478,17 +479,11 @@ def iterated_loaders() -> list[DataLoader[Any]]:
     return list(_iterated)
 
 
-def _tier(dataset: object, shuffle: object, sampler: object, batch_sampler: object) -> OrderKind | None:
-    """Return who else decides the order, or None where we do; torch's checks name arguments that exclude each other."""
+def _tier(dataset: object, sampler: object, batch_sampler: object) -> OrderKind | None:
+    """Return who else decides the order, or None where we do; torch's own checks refuse what excludes each other."""
     if isinstance(dataset, cast(type, IterableDataset)):
         return OrderKind.STREAM
-    if sampler is None and batch_sampler is None:
-        return None
-    if shuffle:
-        raise UsageError(
-            f"shuffle={shuffle!r} beside a sampler", hint="a sampler decides the order: give one of both"
-        )
-    return OrderKind.SAMPLER
+    return None if sampler is None and batch_sampler is None else OrderKind.SAMPLER
 
 
 def _check_arguments(dataset: object, kind: OrderKind | None, in_order: bool) -> None:

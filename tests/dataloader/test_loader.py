@@ -576,7 +576,6 @@ def test_the_generators_seed_is_used_and_the_generator_left_alone() -> None:
 @pytest.mark.parametrize(
     ("data", "arguments", "message"),
     [
-        (Numbers(3), {"sampler": [0, 1], "shuffle": True}, "shuffle=True beside a sampler"),
         (Numbers(3), {"shuffle": "block"}, "got 'block'"),
         (Numbers(3), {"shuffle": "blocks"}, r"Numbers has no block_sizes\(\)"),
         (Numbers(3), {"in_order": False}, "in_order=False"),

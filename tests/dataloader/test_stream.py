@@ -146,6 +146,9 @@ def test_epochs_and_batches_are_torchs() -> None:
         assert ours.epoch == 2
     with pytest.raises(TypeError):
         len(make(Plain()))
+    for arguments in ({"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]], "batch_size": 1}):
+        with pytest.raises(ValueError, match="DataLoader with IterableDataset"):
+            make(Plain(), **arguments)
 
 
 def test_a_stream_that_says_nothing_is_iterated_and_refused_for_resume() -> None:

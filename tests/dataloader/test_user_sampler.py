@@ -325,5 +325,7 @@ def test_what_cannot_be_counted_is_refused(arguments: dict[str, object], message
 def test_torchs_own_checks_still_hold() -> None:
     with pytest.raises(ValueError, match="mutually exclusive"):
         loader(batch_size=4, batch_sampler=[[1]])
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        loader(sampler=[1], shuffle=True)
     with pytest.raises(TypeError, match="len"):
         len(loader(sampler=Strings()))
