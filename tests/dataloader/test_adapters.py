@@ -269,9 +269,7 @@ def test_our_batch_samplers_state_is_a_loaders() -> None:
     loader = make()
     loader.load_state_dict(sampler.state_dict())
     assert flat(loader) == whole()[8:]
-    with pytest.raises(
-        LoaderStateError, match="order 'permuted-1', this loader 'sequential-1'"
-    ):
+    with pytest.raises(LoaderStateError, match="order 'permuted-1', this loader 'sequential-1'"):
         OrderBatchSampler(Numbers(), 4).load_state_dict(sampler.state_dict())
     blocks = OrderBatchSampler(Numbers(), 4, shuffle=BlockShuffle(block=5), seed=3)
     assert sorted(i for ids in blocks for i in ids) == list(range(N))

@@ -26,8 +26,8 @@ from everstep.dataloader.ledger_format import ledger_problems, unproven
 from everstep.dataloader.order_format import OrderKind, OrderSpec
 from everstep.dataloader.order_plan import order
 from everstep.dataloader.sampler import EpochPlan, tickets
-from everstep.dataloader.state_format import parse_state
 from everstep.dataloader.split_plan import Part, Split, Uneven
+from everstep.dataloader.state_format import parse_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -251,7 +251,9 @@ def test_other_blocks_are_refused_and_many_are_resumed_by_their_digest() -> None
     assert Ledger.verify([ledger], state) == Ledger.verify([ledger], state, block_sizes=sizes) == []
     wrong = Ledger(5)
     wrong.add(0, np.array(whole[1:26]))
-    assert Ledger.verify([wrong], state) == [], "the state has no room for the sizes: the count alone is compared"
+    assert Ledger.verify([wrong], state) == [], (
+        "the state has no room for the sizes: the count alone is compared"
+    )
     assert "no room for the sizes of 17 blocks" in unproven(parse_state(state))
     for verdict in (
         Ledger.verify([wrong], state, block_sizes=sizes),
