@@ -71,6 +71,9 @@ clean:  ## remove everything that make made, .venv included
 	rm -rf $(VENV) build dist everstep.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# What tests/dataloader/test_adapters.py drives, and of what these need only what they import there: 4 MB of wheels.
+FRAMEWORKS := accelerate huggingface-hub lightning-utilities psutil pytorch-lightning PyYAML torchdata torchmetrics tqdm
+
 # torch first and by its exact spelling: a range would bring several gigabytes of CUDA packages.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "everstep: $(PYTHON) not found; give one by PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -82,4 +85,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) $(TORCH) setuptools
 	$(PIP) --no-build-isolation -e '.[dev]'
+	$(PIP) --no-deps $(FRAMEWORKS)
 	@touch $@

@@ -373,9 +373,12 @@ def _ledger(console: Console, found: "LedgerVerdict") -> None:
         for problem in found.problems:
             _line(console, f"    ! {problem}", BAD)
     else:
-        ranks = ", ".join(map(str, found.missing_ranks))
         _line(console, f"{line}: not proven", WARN)
-        _line(console, f"    ! the shards of these ranks are not here: {ranks}", WARN)
+        if found.missing_ranks:
+            ranks = ", ".join(map(str, found.missing_ranks))
+            _line(console, f"    ! the shards of these ranks are not here: {ranks}", WARN)
+        if found.unproven:
+            _line(console, f"    ! {found.unproven}", WARN)
 
 
 def problems(console: Console, found: Sequence[str]) -> None:

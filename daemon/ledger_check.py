@@ -10,8 +10,8 @@ from typing import cast
 
 from ..checkpoint.value_format import decode_value, load_values
 from ..core.errors import EverstepError
-from ..dataloader.ledger_format import LEDGER_FORMAT, ledger_problems
-from ..dataloader.state_format import STATE_FORMAT, parse_state
+from ..dataloader.ledger_format import LEDGER_FORMAT, ledger_problems, unproven
+from ..dataloader.state_format import STATE_FORMAT, LoaderState, parse_state
 from .views import CheckpointView, LoaderRecord
 
 LEDGER_KEY = "ledger"
@@ -29,11 +29,13 @@ class LedgerVerdict:
     """Ranks whose ledgers are not here: then nothing is proven, for better or worse."""
     problems: tuple[str, ...]
     """What contradicts that each sample was handed out exactly once."""
+    unproven: str = ""
+    """What ledgers cannot prove for a loader of this kind, a sentence."""
 
     @property
     def is_proven(self) -> bool:
         """Tell whether each sample was handed out exactly once."""
-        return not self.missing_ranks and not self.problems
+        return not self.missing_ranks and not self.problems and not self.unproven
 
 
 def find_loaders(rank: int, values: bytes) -> list[LoaderRecord]:
@@ -71,7 +73,9 @@ def _check(summary: CheckpointView, place: str, records: Sequence[LoaderRecord])
     state = records[0].state
     missing = set(range(summary.world_size)) - {record.rank for record in records}
     problems: list[str] = []
-    if any(record.state != state for record in records):
+    known = _known(state)
+    is_shared = known is None or known.order.kind.is_numbered
+    if is_shared and any(record.state != state for record in records):
         problems = ["the ranks' loaders do not stand at the same position"]
     elif not missing:
         try:
@@ -84,14 +88,23 @@ def _check(summary: CheckpointView, place: str, records: Sequence[LoaderRecord])
         position=_position_text(state),
         missing_ranks=tuple(sorted(missing)),
         problems=tuple(problems),
+        unproven="" if known is None else unproven(known),
     )
 
 
-def _position_text(state: object) -> str:
+def _known(state: object) -> LoaderState | None:
     try:
-        known = parse_state(decode_value(state))
+        return parse_state(decode_value(state))
     except EverstepError:
+        return None
+
+
+def _position_text(state: object) -> str:
+    known = _known(state)
+    if known is None:
         return "unknown"
+    if not known.order.kind.is_numbered:
+        return f"epoch {known.epoch}, {known.cursor} samples of rank 0"
     return f"epoch {known.epoch}, {known.cursor} of {known.sample_count} samples"
 
 

@@ -9,23 +9,33 @@ if __name__ != "everstep.dataloader":
         f"imported as {__name__!r}: the repository root is on sys.path; use everstep.dataloader"
     )
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .arguments import BlockShuffle
+    from .holes_format import skip
     from .ledger import Ledger
     from .loader import DataLoader
+    from .mixture import Mixture
+    from .order_batch_sampler import OrderBatchSampler
+    from .shard_stream import ShardStream
 
-__all__ = ["DataLoader", "Ledger"]
+__all__ = ["BlockShuffle", "DataLoader", "Ledger", "Mixture", "OrderBatchSampler", "ShardStream", "skip"]
+
+_HOME = {
+    "BlockShuffle": "arguments",
+    "DataLoader": "loader",
+    "Ledger": "ledger",
+    "Mixture": "mixture",
+    "OrderBatchSampler": "order_batch_sampler",
+    "ShardStream": "shard_stream",
+    "skip": "holes_format",
+}
 
 
 def __getattr__(name: str) -> object:
     """Return a public name, importing its module at the first use (PEP 562)."""
-    if name == "DataLoader":
-        from .loader import DataLoader  # noqa: PLC0415  needs torch
-
-        return DataLoader
-    if name == "Ledger":
-        from .ledger import Ledger  # noqa: PLC0415  needs numpy
-
-        return Ledger
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

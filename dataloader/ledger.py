@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .hash_vector import mix64_array
+from .holes_format import Spans
 from .ledger_format import (
     Lanes,
     LedgerRecord,
@@ -15,6 +16,7 @@ from .ledger_format import (
     ledger_keys,
     merge_records,
     parse_ledger,
+    with_block_sizes,
 )
 from .order_format import OrderSpec
 from .order_plan import Ids, order
@@ -55,6 +57,10 @@ class Ledger:
         if padding_count or quarantined:
             self._add_tally(epoch, Tally(padding_count=padding_count, quarantined=quarantined))
 
+    def skip(self, epoch: int, spans: Spans) -> None:
+        """Record that these positions of an epoch were passed and skipped on purpose, by all ranks."""
+        self._add_tally(epoch, Tally(skipped=spans))
+
     def finish(self, epoch: int, dropped_count: int) -> None:
         """Record that an epoch ended and left out this many samples, over all ranks."""
         self._fold()
@@ -89,11 +95,14 @@ class Ledger:
         return ledger
 
     @staticmethod
-    def verify(ledgers: Iterable["Ledger"], loader_state: Mapping[str, object]) -> list[str]:
+    def verify(
+        ledgers: Iterable["Ledger"],
+        loader_state: Mapping[str, object],
+        block_sizes: Iterable[int] | None = None,
+    ) -> list[str]:
         """Return what is wrong, a sentence each: `ledger_problems` over arrays. Give the ledgers of all ranks."""
-        return find_problems(
-            [each.record() for each in ledgers], parse_state(loader_state), VectorClosedForms()
-        )
+        state = with_block_sizes(parse_state(loader_state), block_sizes)
+        return find_problems([each.record() for each in ledgers], state, VectorClosedForms())
 
     def _add_tally(self, epoch: int, tally: Tally) -> None:
         self._record.tallies[epoch] = self._record.tallies.get(epoch, Tally()) + tally

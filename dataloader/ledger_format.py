@@ -4,28 +4,33 @@ For each epoch a rank keeps the count of the sample ids that came back with its 
 lanes, the sum modulo 2^64 of their keyed hashes. Sums do not depend on the order, so the ledgers of all ranks add up
 to one, and n distinct ids have a closed form to compare with: one id lost, repeated or exchanged for another goes
 unseen with a chance of 2^-128. Padding (weight 0) is counted apart and not hashed; samples that the end of an epoch
-left out (`drop_last`, `uneven="drop"`) are counted as dropped. Samples that kill workers (`loader.quarantined`) are
-listed by their ids; the key is there only where there are any.
+left out (`drop_last`, `uneven="drop"`) are counted as dropped, positions that the user had skipped (holes of the state)
+are listed, and so are the ids of samples that kill workers (`loader.quarantined`).
 
     {"format": "everstep-ledger/1", "seed": s, "epochs": [
-        {"epoch": e, "count": c, "sum": 32 hex digits, "padding": p, "dropped": d, "quarantined": [ids]}, …]}
+        {"epoch": e, "count": c, "sum": 32 hex digits, "padding": p, "dropped": d}, …]}     ascending by epoch
 
-    ascending by epoch
+An epoch with holes has `"skipped": [[a, b], …]`, too, and one that left out samples `"quarantined": [ids]`.
 
 A ledger is cumulative along the lineage of checkpoints: a restored one goes on from what the checkpoint held.
 
 The command line must run without numpy, so here is the whole check in plain Python. A finished epoch costs 1 µs per
 sample; for the running epoch, and for one that dropped samples, the ids concerned are computed from the order
 (10 µs each above 65,536 samples). ledger.py does the same over arrays, and a test holds the two equal.
+
+Nothing can be compared where a user's own sampler or stream decides the order, and of an epoch in progress in a block
+shuffle only the count, where the state has no room for the block sizes and nobody gives them (`unproven`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
 from ..core.errors import LoaderStateError
+from .block_format import listed_blocks
 from .hash_format import MASK64, SEED_MAX, derive_keys, mix64
-from .order_format import OrderSpec, ids_between
+from .holes_format import HOLE_COUNT_MAX, Spans, united
+from .order_format import OrderKind, OrderSpec, ids_between
 from .state_format import COUNT_MAX, LoaderState, parse_state, shown
 
 LEDGER_FORMAT = "everstep-ledger/1"
@@ -42,18 +47,36 @@ class Tally:
     lanes: Lanes = (0, 0)
     padding_count: int = 0
     dropped_count: int = 0
+    skipped: Spans = ()
+    """Positions that were passed and skipped on purpose."""
     quarantined: tuple[int, ...] = ()
     """Ids that were left out, because workers die of reading them; ascending."""
 
     def __add__(self, other: "Tally") -> "Tally":
-        """Return both together; `dropped_count` is said by every rank about the whole epoch, so it is not added."""
+        """Return both together; what was dropped or skipped is said by every rank about the whole epoch: not added."""
         return Tally(
             self.count + other.count,
             add_lanes(self.lanes, other.lanes),
             self.padding_count + other.padding_count,
             max(self.dropped_count, other.dropped_count),
+            united([*self.skipped, *other.skipped]).spans,
             tuple(sorted(self.quarantined + other.quarantined)),
         )
+
+    def to_dict(self, epoch: int) -> dict[str, object]:
+        """Return a fresh dict of plain JSON types."""
+        entry: dict[str, object] = {
+            "epoch": epoch,
+            "count": self.count,
+            "sum": f"{self.lanes[0]:016x}{self.lanes[1]:016x}",
+            "padding": self.padding_count,
+            "dropped": self.dropped_count,
+        }
+        if self.skipped:
+            entry["skipped"] = [list(span) for span in self.skipped]
+        if self.quarantined:
+            entry["quarantined"] = list(self.quarantined)
+        return entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +91,7 @@ class LedgerRecord:
         return {
             "format": LEDGER_FORMAT,
             "seed": self.seed,
-            "epochs": [
-                {
-                    "epoch": epoch,
-                    "count": tally.count,
-                    "sum": f"{tally.lanes[0]:016x}{tally.lanes[1]:016x}",
-                    "padding": tally.padding_count,
-                    "dropped": tally.dropped_count,
-                    **({"quarantined": list(tally.quarantined)} if tally.quarantined else {}),
-                }
-                for epoch, tally in sorted(self.tallies.items())
-            ],
+            "epochs": [tally.to_dict(epoch) for epoch, tally in sorted(self.tallies.items())],
         }
 
 
@@ -127,23 +140,55 @@ class PlainClosedForms:
         return sum_ids(spec.seed, epoch, ids_between(spec, epoch, n, span))
 
 
-def ledger_problems(ledgers: Iterable[object], loader_state: object) -> list[str]:
-    """Return what is wrong with one checkpoint's data, a sentence each; an empty list is the proof.
+def ledger_problems(
+    ledgers: Iterable[object], loader_state: object, block_sizes: Iterable[int] | None = None
+) -> list[str]:
+    """Return what is wrong with one checkpoint's data, a sentence each; an empty list is the proof (see `unproven`).
 
     `ledgers` are the parsed JSON values of *all* ranks of the checkpoint, `loader_state` the state that any of them
-    holds. No numpy.
+    holds, `block_sizes` those of the dataset, for a block shuffle. No numpy.
 
     Raises:
         LoaderStateError: a ledger or the state is not of the known format, or seeds differ.
     """
-    return find_problems(
-        [parse_ledger(each) for each in ledgers], parse_state(loader_state), PlainClosedForms()
-    )
+    state = with_block_sizes(parse_state(loader_state), block_sizes)
+    return find_problems([parse_ledger(each) for each in ledgers], state, PlainClosedForms())
+
+
+def with_block_sizes(state: LoaderState, block_sizes: Iterable[int] | None) -> LoaderState:
+    """Return the state with the block sizes it had no room for; LoaderStateError if they are other ones."""
+    known = state.order.blocks
+    if block_sizes is None or known is None:
+        return state
+    blocks = listed_blocks(block_sizes, known.window)
+    if not blocks.is_like(known):
+        raise LoaderStateError(
+            f"the state was made with {known.count} blocks of digest {known.digest}, given are {blocks.count} of "
+            f"digest {blocks.digest}",
+            hint="give the block sizes of the dataset that the checkpoint was made with",
+        )
+    return replace(state, order=replace(state.order, blocks=blocks))
+
+
+def unproven(state: LoaderState) -> str:
+    """Return what the ledgers cannot prove for a state of this kind, a sentence; empty when they prove everything."""
+    if not state.order.kind.is_numbered:
+        return (
+            f"order {state.order.kind.value!r} is the user's own: there is nothing to compare the ledger with"
+        )
+    if state.order.blocks is not None and state.order.blocks.runs is None:
+        return (
+            "epochs that are in progress or left samples out are compared by their counts alone: the state has no "
+            f"room for the sizes of {state.order.blocks.count} blocks"
+        )
+    return ""
 
 
 def find_problems(records: Sequence[LedgerRecord], state: LoaderState, forms: ClosedForms) -> list[str]:
     """Return what differs between the ledgers of all ranks and what `state` says was handed out; at most 100."""
     total = merge_records(state.order.seed, records)
+    if not state.order.kind.is_numbered:
+        return []
     problems = [
         f"epoch {epoch} is ahead of the loader's epoch {state.epoch}, yet {tally.count} samples were handed out in it"
         for epoch, tally in sorted(total.tallies.items())
@@ -171,28 +216,52 @@ def merge_records(seed: int, records: Iterable[LedgerRecord]) -> LedgerRecord:
 
 
 def _epoch_problems(tally: Tally, epoch: int, state: LoaderState, forms: ClosedForms) -> list[str]:
-    n, left_out = state.sample_count, tally.quarantined
-    end = state.cursor if epoch == state.epoch else max(0, n - tally.dropped_count)
-    count = end - len(left_out)
+    is_present = epoch == state.epoch
+    end = state.cursor if is_present else max(0, state.sample_count - tally.dropped_count)
+    skipped = united(tally.skipped).between(0, end)
+    if is_present and skipped != state.holes.between(0, end):
+        said = [list(span) for span in state.holes.between(0, end)]
+        return [f"epoch {epoch}: positions {[list(s) for s in skipped]} were skipped, the state says {said}"]
+    left_out = tally.quarantined
+    count = end - sum(stop - start for start, stop in skipped) - len(left_out)
     if tally.count != count:
         beside = f" beside {len(left_out)} quarantined ones" if left_out else ""
         return [
             f"epoch {epoch}: {count} samples should have been handed out{beside}, the ledger counts {tally.count}"
         ]
-    if end == 0:
-        expected = (0, 0)
-    elif 2 * end <= n:
-        expected = forms.between(state.order, epoch, n, (0, end))
-    else:
-        rest = forms.between(state.order, epoch, n, (end, n))
-        whole = forms.whole(state.order.seed, epoch, n)
-        expected = add_lanes(whole, (-rest[0], -rest[1]))
+    expected = _expected_lanes(epoch, state, end, skipped, forms)
     without = sum_ids(state.order.seed, epoch, left_out)
-    if add_lanes(tally.lanes, without) != expected:
+    if expected is not None and add_lanes(tally.lanes, without) != expected:
         return [
             f"epoch {epoch}: the count of {count} samples is right, but some were lost and others handed out twice"
         ]
     return []
+
+
+def _expected_lanes(
+    epoch: int, state: LoaderState, end: int, skipped: Spans, forms: ClosedForms
+) -> Lanes | None:
+    """Return the sum over the positions [0, end) without `skipped`; None where the order cannot be computed."""
+    n, spec = state.sample_count, state.order
+    if end == 0:
+        return 0, 0
+    minus = list(skipped)
+    if 2 * end <= n or spec.kind is OrderKind.CONTINUED:
+        plus = [(0, end)]
+        total = (0, 0)
+    else:
+        plus = []
+        total = forms.whole(spec.seed, epoch, n)
+        if end < n:
+            minus.append((end, n))
+    if (plus or minus) and spec.blocks is not None and spec.blocks.runs is None:
+        return None
+    for span in plus:
+        total = add_lanes(total, forms.between(spec, epoch, n, span))
+    for span in minus:
+        left, right = forms.between(spec, epoch, n, span)
+        total = add_lanes(total, (-left, -right))
+    return total
 
 
 def parse_ledger(state: object) -> LedgerRecord:
@@ -214,6 +283,7 @@ def parse_ledger(state: object) -> LedgerRecord:
             _lanes(entry.get("sum")),
             _whole(entry, "padding", COUNT_MAX),
             _whole(entry, "dropped", COUNT_MAX),
+            _spans(entry.get("skipped", [])),
             _ids(entry.get("quarantined", ())),
         )
     return record
@@ -237,6 +307,21 @@ def _ids(value: object) -> tuple[int, ...]:
         raise LoaderStateError(f"quarantined of a ledger is a list of ids, got {type(value).__name__}")
     entries = [{"quarantined": each} for each in cast(Sequence[object], value)]
     return tuple(sorted(_whole(entry, "quarantined", COUNT_MAX) for entry in entries))
+
+
+def _spans(value: object) -> Spans:
+    if not isinstance(value, list | tuple) or len(cast(Sequence[object], value)) > HOLE_COUNT_MAX:
+        raise LoaderStateError(f"skipped of a ledger is a list of ranges, got {shown(cast(object, value))}")
+    spans: list[tuple[int, int]] = []
+    for each in cast(Sequence[object], value):
+        if not isinstance(each, list | tuple) or len(cast(Sequence[object], each)) != 2:
+            raise LoaderStateError(
+                f"skipped of a ledger is a list of ranges, got {shown(cast(object, each))}"
+            )
+        start, stop = cast(Sequence[object], each)
+        entry: dict[str, object] = {"a": start, "b": stop}
+        spans.append((_whole(entry, "a", COUNT_MAX), _whole(entry, "b", COUNT_MAX)))
+    return united(spans).spans
 
 
 def _lanes(value: object) -> Lanes:

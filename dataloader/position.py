@@ -1,13 +1,32 @@
 """Where a loader's loop stands: the one mutable thing that loader, sampler and iterator share."""
 
+import logging
 import warnings
+from dataclasses import replace
+from typing import Protocol
 
 from ..core.errors import LoaderStateError, UsageError
+from .holes_format import NO_HOLES
 from .ledger import Ledger
 from .order_format import OrderSpec
 from .order_plan import Ids
 from .split_plan import Part
 from .state_format import LoaderState
+
+_log = logging.getLogger(__name__)
+
+
+class Steps(Protocol):
+    """The steps of an epoch."""
+
+    @property
+    def sample_count(self) -> int:
+        """Samples of the epoch, over all ranks."""
+        ...
+
+    def part(self, cursor: int) -> Part | None:
+        """Return the step at a cursor; None at the end."""
+        ...
 
 
 class Position:
@@ -20,7 +39,12 @@ class Position:
         self.order = order
         self.epoch: int = 0
         self.cursor: int = 0
+        self.holes = NO_HOLES
+        self.span = (0, 0)
+        """The positions, over all ranks, of the step last handed out."""
         self.weight = 1.0
+        self.steps: Steps | None = None
+        """The steps of the present epoch; None where nobody knows (before the first iterator, a stream)."""
         self.ledger = Ledger(order.seed)
         self._newest = 0
         self._is_live = False
@@ -70,16 +94,35 @@ class Position:
             padding_count=int(is_padding),
             quarantined=() if part.is_padding else left_out,
         )
-        self.cursor = part.next_cursor
+        self._pass_to(part.next_cursor)
+        self.span = (part.cursor, part.next_cursor)
         self.weight = 0.0 if is_stand_in else part.weight * ids.size / (part.stop - part.start)
+        self._has_handed = True
+        self._is_restored = False
+
+    def hand_uncounted(self, count: int) -> None:
+        """Count a batch of a stream, whose samples have no numbers: nothing of it can be in the ledger."""
+        self.span = (self.cursor, self.cursor + count)
+        self.cursor += count
         self._has_handed = True
         self._is_restored = False
 
     def finish(self, sample_count: int) -> None:
         """Go to the next epoch; what the end of this one left out is recorded as dropped."""
+        self._pass_to(self.holes.leap(self.cursor))
         if self.cursor < sample_count:
             self.ledger.finish(self.epoch, sample_count - self.cursor)
         self._restart(self.epoch + 1)
+
+    def finish_if_over(self) -> None:
+        """Go to the next epoch if nothing is left of this one, though no iterator has said so.
+
+        Some frameworks ask for `len(loader)` batches and never hear that there are no more, also before a checkpoint.
+        """
+        is_begun = self._has_handed or self._is_live or self._is_restored
+        if is_begun and self.steps is not None and self.steps.part(self.cursor) is None:
+            self._newest += 1
+            self.finish(self.steps.sample_count)
 
     def release(self, token: int) -> None:
         """Say that an iterator will not go on."""
@@ -87,14 +130,22 @@ class Position:
             self._is_live = False
 
     def reset(self) -> None:
-        """Go back to the begin of the epoch; no existing iterator can go on. The ledger keeps what was handed out."""
+        """Go back to the begin of the epoch, with its holes; no existing iterator can go on.
+
+        The ledger keeps what was handed out.
+        """
         self._newest += 1
+        holes = self.holes
         self._restart(self.epoch)
+        self.holes = holes
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the begin of another epoch; the present epoch is no move at all. UsageError while iterating."""
         if isinstance(epoch, bool) or epoch < 0:
             raise UsageError(f"an epoch is a whole number from 0, got {epoch!r}")
+        if epoch == self.epoch:
+            return
+        self.finish_if_over()
         if epoch == self.epoch:
             return
         if self._is_live:
@@ -128,9 +179,23 @@ class Position:
                     hint="construct a new loader and load the state into it",
                 )
             self.ledger = Ledger(state.order.seed)
-        self.order, self.epoch, self.cursor = state.order, state.epoch, state.cursor
+        blocks = self.order.blocks  # a state may know only their digest
+        self.order = replace(state.order, blocks=blocks)
+        self.epoch, self.cursor, self.holes = state.epoch, state.cursor, state.holes
         self._is_restored = True
+        if ahead := self.holes.between(self.cursor, state.sample_count):
+            _log.warning(
+                "loader_skips epoch=%d positions=%s samples=%d",
+                self.epoch,
+                ",".join(f"[{start},{stop})" for start, stop in ahead),
+                sum(stop - start for start, stop in ahead),
+            )
+
+    def _pass_to(self, cursor: int) -> None:
+        if self.holes and (passed := self.holes.between(self.cursor, cursor)):
+            self.ledger.skip(self.epoch, passed)
+        self.cursor = cursor
 
     def _restart(self, epoch: int) -> None:
-        self.epoch, self.cursor = epoch, 0
+        self.epoch, self.cursor, self.holes = epoch, 0, NO_HOLES
         self._is_live = self._has_handed = self._is_restored = False

@@ -11,6 +11,7 @@ back, once per batch (80 µs, most of it numpy's). CUDA generators are never tou
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import torch
@@ -36,6 +37,17 @@ def worker_seed(seed: int, epoch: int, rank: int) -> int:
     return mix64_twice(rank, key_1, key_2)
 
 
+def sampler_seed(seed: int, epoch: int) -> int:
+    """Return the seed of the global generators as a user's own sampler sees them."""
+    return derive_keys("sampler", seed, epoch, 1)[0]
+
+
+def stream_seed(seed: int, epoch: int, shard: int, index: int) -> int:
+    """Return the seed of what is random about sample `index` of one shard of a stream."""
+    key_1, key_2 = derive_keys(f"stream-{shard}", seed, epoch, 2)
+    return mix64_twice(index, key_1, key_2)
+
+
 def seed_generators(value: int) -> None:
     """Seed the global generators of `random`, numpy and torch (CPU only, unlike torch.manual_seed)."""
     random.seed(value)
@@ -54,3 +66,32 @@ def preserved() -> Generator[None]:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.default_generator.set_state(torch_state)
+
+
+class PrivateGenerators:
+    """Generators of one's own, seeded once: inside `in_use()` they are the global ones, and outside untouched."""
+
+    def __init__(self, value: int) -> None:
+        self._seed: int | None = value
+        self._states: tuple[object, ...] = ()
+
+    @contextmanager
+    def in_use(self) -> Generator[None]:
+        """Go on where the last block left these generators; the trainer's come back, however the block ends."""
+        with preserved():
+            if self._seed is not None:
+                seed_generators(self._seed)
+                self._seed = None
+            else:
+                python_state, numpy_state, torch_state = self._states
+                random.setstate(cast("tuple[object, ...]", python_state))
+                np.random.set_state(cast("dict[str, object]", numpy_state))
+                torch.default_generator.set_state(cast(torch.Tensor, torch_state))
+            try:
+                yield
+            finally:
+                self._states = (
+                    random.getstate(),
+                    np.random.get_state(legacy=False),
+                    torch.default_generator.get_state(),
+                )

@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler
 
 from ..core.errors import UsageError
 from .batch_maker import Ticket
+from .holes_format import Holes
 from .order_format import OrderSpec
 from .order_plan import Ids, order
 from .position import Position
 from .split_plan import Part, Split
+from .user_sampler import DrawnSplit
 
 _CHUNK_COUNT = 4096  # ids computed at a time: 1 ms for the first batch, then 0.2 µs per sample
 
@@ -23,13 +25,15 @@ class EpochPlan:
     order: OrderSpec
     epoch: int
     cursor: int
-    split: Split
+    split: Split | DrawnSplit
 
 
-class OrderSampler(Sampler[int]):
+class OrderSampler(DistributedSampler[int]):
     """`loader.sampler`: says how long an epoch is and takes `set_epoch`; refuses to be iterated by anybody else.
 
-    A framework that rebuilds the loader around its sampler would go round the state and the ledger.
+    A framework that rebuilds the loader around its sampler would go round the state and the ledger. It is a
+    DistributedSampler by type, since that is what tells Lightning that the ranks share the data already; nothing of
+    torch's class runs.
     """
 
     def __init__(self, position: Position, sample_count: int) -> None:
@@ -40,7 +44,8 @@ class OrderSampler(Sampler[int]):
         """Raise UsageError."""
         raise UsageError(
             "this sampler belongs to an everstep DataLoader and cannot be iterated apart from it",
-            hint="iterate the loader itself; it splits the data between ranks, so tell the framework not to",
+            hint="iterate the loader itself, which splits the data between ranks; for Accelerate see "
+            "everstep.dataloader.adapters, for torchdata everstep.dataloader.OrderBatchSampler",
         )
 
     def __len__(self) -> int:
@@ -54,15 +59,19 @@ class OrderSampler(Sampler[int]):
 
 def tickets(plan: EpochPlan) -> Iterator[Ticket]:
     """Yield a ticket per step. Memory: a few thousand ids, whatever the size of the dataset."""
-    epoch_order = order(plan.order, plan.epoch, plan.split.sample_count)
-    per_chunk = max(1, _CHUNK_COUNT // plan.split.batch_size)
+    split = plan.split
+    if isinstance(split, DrawnSplit):
+        yield from split.tickets(plan.order.seed, plan.cursor)
+        return
+    epoch_order = order(plan.order, plan.epoch, split.sample_count)
+    per_chunk = max(1, _CHUNK_COUNT // split.batch_size)
     parts: list[Part] = []
-    part = plan.split.part(plan.cursor)
+    part = split.part(plan.cursor)
     while part is not None:
         parts.append(part)
-        part = plan.split.part(part.next_cursor)
+        part = split.part(part.next_cursor)
         if part is None or len(parts) == per_chunk:
-            ids = epoch_order.at(_positions(parts)).tolist()
+            ids = epoch_order.at(_positions(parts, split.holes)).tolist()
             for each in parts:
                 count = each.stop - each.start
                 yield Ticket(plan.order.seed, plan.epoch, each.cursor, ids[:count])
@@ -70,5 +79,9 @@ def tickets(plan: EpochPlan) -> Iterator[Ticket]:
             parts = []
 
 
-def _positions(parts: list[Part]) -> Ids:
-    return np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in parts])
+def _positions(parts: list[Part], holes: Holes) -> Ids:
+    turns = np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in parts])
+    if not holes:
+        return turns
+    skipped, first_turns = np.array(holes.skipped), np.array(holes.first_turns)
+    return turns + skipped[np.searchsorted(first_turns, turns, side="right")]

@@ -4,6 +4,9 @@ The stream of an epoch is one for all ranks. A step takes the next `batch_size *
 into one contiguous part per rank, whose sizes differ by at most one. The next step begins where this one ended, so a
 cursor (samples handed out so far, over all ranks) is the whole state, and any number of ranks can go on from it.
 
+Holes (holes_format.py) are left out of the stream: cursors are positions and leap over holes; the shares that are dealt
+out are turns, the numbers of the samples in the stream without holes.
+
 Only the last step of an epoch can be short. DDP averages the ranks' mean gradients, which is biased when parts
 differ, and a rank without a batch breaks BatchNorm and hangs collectives. `Uneven` is the caller's choice:
 
@@ -16,6 +19,8 @@ differ, and a rank without a batch breaks BatchNorm and hangs collectives. `Unev
 from dataclasses import dataclass
 from enum import Enum
 
+from .holes_format import NO_HOLES, Holes
+
 
 class Uneven(Enum):
     """What to do with a last step that cannot be shared evenly."""
@@ -27,7 +32,7 @@ class Uneven(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One rank's share of one step: positions [start, stop), or one repeated position where `is_padding`."""
+    """One rank's share of one step: turns [start, stop), or a repeated turn if `is_padding`; cursors are positions."""
 
     cursor: int
     next_cursor: int
@@ -37,7 +42,8 @@ class Part:
     is_padding: bool
 
     def __post_init__(self) -> None:
-        assert self.cursor <= self.start < self.stop <= self.next_cursor, self
+        assert self.start < self.stop, self
+        assert self.cursor + (self.stop - self.start) <= self.next_cursor, self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,7 @@ class Split:
     world_size: int
     uneven: Uneven = Uneven.WEIGHT
     drop_last: bool = False
+    holes: Holes = NO_HOLES
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or not 0 <= self.rank < self.world_size or self.sample_count < 0:
@@ -62,19 +69,19 @@ class Split:
 
     def part(self, cursor: int) -> Part | None:
         """Return this rank's share of the step at `cursor`, or None when the epoch is over; the same on all ranks."""
-        total = self._step_total(cursor)
+        turn = self.holes.turns_before(cursor)
+        total = self._step_total(turn)
         if total == 0:
             return None
         small, bigger_count = divmod(total, self.world_size)
         count = small + (self.rank < bigger_count)
-        start = cursor + self.rank * small + min(self.rank, bigger_count)
-        if (
-            count == 0
-        ):  # only where total < world_size; which sample is repeated does not matter, its weight is 0
-            start = cursor + self.rank % total
+        start = turn + self.rank * small + min(self.rank, bigger_count)
+        if count == 0:
+            # only where total < world_size; which sample is repeated does not matter, its weight is 0
+            start = turn + self.rank % total
         return Part(
             cursor=cursor,
-            next_cursor=cursor + total,
+            next_cursor=self.holes.leap(self.holes.position_of(turn + total - 1) + 1),
             start=start,
             stop=start + max(1, count),
             weight=self.world_size * count / total,
@@ -83,17 +90,20 @@ class Split:
 
     def step_count(self, cursor: int = 0) -> int:
         """Return how many steps are left from `cursor`; the same on all ranks."""
-        full, rest = divmod(max(0, self.sample_count - cursor), self.step_size)
+        full, rest = divmod(self._left(self.holes.turns_before(cursor)), self.step_size)
         return full + (self._short_total(rest) > 0)
 
     def uneven_rest(self, cursor: int = 0) -> int:
         """Return the size of the last step if its parts would differ, else 0: what `Uneven.ERROR` refuses."""
-        rest = max(0, self.sample_count - cursor) % self.step_size
+        rest = self._left(self.holes.turns_before(cursor)) % self.step_size
         return 0 if self.drop_last or rest % self.world_size == 0 else rest
 
-    def _step_total(self, cursor: int) -> int:
-        left = self.sample_count - cursor
-        return self.step_size if left >= self.step_size else self._short_total(max(0, left))
+    def _left(self, turn: int) -> int:
+        return max(0, self.holes.turns_before(self.sample_count) - turn)
+
+    def _step_total(self, turn: int) -> int:
+        left = self._left(turn)
+        return self.step_size if left >= self.step_size else self._short_total(left)
 
     def _short_total(self, rest: int) -> int:
         if self.drop_last:

@@ -2,21 +2,31 @@
 
     {"format": "everstep-loader/1",
      "dataset": {"fingerprint": text, "n": samples},
-     "order": {"algo": "permuted-1" | "sequential-1", "seed": 0 … 2^64 - 1, "block": 0},
-     "epoch": e, "cursor": samples handed to the loop in epoch e over all ranks, "holes": []}
+     "order": {"algo": …, "seed": 0 … 2^64 - 1, "block": 0},
+     "epoch": e, "cursor": samples handed to the loop in epoch e over all ranks, "holes": [[a, b], …]}
 
 Plain JSON types only, so that every framework can store it. It depends on neither ranks nor workers. Keys that a
-framework adds are ignored. `block` (two-level shuffles) and `holes` (positions that are to be skipped) are part of
-the format; this version writes no others than 0 and [] and refuses them, rather than to hand out the wrong samples.
+framework adds are ignored.
+
+* `algo` is "permuted-1", "sequential-1", "blocks-1" or "continued-1" (order_format.py).
+* `block` is 0 but for "blocks-1": {"window": blocks shuffled together, "runs": [[blocks, samples in each], …]}, or
+  {"window", "count", "digest"} where the runs are many (block_format.py).
+* `holes` are positions of epoch e that are skipped (holes_format.py); they count as passed, not as handed out.
+
+Two more values of `algo` say that somebody else decides the order: "sampler-1" and "stream-1". There `cursor` counts
+the samples of this rank alone, and `source` holds what the user's sampler or stream said of itself.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
 
 from ..core.errors import LoaderStateError
+from .block_format import RUNS_IN_STATE_MAX, BlockSpec, spec_of_runs
 from .hash_format import SEED_MAX
+from .holes_format import HOLE_COUNT_MAX, NO_HOLES, Holes, united
 from .order_format import OrderKind, OrderSpec
 
 STATE_FORMAT = "everstep-loader/1"
@@ -34,17 +44,33 @@ class LoaderState:
     order: OrderSpec
     epoch: int = 0
     cursor: int = 0
+    holes: Holes = NO_HOLES
+    source: Mapping[str, object] | None = None
+    """What a sampler or stream of the user's said of itself; None for orders of our own."""
 
     def to_dict(self) -> dict[str, object]:
-        """Return a fresh dict of plain JSON types."""
-        return {
+        """Return a fresh dict, of plain JSON types but for what a user's own object put in `source`."""
+        state: dict[str, object] = {
             "format": STATE_FORMAT,
             "dataset": {"fingerprint": self.fingerprint, "n": self.sample_count},
-            "order": {"algo": self.order.kind.value, "seed": self.order.seed, "block": 0},
+            "order": {
+                "algo": self.order.kind.value,
+                "seed": self.order.seed,
+                "block": 0 if self.order.blocks is None else _block_dict(self.order.blocks),
+            },
             "epoch": self.epoch,
             "cursor": self.cursor,
-            "holes": [],
+            "holes": self.holes.to_list(),
         }
+        if self.source is not None:
+            state["source"] = deepcopy(dict(self.source))
+        return state
+
+
+def _block_dict(blocks: BlockSpec) -> dict[str, object]:
+    if blocks.runs is not None and len(blocks.runs) <= RUNS_IN_STATE_MAX:
+        return {"window": blocks.window, "runs": [list(run) for run in blocks.runs]}
+    return {"window": blocks.window, "count": blocks.count, "digest": blocks.digest}
 
 
 def parse_state(state: object) -> LoaderState:
@@ -55,21 +81,107 @@ def parse_state(state: object) -> LoaderState:
             f"a loader state has the format {STATE_FORMAT!r}, got {shown(top.get('format'))}", hint=_HINT
         )
     dataset, order = _mapping(top.get("dataset"), "dataset"), _mapping(top.get("order"), "order")
-    if order.get("block") != 0 or top.get("holes") != []:
-        raise LoaderStateError(
-            f"order.block is {shown(order.get('block'))} and holes is {shown(top.get('holes'))}, expected 0 and []",
-            hint="block shuffles and holes need a newer version of everstep",
-        )
+    kind = _kind(order.get("algo"))
     sample_count = _whole(dataset.get("n"), "dataset.n", COUNT_MAX)
     return LoaderState(
         fingerprint=_text(dataset.get("fingerprint"), "dataset.fingerprint"),
         sample_count=sample_count,
         order=OrderSpec(
-            kind=_kind(order.get("algo")), seed=_whole(order.get("seed"), "order.seed", SEED_MAX)
+            kind=kind,
+            seed=_whole(order.get("seed"), "order.seed", SEED_MAX),
+            blocks=_blocks(order.get("block"), kind, sample_count),
         ),
         epoch=_whole(top.get("epoch"), "epoch", COUNT_MAX),
-        cursor=_whole(top.get("cursor"), "cursor", sample_count),
+        cursor=_whole(top.get("cursor"), "cursor", sample_count if kind.is_numbered else COUNT_MAX),
+        holes=_holes(top.get("holes"), kind, sample_count),
+        source=None if kind.is_numbered else _source(top.get("source")),
     )
+
+
+def check_fit(state: LoaderState, here: LoaderState) -> None:
+    """Return if a state is of the dataset and the order that `here` describes, whatever the seed.
+
+    Raises:
+        LoaderStateError: another dataset, another kind of order, or other blocks.
+    """
+    if (state.fingerprint, state.sample_count) != (here.fingerprint, here.sample_count):
+        raise LoaderStateError(
+            f"the state belongs to dataset {state.fingerprint!r} with {state.sample_count} samples, "
+            f"this loader has {here.fingerprint!r} with {here.sample_count}",
+            hint="give the dataset that the checkpoint was made with, or start without the loader's state",
+        )
+    if state.order.kind is not here.order.kind:
+        raise LoaderStateError(
+            f"the state has order {state.order.kind.value!r}, this loader {here.order.kind.value!r}",
+            hint="construct the loader with the same shuffle= as before",
+        )
+    theirs, ours = state.order.blocks, here.order.blocks
+    if theirs is not None and ours is not None and not ours.is_like(theirs):
+        raise LoaderStateError(
+            f"the state has windows of {theirs.window} out of {theirs.count} blocks (digest {theirs.digest}), this "
+            f"loader {ours.window} out of {ours.count} (digest {ours.digest})",
+            hint="construct the loader with the same blocks and window= as before",
+        )
+
+
+def _source(value: object) -> dict[str, object]:
+    try:
+        return deepcopy(dict(_mapping(value, "source")))
+    except RecursionError:
+        raise LoaderStateError("source of a loader state is nested too deeply", hint=_HINT) from None
+
+
+def _blocks(value: object, kind: OrderKind, sample_count: int) -> BlockSpec | None:
+    if kind is not OrderKind.BLOCKS:
+        if value != 0:
+            raise LoaderStateError(
+                f"order.block is {shown(value)}, expected 0 for {kind.value!r}",
+                hint="upgrade everstep, or " + _HINT,
+            )
+        return None
+    block = _mapping(value, "order.block")
+    window = _whole(block.get("window"), "order.block.window", COUNT_MAX, least=1)
+    if "runs" not in block:
+        return BlockSpec(
+            window=window,
+            count=_whole(block.get("count"), "order.block.count", COUNT_MAX),
+            digest=_text(block.get("digest"), "order.block.digest"),
+            runs=None,
+        )
+    runs = _pairs(block["runs"], "order.block.runs", RUNS_IN_STATE_MAX)
+    blocks = spec_of_runs(tuple(runs), window)
+    if blocks.sample_count != sample_count:
+        raise LoaderStateError(
+            f"order.block.runs hold {shown(blocks.sample_count)} samples, the dataset {sample_count}",
+            hint=_HINT,
+        )
+    return blocks
+
+
+def _holes(value: object, kind: OrderKind, sample_count: int) -> Holes:
+    spans = _pairs(value, "holes", HOLE_COUNT_MAX)
+    for start, stop in spans:
+        if not start < stop <= sample_count or not kind.is_numbered:
+            raise LoaderStateError(
+                f"a hole is a range [a, b) of positions with 0 <= a < b <= {sample_count if kind.is_numbered else 0}, "
+                f"got [{start}, {stop}]",
+                hint="everstep.dataloader.skip(state, a, b) makes one",
+            )
+    return united(spans)
+
+
+def _pairs(value: object, name: str, most: int) -> list[tuple[int, int]]:
+    if not isinstance(value, list | tuple) or len(cast(Sequence[object], value)) > most:
+        text = shown(cast(object, value))
+        raise LoaderStateError(f"{name} is a list of at most {most} pairs, got {text}", hint=_HINT)
+    pairs: list[tuple[int, int]] = []
+    for pair in cast(Sequence[object], value):
+        if not isinstance(pair, list | tuple) or len(cast(Sequence[object], pair)) != 2:
+            text = shown(cast(object, pair))
+            raise LoaderStateError(f"{name} is a list of pairs, got {text} in it", hint=_HINT)
+        first, second = cast(Sequence[object], pair)
+        pairs.append((_whole(first, name, COUNT_MAX), _whole(second, name, COUNT_MAX)))
+    return pairs
 
 
 def short_fingerprint(text: str) -> str:
@@ -85,9 +197,11 @@ def _mapping(value: object, name: str) -> Mapping[str, object]:
     return cast(Mapping[str, object], value)
 
 
-def _whole(value: object, name: str, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise LoaderStateError(f"{name} is a whole number from 0 to {most}, got {shown(value)}", hint=_HINT)
+def _whole(value: object, name: str, most: int, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise LoaderStateError(
+            f"{name} is a whole number from {least} to {most}, got {shown(value)}", hint=_HINT
+        )
     return value
 
 

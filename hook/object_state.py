@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from ..core.errors import LoaderStateError, StateTypeError
 from ..dataloader.ledger import Ledger
 from ..dataloader.loader import DataLoader
-from ..dataloader.state_format import parse_state
+from ..dataloader.state_format import check_fit, parse_state
 from .document import Document, mismatch, read_document
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names, numpy_module
 from .rng_state import pack_python, unpack_python
@@ -148,6 +148,7 @@ def loader_state(name: str, loader: DataLoader[Any]) -> Component:
                 f" {name!r} has {here.fingerprint!r} of {here.sample_count}",
                 hint="give the dataset that the checkpoint was made with",
             )
+        check_fit(saved, here)
 
     def load(state: dict[str, Any]) -> None:
         loader.load_state_dict(state["loader"])

@@ -1,5 +1,6 @@
 """Orders: true permutations, equal to their plain-Python twins, and as random as a uniform shuffle."""
 
+import tracemalloc
 from collections.abc import Callable
 from itertools import permutations
 
@@ -54,7 +55,9 @@ def test_larger_powers_of_two_and_their_neighbours_are_permutations(n: int) -> N
 @pytest.mark.slow
 def test_every_n_up_to_5000_is_a_permutation() -> None:
     for n in range(301, 5001):
-        assert_bijection(FeistelOrder(0, 0, n), n)
+        everything = np.arange(n)
+        for tested in (order(spec(), 0, n), FeistelOrder(0, 0, n)):
+            assert np.array_equal(np.bincount(tested.at(everything), minlength=n), np.ones(n)), n
 
 
 def test_no_samples_is_an_empty_order() -> None:
@@ -71,7 +74,7 @@ def test_inverse_holds_at_any_size(n: int, seed: int, epoch: int, data: st.DataO
     assert np.array_equal(tested.position_of(ids), positions)
 
 
-@pytest.mark.parametrize("kind", list(OrderKind))
+@pytest.mark.parametrize("kind", [OrderKind.PERMUTED, OrderKind.SEQUENTIAL, OrderKind.CONTINUED])
 @pytest.mark.parametrize("n", [1, 2, 1000, 65536, 65537, 10**12])
 def test_plain_python_gives_the_same_order(kind: OrderKind, n: int) -> None:
     both = OrderSpec(kind=kind, seed=17)
@@ -177,3 +180,109 @@ def test_all_permutations_of_four_are_equally_likely(source: Callable[[int], Cal
     for index in range(4800):
         counts[index_of[tuple(source(4)(index).tolist())]] += 1
     assert abs(z_score(counts, 23)) < 5
+
+
+# -- five more statistics, each against its exact mean and variance under uniform permutations -----------------------
+
+
+def fixed_points(ids: Ids) -> int:
+    """Mean 1, variance 1 for n >= 2."""
+    return int(np.count_nonzero(ids == np.arange(ids.size)))
+
+
+def descents(ids: Ids) -> int:
+    """Places where the next id is smaller: mean (n - 1) / 2, variance (n + 1) / 12."""
+    return int(np.count_nonzero(ids[1:] < ids[:-1]))
+
+
+def inversions(ids: Ids) -> int:
+    """Pairs in the wrong order: mean n (n - 1) / 4, variance n (n - 1) (2 n + 5) / 72."""
+    later = ids[None, :] < ids[:, None]
+    return int(np.count_nonzero(np.triu(later, 1)))
+
+
+def cycles(ids: Ids) -> int:
+    """Cycles of the permutation: mean H_n, variance H_n minus the sum of 1 / k^2."""
+    seen, count, table = [False] * ids.size, 0, ids.tolist()
+    for start in range(ids.size):
+        if not seen[start]:
+            count, at = count + 1, start
+            while not seen[at]:
+                seen[at], at = True, table[at]
+    return count
+
+
+def rank_products(ids: Ids) -> int:
+    """The sum of p * id(p): mean n (n - 1)^2 / 4, variance n^2 (n - 1) (n + 1)^2 / 144 (Spearman's rho, unscaled)."""
+    return int((np.arange(ids.size) * ids).sum())
+
+
+def moments(statistic: Callable[[Ids], int], n: int) -> tuple[float, float]:
+    harmonic = sum(1 / k for k in range(1, n + 1))
+    by_name: dict[str, tuple[float, float]] = {
+        "fixed_points": (1.0, 1.0),
+        "descents": ((n - 1) / 2, (n + 1) / 12),
+        "inversions": (n * (n - 1) / 4, n * (n - 1) * (2 * n + 5) / 72),
+        "cycles": (harmonic, harmonic - sum(1 / k**2 for k in range(1, n + 1))),
+        "rank_products": (n * (n - 1) ** 2 / 4, n**2 * (n - 1) * (n + 1) ** 2 / 144),
+    }
+    return by_name[statistic.__name__]
+
+
+STATISTICS = [fixed_points, descents, inversions, cycles, rank_products]
+
+
+def feistel(n: int) -> Callable[[int], Ids]:
+    return lambda index: FeistelOrder(index, 0, n).at(np.arange(n))
+
+
+def between_epochs(n: int) -> Callable[[int], Ids]:
+    """Where the samples of one epoch stand in the next one."""
+    return lambda index: order(spec(5), index + 1, n).position_of(order(spec(5), index, n).at(np.arange(n)))
+
+
+@pytest.mark.parametrize("source", [uniform, by_seed, by_epoch, between_epochs, feistel])
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_statistics_have_the_mean_of_uniform_permutations(
+    source: Callable[[int], Callable[[int], Ids]], statistic: Callable[[Ids], int]
+) -> None:
+    """The mean of 400 draws lies within 5 standard errors: by chance 1 test in 1.7 million would not.
+
+    The Feistel network is looked at well below the size where it is used.
+    """
+    n, rounds = 300, 400
+    mean, variance = moments(statistic, n)
+    found = np.array([statistic(source(n)(index)) for index in range(rounds)], dtype=np.float64)
+    assert abs(found.mean() - mean) < 5 * np.sqrt(variance / rounds)
+
+
+@pytest.mark.parametrize("statistic", [fixed_points, descents, rank_products])
+def test_statistics_of_large_orders(statistic: Callable[[Ids], int]) -> None:
+    n, rounds = 100_003, 20
+    mean, variance = moments(statistic, n)
+    found = np.array([statistic(by_epoch(n)(index)) for index in range(rounds)], dtype=np.float64)
+    assert abs(found.mean() - mean) < 5 * np.sqrt(variance / rounds)
+
+
+def test_the_statistics_tell_poor_shuffles() -> None:
+    """A rotation, and a permutation of tens that keeps the order inside: each fails where it must."""
+    n = 300
+    rotated = (np.arange(n) + 17) % n
+    tens = (np.random.default_rng(0).permutation(n // 10)[:, None] * 10 + np.arange(10)).ravel()
+    for poor in (rotated, tens):
+        mean, variance = moments(descents, n)
+        assert abs(descents(poor) - mean) > 5 * np.sqrt(variance)
+
+
+def test_ten_billion_samples_cost_nothing() -> None:
+    """Ids from the begin, the middle and the end, and back, within half a megabyte."""
+    n = 10**10
+    tracemalloc.start()
+    try:
+        tested = order(spec(1), 2, n)
+        for start in (0, n // 2, n - 1000):
+            positions = np.arange(start, start + 1000)
+            assert np.array_equal(tested.position_of(tested.at(positions)), positions)
+        assert tracemalloc.get_traced_memory()[1] < 500_000
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,1 @@
+"""Loaders for frameworks that take loaders apart, and sources in other libraries' form."""
