@@ -245,7 +245,7 @@ def test_a_batch_that_cannot_be_received_is_an_error() -> None:
         {"num_workers": 1, "prefetch_factor": -1},
         {"multiprocessing_context": "fork"},
         {"num_workers": 1, "multiprocessing_context": "none such"},
-        {"num_workers": 1, "multiprocessing_context": object()},
+        {"num_workers": 1, "multiprocessing_context": 3.5},
     ],
     ids=str,
 )
