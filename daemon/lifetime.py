@@ -28,10 +28,17 @@ class Lifetime:
 
     @property
     def idle(self) -> bool:
-        """Tell whether nobody is or is being attached, nothing is being written, nothing is kept for a restart."""
-        return not self._node.is_opening and not any(
-            rank.lease or rank.persisting or rank.kept_until_s is not None
-            for rank in self._node.registry.ranks()
+        """Tell whether nobody is or is being attached, nothing is being written, nothing is kept for a restart.
+
+        Caches that nobody reads do not count.
+        """
+        return (
+            not self._node.is_opening
+            and not self._node.caches.has_clients
+            and not any(
+                rank.lease or rank.persisting or rank.kept_until_s is not None
+                for rank in self._node.registry.ranks()
+            )
         )
 
     @property
@@ -72,11 +79,18 @@ class Lifetime:
             return max(0.0, min(ends_s) - asyncio.get_running_loop().time())
         if not (self._node.private and self.idle):
             return None
-        return CLEAN_GRACE_S if self._seen_trainer else START_GRACE_S
+        grace_s = CLEAN_GRACE_S if self._seen_trainer or self._node.caches.has_been_used else START_GRACE_S
+        return max(grace_s, self._caches_wait_s())
+
+    def _caches_wait_s(self) -> float:
+        """Return for how many seconds more a private daemon keeps its caches, which nobody reads, for a next job."""
+        left_s = self._node.caches.left_s()
+        now_s = asyncio.get_running_loop().time()
+        return 0.0 if left_s is None else left_s + self._node.config.daemon.linger_s - now_s
 
     def _due(self) -> None:
         self._timer = None
-        if self._node.private and self.idle:
+        if self._node.private and self.idle and self._caches_wait_s() <= 0:
             self.end("nobody is attached and everything is committed")
         else:
             self._give_memory_back()
