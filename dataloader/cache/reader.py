@@ -232,7 +232,7 @@ class Reader:
             self._link.abandon()
         self._link = self.view = None
         self.use, self._reported = Use(), Use()
-        self._next_attempt_s, self._pause_s = 0.0, PAUSE_S
+        self._has_attached, self._next_attempt_s, self._pause_s = False, 0.0, PAUSE_S
 
 
 def _watch_exit() -> None:

@@ -83,6 +83,8 @@ def _tensor(leaf: Leaf) -> torch.Tensor:
     dtype = _TORCH_TYPES.get(leaf.dtype)
     if dtype is None:
         raise ValueError(f"tensors of {leaf.dtype!r}")
-    if math.prod(leaf.shape) == 0:
+    if math.prod(leaf.shape) * dtype.itemsize != leaf.data.nbytes:
+        raise ValueError(f"{leaf.data.nbytes} bytes for a tensor of shape {leaf.shape}")
+    if not leaf.data.nbytes:
         return torch.empty(leaf.shape, dtype=dtype)
     return torch.frombuffer(leaf.data, dtype=dtype).reshape(leaf.shape)

@@ -117,7 +117,7 @@ def decode_tree(data: memoryview, from_leaf: Callable[[Leaf], object]) -> object
     reader = _Reader(data, 4 + size, from_leaf)
     try:
         return reader.value(header)
-    except (ValueError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, IndexError, OverflowError, SyntaxError, RecursionError) as error:
         raise CorruptDataError(f"a prepared sample cannot be read: {error}") from error
 
 
