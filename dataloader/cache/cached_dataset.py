@@ -189,6 +189,8 @@ class CachedDataset(Dataset[T], Generic[T]):
         length = view.words[place // WORD_BYTES]
         use.hit_count += 1
         use.hit_bytes += length
+        if reader.is_behind:
+            reader.catch_up()
         if not use.hit_count % TICK_HITS:
             reader.tick()
         begin = place + RECORD_HEAD_BYTES

@@ -10,6 +10,7 @@ import mmap
 import os
 import socket
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from .ring_plan import Ring
 
 STAGING_BYTES = 32 * 1024 * 1024
 """Pages are made as they are written to: a reader that is served at once uses as much as one message holds."""
+OUTSTANDING_MAX = 4
+"""With fewer messages unanswered a sample is sent at once, so that none waits for another that may not come."""
 BATCH_ITEMS = 64
 BATCH_BYTES = 4 * 1024 * 1024
 BATCH_AGE_S = 0.005
@@ -81,6 +84,7 @@ class CacheLink:
         self._ring = Ring(0)
         self._until_s = time.monotonic() + deadline_s
         self._sock = _connect(path, deadline_s)
+        weakref.finalize(self, self._sock.close)  # nobody has to close a dataset
         try:
             self._greet()
             self.opened, self.view = self._open(wanted)
@@ -116,9 +120,14 @@ class CacheLink:
         self.poll()
         return True
 
+    @property
+    def is_behind(self) -> bool:
+        """Tell whether something waits to be sent: then `poll` soon."""
+        return bool(self._waiting or self._unsent)
+
     def _is_due(self) -> bool:
         return bool(self._waiting) and (
-            not self._sent
+            len(self._sent) < OUTSTANDING_MAX
             or len(self._waiting) >= BATCH_ITEMS
             or self._waiting_bytes >= BATCH_BYTES
             or time.monotonic() - self._waiting_since_s >= BATCH_AGE_S

@@ -60,6 +60,8 @@ class Reader:
     def __init__(self, path: Path, wanted: Wanted) -> None:
         self.view: ArenaView | None = None
         """What was mapped last. It is read further when the daemon is gone, until another one answers."""
+        self.is_behind = False
+        """Samples wait to be sent: call `catch_up` soon."""
         self.use = Use()
         self._path, self._wanted = path, wanted
         self._link: CacheLink | None = None
@@ -126,6 +128,7 @@ class Reader:
         if self._link is not None:
             self._link.close()
             self._link = None
+        self.is_behind = False
         self._next_attempt_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
         self._tell("without", f"samples that are not in memory are read from the source: {error}")
@@ -143,8 +146,9 @@ class Reader:
         if self.may_take(len(data)):
             with self._lock:
                 try:
-                    if self._link is not None and not self._link.fill(index, data):
-                        self.use.deferred_count += 1
+                    if self._link is not None:
+                        self.use.deferred_count += not self._link.fill(index, data)
+                        self.is_behind = self._link.is_behind
                 except EverstepError as error:
                     self._without(error)
         self.use.miss_count += 1
@@ -161,6 +165,16 @@ class Reader:
             self.use.oversized_count += 1
             return False
         return view.takes(needed_bytes)
+
+    def catch_up(self) -> None:
+        """Send what waits, if it can be sent now."""
+        with self._lock:
+            try:
+                if self._link is not None:
+                    self._link.poll()
+                    self.is_behind = self._link.is_behind
+            except EverstepError as error:
+                self._without(error)
 
     def tick(self) -> None:
         """Report what was read, if it is time for that, and look whether the daemon still is there."""
@@ -224,6 +238,7 @@ class Reader:
             if self._link is not None:
                 self._link.close()
             self._link = self.view = None
+            self.is_behind = False
 
     def forget_after_fork(self) -> None:
         """In a child: let go of what belongs to the parent; the child attaches itself when it needs to."""
@@ -231,6 +246,7 @@ class Reader:
         if self._link is not None:
             self._link.abandon()
         self._link = self.view = None
+        self.is_behind = False
         self.use, self._reported = Use(), Use()
         self._has_attached, self._next_attempt_s, self._pause_s = False, 0.0, PAUSE_S
 
