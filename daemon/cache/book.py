@@ -15,8 +15,9 @@ from ...dataloader.cache.arena_format import base_bytes
 from ...proto import frames
 from ..arena_book import ArenaBook, Spawn
 from ..blocking import in_thread
+from ..views import CacheView
 from .arena import CacheArena, Item
-from .cache import Cache, CacheState, Key
+from .cache import Cache, Key
 from .filling import Batch, Filling
 from .metrics import CacheMetrics
 from .space_plan import IdleCache, caches_to_drop
@@ -63,7 +64,7 @@ class CacheBook:
             return None
         return max((each.idle_since_s for each in self._caches.values()), default=None)
 
-    def states(self, uid: int | None) -> tuple[CacheState, ...]:
+    def states(self, uid: int | None) -> tuple[CacheView, ...]:
         """Return the caches of this user (None: all), by number."""
         now_s = self.now_s()
         caches = [each for each in self._caches.values() if uid is None or each.key[0] == uid]
@@ -198,7 +199,7 @@ class CacheBook:
             await in_thread(cache.close)
         self.show()
 
-    async def drop(self, number: int, uid: int | None) -> CacheState:
+    async def drop(self, number: int, uid: int | None) -> CacheView:
         """Drop one cache by hand (uid None: whoever's it is).
 
         Raises:

@@ -1,12 +1,12 @@
 """One cache: an arena, its readers with their budgets, and the memory that it may have."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...core.sizes import size_text
 from ...proto import frames
 from ..arena_book import ArenaBook
 from ..blocking import in_thread
+from ..views import CacheView
 from .arena import CacheArena
 
 if TYPE_CHECKING:
@@ -14,26 +14,6 @@ if TYPE_CHECKING:
 
 Key = tuple[int, frames.CacheContent, str]
 """Whose it is, what its bytes are, and the fingerprint of the dataset."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheState:
-    """What operators see of one cache."""
-
-    number: int
-    uid: int
-    fingerprint: str
-    content: str
-    sample_count: int
-    published_count: int
-    used_bytes: int
-    allocated_bytes: int
-    budget_bytes: int
-    client_count: int
-    idle_s: float
-    """Since its last reader left; 0 while it has one."""
-    reason: str
-    """Why it has less memory than its budget; empty: it has what it needs."""
 
 
 class Cache:
@@ -104,11 +84,11 @@ class Cache:
             return f"{room.why}: {room.hint}"
         return ""
 
-    def state(self, now_s: float) -> CacheState:
+    def state(self, now_s: float) -> CacheView:
         """Return what operators see."""
         uid, content, fingerprint = self.key
         space = self.arena.space
-        return CacheState(
+        return CacheView(
             number=self.number,
             uid=uid,
             fingerprint=fingerprint,

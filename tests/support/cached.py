@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 import xxhash
 
@@ -52,6 +53,9 @@ class HostileReader(FakeTrainer):
     staging: mmap.mmap
     staging_fd: int
     arena_fd: int
+
+    def __enter__(self) -> Self:
+        return self
 
     def open_cache(
         self,

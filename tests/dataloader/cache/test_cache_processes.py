@@ -31,7 +31,7 @@ LENGTHS = [3000 + 7 * index for index in range(48)]
 
 @pytest.fixture(scope="module", autouse=True)
 def _background() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Python's spawn and forkserver start processes for good; have them before the first look at what is left behind."""
+    """Spawn and forkserver start processes for good: have them before the first look at what is left behind."""
     resource_tracker.ensure_running()
     forkserver.ensure_running()
 
@@ -87,7 +87,7 @@ def memfds(pid: int) -> set[int]:
     """Return the inodes of the cache's memfds that a process has open."""
     found: set[int] = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        if "memfd:everstep-" in os.readlink(fd):
+        if "memfd:everstep-" in str(fd.readlink()):
             found.add(fd.stat().st_ino)
     return found
 
@@ -210,9 +210,9 @@ dataset.close()
 def test_a_container_with_little_shared_memory(tmp_path: Path) -> None:
     """96 MiB in the cache beside a /dev/shm of 64 MiB, in a mount namespace of its own."""
     mounted = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
+    alone = ["unshare", "-m", "--propagation", "private", "sh", "-c"]
     done = subprocess.run(
-        ["unshare", "-m", "--propagation", "private", "sh", "-c", mounted, "sh"]
-        + [sys.executable, "-P", "-c", SMALL, str(SUPPORT), str(tmp_path / "reads")],
+        [*alone, mounted, "sh", sys.executable, "-P", "-c", SMALL, str(SUPPORT), str(tmp_path / "reads")],
         capture_output=True,
         text=True,
         check=False,

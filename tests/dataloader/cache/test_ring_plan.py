@@ -22,7 +22,7 @@ def test_places_are_apart_and_inside(size: int, steps: list[int | None]) -> None
             assert used or max(length, 1) > size, "an empty ring has room for all that it is as large as"
             continue
         place = range(begin, begin + max(length, 1))
-        assert 0 <= place.start
+        assert place.start >= 0
         assert place.stop <= size
         assert all(place.stop <= other.start or other.stop <= place.start for other in used)
         used.append(place)

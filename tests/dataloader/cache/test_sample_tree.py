@@ -1,5 +1,6 @@
 """Prepared samples: whatever a tree holds comes back as it was, and what cannot be stored is named by its path."""
 
+import contextlib
 import math
 from collections import OrderedDict
 from typing import NamedTuple
@@ -133,7 +134,5 @@ def test_damaged_bytes_give_one_error_only(sample: object, data: st.DataObject) 
     where = data.draw(st.integers(0, len(octets) - 1))
     octets[where] ^= data.draw(st.integers(1, 255))
     cut = data.draw(st.integers(0, len(octets)))
-    try:
+    with contextlib.suppress(CorruptDataError):  # anything else would fail the test
         decode_sample(octets[:cut])
-    except CorruptDataError:
-        pass
