@@ -212,7 +212,7 @@ class CacheBook:
         else:
             raise NotFoundError(f"there is no cache {number}", hint="everstep cache list shows all of yours")
         if not self._is_idle(cache):
-            raise RunBusyError(f"cache {number} is read by {cache.client_count} processes")
+            raise RunBusyError(f"cache {number} is in use: {cache.client_count} read it")
         state = cache.state(self.now_s())
         self._forget(cache)
         await in_thread(cache.close)
