@@ -95,6 +95,7 @@ class CacheBook:
                 raise UsageError("the client left while its cache was being opened")
             cache.add_client(session, frame.budget_bytes)
             self._of_session[session] = cache
+        self._fillings[cache].wake()
         opened = frames.CacheOpened(
             re=frame.request_id,
             size_bytes=cache.arena.file_bytes,
@@ -168,7 +169,14 @@ class CacheBook:
         cache = self._of_session.pop(session, None)
         if cache is not None:
             cache.remove_client(session, self.now_s())
+            self._wake_short()
             self.show()
+
+    def _wake_short(self) -> None:
+        """Let caches that are short of memory ask again: one that nobody reads any more would make room."""
+        for cache, filling in self._fillings.items():
+            if cache.arena.space.is_short:
+                filling.wake()
 
     def _cache_of(self, session: "Session") -> Cache:
         cache = self._of_session.get(session)
@@ -224,7 +232,7 @@ class CacheBook:
 
     def _forget(self, cache: Cache) -> None:
         del self._caches[cache.key]
-        del self._fillings[cache]
+        self._fillings.pop(cache).stop()
         self.metrics.dropped_total.inc()
         logger.info("cache_dropped number=%d samples=%d", cache.number, cache.arena.published_count)
 

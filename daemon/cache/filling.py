@@ -56,7 +56,8 @@ class Filling:
         self._batches: deque[Batch] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._grower: asyncio.Task[None] | None = None
-        self._asked_again_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_said_short = False
 
     @property
     def is_busy(self) -> bool:
@@ -158,12 +159,23 @@ class Filling:
 
     # -- pages
 
-    def _grow_ahead(self) -> None:
-        """Make the next pages beside the readers' work, before the ones that are there are used up."""
-        space, now_s = self._cache.arena.space, self._book.now_s()
-        if space.is_short and now_s >= self._asked_again_s:
-            space.is_short = False
-        if self._grower is None and not space.is_short and space.next_step_bytes(STEP_BYTES):
+    def wake(self) -> None:
+        """A reader came, or memory became free: have pages ahead of need."""
+        if self._cache.client_count:
+            self._stop_timer()
+            self._grow_ahead(again=True)
+
+    def stop(self) -> None:
+        """The cache goes."""
+        self._stop_timer()
+
+    def _grow_ahead(self, *, again: bool = False) -> None:
+        """Make the next pages beside the readers' work, before the ones that are there are used up.
+
+        Where the node had no memory for them it is asked again only if that is wanted.
+        """
+        space = self._cache.arena.space
+        if self._grower is None and (again or not space.is_short) and space.next_step_bytes(STEP_BYTES):
             self._grower = self._book.spawn(self._grow_beside(), "making room in a cache")
 
     async def _grow_beside(self) -> None:
@@ -183,14 +195,27 @@ class Filling:
         self._note_shortage()
 
     def _note_shortage(self) -> None:
-        space = self._cache.arena.space
-        if space.is_short and self._book.now_s() >= self._asked_again_s:
-            self._asked_again_s = self._book.now_s() + SHORT_PAUSE_S
+        """Say once that memory is short, and ask again later: readers see that nothing is taken, and offer nothing."""
+        space, cache = self._cache.arena.space, self._cache
+        if space.is_short and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SHORT_PAUSE_S, self._ask_again)
+        if cache.reason and not self._has_said_short:
             logger.warning(
-                "cache_smaller budget=%s has=%s reason=%s",
+                "cache_smaller number=%d budget=%s has=%s reason=%s",
+                cache.number,
                 size_text(space.limit_bytes),
                 size_text(space.allocated_bytes),
-                self._cache.reason,
+                cache.reason,
             )
-        self._cache.arena.show()
+        self._has_said_short = bool(cache.reason)
+        cache.arena.show()
         self._book.show()
+
+    def _ask_again(self) -> None:
+        self._timer = None
+        self.wake()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

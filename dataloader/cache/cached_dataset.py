@@ -257,6 +257,8 @@ def _fingerprint(dataset: object, given: str | None) -> str:
     """
     own = getattr(dataset, "fingerprint", None)
     value = given if given is not None else cast(object, own() if callable(own) else own)
+    if isinstance(value, bytes):
+        value = value.hex()
     if not isinstance(value, str) or not value:
         raise UsageError(
             f"{type(dataset).__name__} has no fingerprint",

@@ -270,6 +270,24 @@ def test_where_memory_is_short_it_is_smaller_and_says_so(small_node: Path) -> No
         assert done.published_count == pages_bytes // record_bytes(1000)
 
 
+def test_memory_that_becomes_free_is_used(small_node: Path) -> None:
+    """A cache that was short grows when another one has lost its last reader, which makes room."""
+    with HostileReader(small_node) as short:
+        with HostileReader(small_node) as other:
+            opened(other, 10, fingerprint="other", budget_bytes=2 * MIB)
+            assert filled(other.fill(samples_of(10))).published_count == 10
+            wait_until(lambda: caches(small_node)["allocated_bytes"] == 2 * MIB)
+            opened(short, 3000, fingerprint="short", budget_bytes=2 * MIB)
+            short.stage(2 * MIB)
+            few = filled(short.fill(samples_of(1500)))
+            assert few.reason == "memory"
+            assert few.published_count < 1000
+        wait_until(lambda: short.view.header().free_bytes > 1500 * 1024 - MIB)
+        assert filled(short.fill(samples_of(1500))).reason == ""
+        assert short.view.header().published_count == 1500
+        assert caches(small_node)["caches"] == 1
+
+
 def test_caches_without_readers_make_room_oldest_first(small_node: Path) -> None:
     """The newest one that nobody reads stays, and so does one that is read, however old."""
     with HostileReader(small_node) as old_but_read:
