@@ -40,6 +40,10 @@ class Item:
     digest: int
 
 
+CopyResult = tuple[list[tuple[Item, int]], list[tuple[Item, Refusal]]]
+"""What was copied, with its place, and what was not, with the reason."""
+
+
 class CacheArena:
     """Owned by the event loop; `copy` alone runs in a thread, one at a time."""
 
@@ -87,9 +91,7 @@ class CacheArena:
         word = place // WORD_BYTES
         return (self._words[word], self._words[word + 1]) == (item.length, item.digest)
 
-    def copy(
-        self, staging: "Staging", items: Sequence[Item]
-    ) -> tuple[list[tuple[Item, int]], list[tuple[Item, Refusal]]]:
+    def copy(self, staging: "Staging", items: Sequence[Item]) -> CopyResult:
         """Copy as many of these samples as there are pages for; return (sample, place) and (sample, why not) of those.
 
         For a thread. What was copied is not published yet. A sample whose bytes are not what its digest says leaves

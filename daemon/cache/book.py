@@ -9,7 +9,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from ...core.errors import MemoryRefusedError, NotFoundError, RunBusyError, UsageError
+from ...core.errors import MemoryRefusedError, NodeError, NotFoundError, RunBusyError, UsageError
 from ...core.sizes import size_text
 from ...dataloader.cache.arena_format import base_bytes
 from ...proto import frames
@@ -115,12 +115,18 @@ class CacheBook:
                 f"{size_text(min(frame.budget_bytes, memory_bytes))}",
                 hint="raise budget=",
             )
-        arena = CacheArena(frame.sample_count, frame.budget_bytes, memory_bytes)
+        try:
+            arena = CacheArena(frame.sample_count, frame.budget_bytes, memory_bytes)
+        except OSError as error:
+            raise NodeError(
+                f"the kernel cannot make a cache: {error.strerror or error}",
+                hint="caches need Linux 5.1 or newer, and free descriptors",
+            ) from error
         self._made_count += 1
         cache = Cache(self._made_count, key, arena, self._arenas)
         cache.idle_since_s = self.now_s()
         try:
-            await cache.grow(index_bytes)
+            await cache.take_index()
             if arena.space.is_short:
                 raise MemoryRefusedError(
                     f"the index of {frame.sample_count} samples needs {size_text(index_bytes)}, but {cache.reason}"

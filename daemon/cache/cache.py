@@ -1,5 +1,7 @@
 """One cache: an arena, its readers with their budgets, and the memory that it may have."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...core.sizes import size_text
@@ -7,7 +9,8 @@ from ...proto import frames
 from ..arena_book import ArenaBook
 from ..blocking import in_thread
 from ..views import CacheView
-from .arena import CacheArena
+from .arena import CacheArena, CopyResult, Item
+from .staging import Staging
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -26,6 +29,8 @@ class Cache:
         self.idle_since_s = 0.0
         """When its last reader left; meaningless while it has one."""
         self.reason = ""
+        self._growing = asyncio.Lock()
+        self._is_copying = False
 
     @property
     def client_count(self) -> int:
@@ -44,16 +49,36 @@ class Cache:
         self._set_limit()
 
     def _set_limit(self) -> None:
-        if self._budgets:
+        if self._budgets and not self._is_copying:
             space = self.arena.space
             limit_bytes = min(max(self._budgets.values()), self.arena.file_bytes)
             space.limit_bytes = max(limit_bytes, space.used_bytes)
             self.arena.show()
 
-    async def grow(self, step_bytes: int) -> None:
-        """Have `step_bytes` more pages, or as many as the node has memory for: then the space is marked as short."""
+    async def copy(self, staging: Staging, items: Sequence[Item]) -> CopyResult:
+        """Copy samples in a thread (`CacheArena.copy`); the budget stands still meanwhile."""
+        self._is_copying = True
+        try:
+            return await in_thread(self.arena.copy, staging, items)
+        finally:
+            self._is_copying = False
+            self._set_limit()
+
+    async def grow(self, step_bytes: int, length: int = 0) -> None:
+        """Have the next pages (`Space.next_step_bytes`), or as many as the node has memory for: then it is short."""
+        async with self._growing:
+            wanted_bytes = self.arena.space.next_step_bytes(step_bytes, length)
+            if wanted_bytes:
+                await self._take(wanted_bytes)
+
+    async def take_index(self) -> None:
+        """Have the pages of header and index, like `grow`."""
+        async with self._growing:
+            await self._take(self.arena.space.base_bytes)
+
+    async def _take(self, wanted_bytes: int) -> None:
         space = self.arena.space
-        claim = await self._arenas.claim(step_bytes)
+        claim = await self._arenas.claim(wanted_bytes)
         try:
             if claim.size_bytes:
                 await in_thread(self.arena.allocate, space.allocated_bytes + claim.size_bytes)
@@ -67,7 +92,7 @@ class Cache:
         finally:
             self._arenas.settle(claim)
         space.allocated_bytes += claim.size_bytes
-        space.is_short = claim.size_bytes < step_bytes
+        space.is_short = claim.size_bytes < wanted_bytes
         self.reason = claim.reason if space.is_short else ""
 
     async def why_less(self, asked_bytes: int) -> str:

@@ -11,7 +11,6 @@ from ...core.errors import UsageError
 from ...core.sizes import size_text
 from ...proto import frames
 from ..admission_plan import ALLOCATION_STEP_BYTES
-from ..blocking import in_thread
 from .arena import Item
 from .space_plan import Refusal
 from .staging import Staging
@@ -98,7 +97,7 @@ class Filling:
         arena, outcome = self._cache.arena, _Outcome()
         waiting = self._unknown(batch.items, outcome)
         while waiting:
-            copied, refused = await in_thread(arena.copy, batch.staging, waiting)
+            copied, refused = await self._cache.copy(batch.staging, waiting)
             arena.publish(copied)
             self._count(copied)
             outcome.published += len(copied)
@@ -180,7 +179,7 @@ class Filling:
 
     async def _grow_beside(self) -> None:
         try:
-            await self._cache.grow(self._cache.arena.space.next_step_bytes(STEP_BYTES))
+            await self._cache.grow(STEP_BYTES)
         finally:
             self._grower = None
             self._note_shortage()
@@ -191,7 +190,7 @@ class Filling:
             await asyncio.wait([self._grower])
         space = self._cache.arena.space
         while space.refusal(length) is None and not space.is_allocated_for(length):
-            await self._cache.grow(space.next_step_bytes(STEP_BYTES, length))
+            await self._cache.grow(STEP_BYTES, length)
         self._note_shortage()
 
     def _note_shortage(self) -> None:

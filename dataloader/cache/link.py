@@ -30,6 +30,8 @@ STAGING_BYTES = 32 * 1024 * 1024
 """Pages are made as they are written to: a reader that is served at once uses as much as one message holds."""
 OUTSTANDING_MAX = 4
 """With fewer messages unanswered a sample is sent at once, so that none waits for another that may not come."""
+STAGING_KEPT_BYTES = 4 * 1024 * 1024
+"""What was touched beyond this is given back when the staging is empty: it counts for the reader's job."""
 BATCH_ITEMS = 64
 BATCH_BYTES = 4 * 1024 * 1024
 BATCH_AGE_S = 0.005
@@ -82,6 +84,7 @@ class CacheLink:
         """(request id, places in the ring) of fills that are not answered yet, in the order of their answers."""
         self._staging: mmap.mmap | None = None
         self._ring = Ring(0)
+        self._touched_bytes = 0
         self._until_s = time.monotonic() + deadline_s
         self._sock = _connect(path, deadline_s)
         weakref.finalize(self, self._sock.close)  # nobody has to close a dataset
@@ -113,6 +116,7 @@ class CacheLink:
             return False
         assert self._staging is not None
         self._staging[begin : begin + length] = data
+        self._touched_bytes = max(self._touched_bytes, begin + length)
         if not self._waiting:
             self._waiting_since_s = time.monotonic()
         self._waiting.append((index, begin, length, xxhash.xxh3_64_intdigest(data)))
@@ -205,9 +209,17 @@ class CacheLink:
             raise DaemonUnavailableError(f"the daemon answered {reply.re}, which was not next")
         _, count = self._sent.popleft()
         self._ring.free(count)
+        self._give_back()
         if isinstance(reply, frames.Failure):
             raise error_from_code(reply.code, reply.message, reply.hint)
         self._on_filled(reply)
+
+    def _give_back(self) -> None:
+        """Free the pages of an empty staging but for its first ones, if there may be more."""
+        if self._touched_bytes > STAGING_KEPT_BYTES and not len(self._ring):
+            assert self._staging is not None
+            self._staging.madvise(mmap.MADV_REMOVE, STAGING_KEPT_BYTES)
+            self._touched_bytes = STAGING_KEPT_BYTES
 
     # -- opening
 
@@ -251,7 +263,7 @@ class CacheLink:
             os.close(fd)
         if self._staging is not None:
             self._staging.close()
-        self._staging, self._ring = staging, Ring(reply.size_bytes)
+        self._staging, self._ring, self._touched_bytes = staging, Ring(reply.size_bytes), 0
 
     def _enlarge(self, length: int) -> None:
         """Get a staging that a sample of this length fits into, if nothing is under way in the one before."""

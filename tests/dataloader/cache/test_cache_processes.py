@@ -148,7 +148,6 @@ def trainer_in_second_epoch(source: Blocks) -> "Generator[tuple[BaseProcess, Con
 def test_nothing_is_left_of_whoever_is_killed_and_a_restart_is_warm(tmp_path: Path) -> None:
     """A worker, then a trainer whose workers live on for a while, then the daemon, each by SIGKILL."""
     source = Blocks(LENGTHS, tmp_path / "reads")
-    shm = set(os.listdir("/dev/shm"))  # noqa: PTH208
     with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])) as process:
         with trainer_in_second_epoch(source) as (trainer, _):
             assert sorted(source.reads()) == list(range(48))
@@ -175,7 +174,7 @@ def test_nothing_is_left_of_whoever_is_killed_and_a_restart_is_warm(tmp_path: Pa
             assert trainer.exitcode == 0, "a trainer outlives the daemon"
         assert holders(kept) == []
         assert source.reads() == [], "what it had mapped it had until its end"
-    assert set(os.listdir("/dev/shm")) - shm == set()  # noqa: PTH208
+    assert not list(Path("/dev/shm").glob("*everstep*"))
 
 
 def alive(pid: int) -> bool:
@@ -247,7 +246,17 @@ def test_a_daemon_that_hangs_keeps_nobody(tmp_path: Path, monkeypatch: pytest.Mo
             process.send_signal(signal.SIGCONT)
         assert dataset.flush()
         assert dataset.cache_info().cached_count == 600 - info.deferred_count
+        staging = [
+            line for line in Path("/proc/self/smaps").read_text().split("VmFlags") if "everstep-stag" in line
+        ]
+        assert len(staging) == 1
+        assert resident_bytes(staging[0]) <= 4 << 20, "an empty staging gives its pages back"
         dataset.close()
+
+
+def resident_bytes(mapping: str) -> int:
+    """Return what /proc/self/smaps says of one mapping."""
+    return 1024 * next(int(line.split()[1]) for line in mapping.splitlines() if line.startswith("Rss:"))
 
 
 READERS, SAMPLES, ROUND = 2, 4000, 50
