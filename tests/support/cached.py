@@ -84,6 +84,7 @@ class HostileReader(FakeTrainer):
         """Get a staging and map it; its descriptor is kept."""
         reply = self.ask(frames.StageCache(request_id=self.number(), size_bytes=size_bytes))
         if isinstance(reply, frames.StagingReady):
+            self._drop_staging()
             self.staging_fd = self.reader.take_fd()
             self.staging = mmap.mmap(self.staging_fd, reply.size_bytes)
         return reply
@@ -119,11 +120,15 @@ class HostileReader(FakeTrainer):
     def close(self) -> None:
         """Vanish, with everything that it held."""
         super().close()
-        for name in ("arena_fd", "staging_fd"):
-            if hasattr(self, name):
-                os.close(getattr(self, name))
-                delattr(self, name)
-        if hasattr(self, "staging"):
-            self.staging.close()
+        self._drop_staging()
+        if hasattr(self, "arena_fd"):
+            os.close(self.arena_fd)
+            del self.arena_fd
         if hasattr(self, "view"):
             del self.view
+
+    def _drop_staging(self) -> None:
+        if hasattr(self, "staging_fd"):
+            self.staging.close()
+            os.close(self.staging_fd)
+            del self.staging_fd

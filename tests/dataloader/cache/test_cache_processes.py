@@ -83,6 +83,46 @@ def test_workers_attach_by_themselves(source: Blocks, method: str, workers: int)
     dataset.close()
 
 
+def read_in_child(dataset: CachedDataset[bytes], parents: list[str], result: Connection) -> None:
+    """What a forked child has of its parent's cache, and what it has after its first sample."""
+    held = [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
+    before = (dataset.cache_info().is_attached, dataset.peek(0), sorted(set(held) & set(parents)))
+    content = [dataset[index] for index in range(48)]
+    result.send((before, dataset.cache_info().is_attached, content))
+
+
+def sockets_and_memfds() -> list[str]:
+    found = [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
+    return [each for each in found if each.startswith("socket:") or "everstep-" in each]
+
+
+def test_a_forked_child_lets_go_and_attaches_itself(source: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent's connection goes on. What the child staged last is sent when it ends."""
+    before = set(sockets_and_memfds())
+    dataset = CachedDataset[bytes](source, budget="4MB")
+    parents = sorted(set(sockets_and_memfds()) - before)
+    assert len(parents) >= 2, "a connection and a mapped arena"
+    monkeypatch.setattr("everstep.dataloader.cache.link.OUTSTANDING_MAX", 0)
+    monkeypatch.setattr("everstep.dataloader.cache.link.BATCH_AGE_S", 1e9)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=read_in_child, args=(dataset, parents, theirs))
+    child.start()
+    theirs.close()
+    untouched, is_attached, content = ours.recv()
+    child.join()
+    ours.close()
+    assert untouched == (False, None, [])
+    assert is_attached
+    assert content == [source.content(index) for index in range(48)]
+    source.reads()
+    assert dataset.cache_info().cached_count == 48, "sent at its end: no message was due before"
+    assert [dataset[index] for index in range(48)] == content
+    assert source.reads() == []
+    assert dataset.flush(), "the parent's connection is alive"
+    dataset.close()
+
+
 def memfds(pid: int) -> set[int]:
     """Return the inodes of the cache's memfds that a process has open."""
     found: set[int] = set()
