@@ -6,8 +6,9 @@ before it, and the kernel takes 0.16 s to free a GiB (2 cores, tmpfs pages of 4 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 
-from .admission_plan import Room, Wish, grant, room_left
+from .admission_plan import PAGE_BYTES, Room, Wish, grant, room_left
 from .arena import Arena, make_arena
 from .blocking import in_thread
 from .config import MemorySection
@@ -22,6 +23,20 @@ Forget = Callable[[int], Awaitable[None]]
 """Lets the engines unmap the arena of this descriptor."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Memory that was admitted for something else than an arena of slots, and counts from now on."""
+
+    number: int
+    size_bytes: int
+    reason: str
+    """Why it is less than what was asked for, and what to do; empty: it is not."""
+
+
+async def _no_relief(_: int) -> None:
+    """There is nothing that could go."""
+
+
 class ArenaBook:
     """Owned by the event loop."""
 
@@ -32,6 +47,8 @@ class ArenaBook:
         self._untouched_bytes: dict[int, int] = {}
         """Of arenas being made, by number: admitted, and not yet missing in what the node has left."""
         self._closing: set[asyncio.Task[None]] = set()
+        self.relieve: Callable[[int], Awaitable[None]] = _no_relief
+        """Gives up what nobody uses, so that this many bytes become free if they can."""
 
     @property
     def size_bytes(self) -> int:
@@ -48,7 +65,7 @@ class ArenaBook:
         """
         if self._closing:
             await asyncio.wait(self._closing, timeout=CLOSING_DEADLINE_S)
-        room = await self._room()
+        room = await self._room_for(wish.size_bytes * sharers)
         granted = grant(wish, room, sharers=sharers)  # no wait from here until it counts
         self._made_count += 1
         number = self._made_count
@@ -74,9 +91,40 @@ class ArenaBook:
 
     async def has_room(self, wish: Wish) -> bool:
         """Tell whether all that is wished for would be granted now."""
-        return wish.size_bytes <= (await self._room()).size_bytes
+        return wish.size_bytes <= (await self._room_for(wish.size_bytes)).size_bytes
 
-    async def _room(self) -> Room:
+    async def claim(self, size_bytes: int) -> Claim:
+        """Admit `size_bytes` more, or whole pages of as many as there is room for, perhaps none.
+
+        They count as promised until `settle`, and count until `give_back`.
+        """
+        room = await self._room_for(size_bytes)
+        fitting_bytes = max(0, room.size_bytes // PAGE_BYTES * PAGE_BYTES)
+        granted_bytes = size_bytes if size_bytes <= room.size_bytes else fitting_bytes
+        self._made_count += 1
+        self._add(granted_bytes)
+        self._untouched_bytes[self._made_count] = granted_bytes
+        reason = "" if granted_bytes == size_bytes else f"{room.why}: {room.hint}"
+        return Claim(number=self._made_count, size_bytes=granted_bytes, reason=reason)
+
+    def settle(self, claim: Claim) -> None:
+        """What was claimed is touched, or given back: it is missing in what the node has left, or never will be."""
+        del self._untouched_bytes[claim.number]
+
+    def give_back(self, size_bytes: int) -> None:
+        """Count so many bytes of claims no more."""
+        self._add(-size_bytes)
+
+    async def _room_for(self, size_bytes: int) -> Room:
+        """Return the room there is, after giving up what nobody uses where it is less than so many bytes."""
+        room = await self.room()
+        if room.size_bytes >= size_bytes:
+            return room
+        await self.relieve(size_bytes - room.size_bytes)
+        return await self.room()
+
+    async def room(self) -> Room:
+        """Return what there is room for now."""
         bounds = await read_memory_bounds()
         return room_left(
             self._memory.arena_max_bytes - self._size_bytes,

@@ -115,9 +115,9 @@ def _carry_out(parsed: argparse.Namespace) -> int:
     logging.getLogger("everstep").addHandler(logging.NullHandler())
     if parsed.command in TOOLS | MODELS:
         return (TOOLS | MODELS)[parsed.command](parsed)
-    from . import cli_commands, cli_fsck, cli_retention  # noqa: PLC0415
+    from . import cli_cache, cli_commands, cli_fsck, cli_retention  # noqa: PLC0415
 
-    commands = cli_commands.COMMANDS | cli_retention.COMMANDS | cli_fsck.COMMANDS
+    commands = cli_cache.COMMANDS | cli_commands.COMMANDS | cli_retention.COMMANDS | cli_fsck.COMMANDS
     return commands[parsed.command](parsed)
 
 
@@ -168,6 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_retention(commands.add_parser, as_json)
     device = commands.add_parser("device", help="list, drain, retire and readmit the devices of a store")
     cli_devices_arguments.add_arguments(device, as_json)
+    caches = commands.add_parser("cache", help="list and drop the caches of samples in memory")
+    _add_cache(caches, as_json)
     daemon = commands.add_parser("daemon", help="run the daemon of a node in the foreground")
     daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="its configuration (TOML)")
     commands.add_parser("stop", parents=[as_json], help="let the daemon write what is sealed, then end it")
@@ -202,6 +204,15 @@ def _add_retention(add: Callable[..., argparse.ArgumentParser], as_json: _Parser
     _add_storage(fsck)
     scrub = add("scrub", parents=[as_json], help="let the daemon read all committed bytes in the background")
     _add_target(scrub, "RUN", optional=True)
+
+
+def _add_cache(cache: argparse.ArgumentParser, as_json: argparse.ArgumentParser) -> None:
+    parts = cache.add_subparsers(dest="part", required=True, metavar="WHAT")
+    parts.add_parser("list", parents=[as_json], help="list caches: samples, memory, readers")
+    drop = parts.add_parser(
+        "drop", parents=[as_json], help="give back the memory of caches that nobody reads"
+    )
+    drop.add_argument("number", nargs="+", type=int, metavar="CACHE", help="its number in the list")
 
 
 def _add_target(parser: argparse.ArgumentParser, what: str, *, optional: bool = False) -> None:

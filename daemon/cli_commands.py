@@ -67,7 +67,7 @@ def status(arguments: argparse.Namespace) -> int:
     hint = "`everstep ls DIR ...` reads storage without a daemon; EVERSTEP_SOCKET names another socket"
     with connected(data_socket_path(), hint=hint) as daemon:
         found = daemon.status()
-    document = {"daemon": found.daemon, "runs": found.runs, "stores": found.stores}
+    document = {"daemon": found.daemon, "runs": found.runs, "stores": found.stores, "caches": found.caches}
     Output(as_json=arguments.json).show(document, lambda console: render.status(console, found))
     return EXIT_DONE
 

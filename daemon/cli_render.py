@@ -116,6 +116,11 @@ def status(console: Console, found: StatusView) -> None:
         _runs(console, found.runs)
     else:
         _line(console, "no run has attached", DIM)
+    if found.caches:
+        from .cli_cache import draw_caches  # noqa: PLC0415  it draws with what is here
+
+        console.print()
+        draw_caches(console, found.caches)
     for store in found.stores:
         console.print()
         _store(console, store)

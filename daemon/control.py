@@ -28,6 +28,7 @@ from ..proto import node_pb2_grpc
 from . import health, node_views, store_views
 from .blocking import in_thread
 from .control_messages import (
+    cache_to_message,
     detail_to_message,
     finding_to_message,
     id_from_text,
@@ -214,7 +215,14 @@ class NodeService(node_pb2_grpc.NodeServicer):
         stores = [await self._store_view(opened, names) for opened in node.stores.stores]
         daemon = node_views.daemon_view(node, began_s=self._began_s, is_draining=node.lifetime.is_ending)
         runs = node_views.run_views(node, _visible_uid())
-        return status_to_message(StatusView(daemon=daemon, runs=runs, stores=tuple(stores)))
+        caches = node.caches.states(_visible_uid())
+        return status_to_message(StatusView(daemon=daemon, runs=runs, stores=tuple(stores), caches=caches))
+
+    async def DropCache(self, request: pb.DropCacheRequest, context: _Context) -> pb.DropCacheResponse:
+        """See node.proto."""
+        dropped = await self._node.caches.drop(request.number, _visible_uid())
+        self._node.lifetime.changed()
+        return pb.DropCacheResponse(dropped=cache_to_message(dropped))
 
     async def _store_view(self, opened: OpenStore, names: Mapping[str, str]) -> StoreView:
         found, scrubber = self._node.verifier.found(opened), self._node.scrubber

@@ -20,6 +20,7 @@ from ..proto import node_pb2 as pb
 from ..proto.frames import FRAME_SIZE_BYTES_MAX, PROTOCOL, Role
 from ..proto.wire import FrameError, FrameReader, decode_reply, pack
 from .control_messages import (
+    cache_from_message,
     detail_from_message,
     finding_from_message,
     id_to_text,
@@ -35,7 +36,16 @@ from .device_messages import (
 )
 from .device_views import DeviceDetail, ReadmitView, RetireView, StoreDevices
 from .peer import identify
-from .views import CheckpointDetail, CheckpointView, Removed, ScrubStarted, StatusView, Stopped, Verdict
+from .views import (
+    CacheView,
+    CheckpointDetail,
+    CheckpointView,
+    Removed,
+    ScrubStarted,
+    StatusView,
+    Stopped,
+    Verdict,
+)
 
 HELLO_DEADLINE_S = 5.0
 CALL_DEADLINE_S = 30.0
@@ -72,6 +82,17 @@ class ControlClient:
     def status(self) -> StatusView:
         """Return what the daemon holds now."""
         return status_from_message(self._call(self._stub.GetStatus, pb.GetStatusRequest()))
+
+    def drop_cache(self, number: int) -> CacheView:
+        """Drop a cache and return it as it was.
+
+        Raises:
+            NotFoundError: there is none of this number, or it is another user's.
+            RunBusyError: somebody reads it.
+        """
+        return cache_from_message(
+            self._call(self._stub.DropCache, pb.DropCacheRequest(number=number)).dropped
+        )
 
     def checkpoints(self, run: str) -> list[CheckpointView]:
         """See Source."""

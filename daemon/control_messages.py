@@ -12,6 +12,7 @@ from ..proto import node_pb2 as pb
 from .scrub_plan import Scrub
 from .slot_machine import SlotState
 from .views import (
+    CacheView,
     CheckpointDetail,
     CheckpointStatus,
     CheckpointView,
@@ -108,6 +109,7 @@ def status_to_message(status: StatusView) -> pb.GetStatusResponse:
         ),
         runs=[_run_to_message(run) for run in status.runs],
         stores=[_store_to_message(store) for store in status.stores],
+        caches=[cache_to_message(cache) for cache in status.caches],
     )
 
 
@@ -130,6 +132,43 @@ def status_from_message(message: pb.GetStatusResponse) -> StatusView:
         ),
         runs=tuple(_run_from_message(run) for run in message.runs),
         stores=tuple(_store_from_message(store) for store in message.stores),
+        caches=tuple(cache_from_message(cache) for cache in message.caches),
+    )
+
+
+def cache_to_message(cache: CacheView) -> pb.CacheStatus:
+    """Return the message of a cache."""
+    return pb.CacheStatus(
+        number=cache.number,
+        owner_uid=cache.uid,
+        fingerprint=cache.fingerprint,
+        content=cache.content,
+        sample_count=cache.sample_count,
+        published_count=cache.published_count,
+        used_bytes=cache.used_bytes,
+        allocated_bytes=cache.allocated_bytes,
+        budget_bytes=cache.budget_bytes,
+        client_count=cache.client_count,
+        idle_s=cache.idle_s,
+        reason=cache.reason,
+    )
+
+
+def cache_from_message(cache: pb.CacheStatus) -> CacheView:
+    """Return the cache of a message."""
+    return CacheView(
+        number=cache.number,
+        uid=cache.owner_uid,
+        fingerprint=cache.fingerprint,
+        content=cache.content,
+        sample_count=cache.sample_count,
+        published_count=cache.published_count,
+        used_bytes=cache.used_bytes,
+        allocated_bytes=cache.allocated_bytes,
+        budget_bytes=cache.budget_bytes,
+        client_count=cache.client_count,
+        idle_s=cache.idle_s,
+        reason=cache.reason,
     )
 
 

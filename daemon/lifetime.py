@@ -28,11 +28,19 @@ class Lifetime:
 
     @property
     def idle(self) -> bool:
-        """Tell whether nobody is or is being attached, nothing is being written, nothing is kept for a restart."""
+        """Tell whether nobody is or is being attached, nothing is being written, nothing is kept for a restart.
+
+        Caches do not count: their readers find another daemon.
+        """
         return not self._node.is_opening and not any(
             rank.lease or rank.persisting or rank.kept_until_s is not None
             for rank in self._node.registry.ranks()
         )
+
+    @property
+    def _is_unused(self) -> bool:
+        """Tell whether nobody needs it: neither a trainer nor whoever reads a cache."""
+        return self.idle and not self._node.caches.has_clients
 
     @property
     def is_ending(self) -> bool:
@@ -70,13 +78,20 @@ class Lifetime:
         ]
         if ends_s:
             return max(0.0, min(ends_s) - asyncio.get_running_loop().time())
-        if not (self._node.private and self.idle):
+        if not (self._node.private and self._is_unused):
             return None
-        return CLEAN_GRACE_S if self._seen_trainer else START_GRACE_S
+        grace_s = CLEAN_GRACE_S if self._seen_trainer or self._node.caches.has_been_used else START_GRACE_S
+        return max(grace_s, self._caches_wait_s())
+
+    def _caches_wait_s(self) -> float:
+        """Return for how many seconds more a private daemon keeps its caches, which nobody reads, for a next job."""
+        left_s = self._node.caches.left_s()
+        now_s = asyncio.get_running_loop().time()
+        return 0.0 if left_s is None else left_s + self._node.config.daemon.linger_s - now_s
 
     def _due(self) -> None:
         self._timer = None
-        if self._node.private and self.idle:
+        if self._node.private and self._is_unused and self._caches_wait_s() <= 0:
             self.end("nobody is attached and everything is committed")
         else:
             self._give_memory_back()

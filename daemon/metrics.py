@@ -18,6 +18,7 @@ from ..checkpoint.recovery import RecoveryReport
 from ..checkpoint.shard_write import DeviceWrite
 from ..core.errors import ConfigError
 from ..proto import frames
+from .cache.metrics import CacheMetrics
 from .stores import OpenStore
 
 _Metric = TypeVar("_Metric", Gauge, Histogram)
@@ -303,8 +304,9 @@ class Metrics:
         self.readings = ReadingMetrics(make)
         self.costs = CostMetrics(make)
         self.devices = DeviceMetrics(make)
+        self.caches = CacheMetrics(make)
         self.attached = make.gauge("trainers_attached", "Trainers that hold a lease")
-        self.arena_bytes = make.gauge("arena_bytes", "Bytes of all arenas")
+        self.arena_bytes = make.gauge("arena_bytes", "Bytes of all arenas, those of caches included")
         self.refused_total = make.counter("requests_refused", "Requests answered with an error")
         self.internal_errors_total = make.counter(
             "internal_errors", "Exceptions that nobody expected; the log has each with its traceback"

@@ -31,6 +31,7 @@ from .admission_plan import PAGE_BYTES, Wish
 from .arena import Arena
 from .arena_book import ArenaBook
 from .blocking import in_thread
+from .cache.book import CacheBook
 from .config import DaemonConfig
 from .device_desk import DeviceDesk
 from .device_watch import DeviceWatch
@@ -65,6 +66,7 @@ class Node:
         self.lifetime = Lifetime(self)
         self.stores = StoreBook(config, socket=config.socket_path(), private=private)
         self.arenas = ArenaBook(config.memory, self.metrics, self.spawn)
+        self.caches = CacheBook(self.arenas, self.metrics.caches, self.spawn)
         self.verifier = Verifier(self)
         self.scrubber = Scrubber(self)
         self.devices = DeviceDesk(self)
@@ -292,6 +294,7 @@ class Node:
     def session_ended(self, session: Session) -> None:
         """A client is gone: a trainer's copies are dropped, what it sealed stays, is persisted and kept a while."""
         self.sessions.discard(session)
+        self.caches.session_ended(session)
         if session.lease is not None and session.lease.is_valid:
             rank = session.lease.rank
             rank.lease = None
@@ -308,6 +311,13 @@ class Node:
         for rank in gone.run.ranks.values():
             if rank.lessee is not None and rank.attempt == gone.attempt > 0:
                 rank.lessee.send(frames.RankGone(rank=gone.rank))
+
+    async def open_cache(self, session: Session, frame: frames.OpenCache) -> tuple[frames.Reply, int]:
+        """Let a client read the cache of a dataset; any user may, each its own."""
+        try:
+            return await self.caches.open(session, frame)
+        finally:
+            self.lifetime.changed()
 
     def hand_over(self) -> None:
         """Another daemon wants the devices: an idle private daemon ends, any other refuses."""

@@ -115,6 +115,14 @@ class Session:
             case frames.HandOver():
                 self._node.hand_over()
                 self.send(frames.Done(re=frame.request_id))
+            case frames.OpenCache():
+                self._answer(frame, lambda: self._node.open_cache(self, frame))
+            case frames.StageCache():
+                self.send(*self._node.caches.stage(self, frame))
+            case frames.FillCache():
+                self._node.caches.fill(self, frame)
+            case frames.CacheUse():
+                self._node.caches.use_told(self, frame)
             case _:
                 self._dispatch_leased(frame, self._valid_lease())
 

@@ -157,12 +157,33 @@ class StoreView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheView:
+    """One cache of samples."""
+
+    number: int
+    uid: int
+    fingerprint: str
+    content: str
+    sample_count: int
+    published_count: int
+    used_bytes: int
+    allocated_bytes: int
+    budget_bytes: int
+    client_count: int
+    idle_s: float
+    """Since its last reader left; 0 while it has one."""
+    reason: str
+    """Why it has less memory than its budget; empty: it has what it needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     """All that `everstep status` shows."""
 
     daemon: DaemonView
     runs: tuple[RunView, ...]
     stores: tuple[StoreView, ...]
+    caches: tuple[CacheView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Order, resumable loader and exactly-once ledger.
+"""Order, resumable loader, exactly-once ledger and cached datasets.
 
 Names are imported when they are first used, so that the daemon and the command line can import the numpy-free
 modules (`ledger_format` and what it needs) without torch.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .arguments import BlockShuffle
+    from .cache.cached_dataset import CachedDataset
     from .holes_format import skip
     from .ledger import Ledger
     from .loader import DataLoader
@@ -21,10 +22,20 @@ if TYPE_CHECKING:
     from .order_batch_sampler import OrderBatchSampler
     from .shard_stream import ShardStream
 
-__all__ = ["BlockShuffle", "DataLoader", "Ledger", "Mixture", "OrderBatchSampler", "ShardStream", "skip"]
+__all__ = [
+    "BlockShuffle",
+    "CachedDataset",
+    "DataLoader",
+    "Ledger",
+    "Mixture",
+    "OrderBatchSampler",
+    "ShardStream",
+    "skip",
+]
 
 _HOME = {
     "BlockShuffle": "arguments",
+    "CachedDataset": "cache.cached_dataset",
     "DataLoader": "loader",
     "Ledger": "ledger",
     "Mixture": "mixture",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from everstep.checkpoint.keep import Keep
     from everstep.core import errors
     from everstep.core.errors import EverstepError
-    from everstep.dataloader import DataLoader
+    from everstep.dataloader import CachedDataset, DataLoader
     from everstep.hook.attach import attach
     from everstep.hook.notice import Preemption
     from everstep.hook.report import Report
@@ -38,6 +38,7 @@ if sys.version_info < (3, 11):  # noqa: UP036  # a checkout on PYTHONPATH is not
     raise ImportError(f"everstep needs Python 3.11 or newer; this is {sys.version.split()[0]}")
 
 __all__ = [
+    "CachedDataset",
     "DataLoader",
     "EverstepError",
     "Keep",
@@ -53,6 +54,7 @@ __all__ = [
 
 # public name -> the module it lives in and its name there; an empty name stands for the module itself
 _LAZY = {
+    "CachedDataset": (".dataloader", "CachedDataset"),
     "DataLoader": (".dataloader", "DataLoader"),
     "EverstepError": (".core.errors", "EverstepError"),
     "Keep": (".checkpoint.keep", "Keep"),

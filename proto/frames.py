@@ -1,8 +1,9 @@
 """The data socket's language: typed frames between a trainer's hook (or a tool) and the node daemon.
 
 Every request that wants an answer carries a `request_id` chosen by the client; its answer carries the same number in
-`re`. Frames without `re` are events. File descriptors travel beside `ArenaReady`, `Fetched` and `Streaming`
-(SCM_RIGHTS). Sizes and offsets are bytes; times are seconds. Tensor bytes never travel here.
+`re`. Frames without `re` are events. File descriptors travel beside `ArenaReady`, `Fetched`, `Streaming`,
+`CacheOpened` and `StagingReady` (SCM_RIGHTS), never to the daemon. Sizes and offsets are bytes; times are seconds.
+Neither tensor nor sample bytes ever travel here.
 """
 
 from enum import Enum
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -281,6 +282,59 @@ class HandOver(msgspec.Struct, frozen=True, tag="hand_over"):
     request_id: int
 
 
+class CacheContent(Enum):
+    """What the bytes of a cached sample are."""
+
+    RAW = "raw"
+    """As the source stores them."""
+    PREPARED = "prepared"
+    """A prepared sample, encoded by dataloader/cache/tree_format.py."""
+
+
+class OpenCache(msgspec.Struct, frozen=True, tag="open_cache"):
+    """Use the cache of a dataset, which is made if this user has none of this fingerprint; once for a connection.
+
+    The largest budget of its clients is the one that counts.
+    """
+
+    request_id: int
+    fingerprint: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    content: CacheContent
+    sample_count: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+    budget_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+    """Bytes that the cache may take, its index included (dataloader/cache/arena_format.py)."""
+
+
+class StageCache(msgspec.Struct, frozen=True, tag="stage_cache"):
+    """Ask for memory to put samples into that were missing; it takes the place of what this client had before."""
+
+    request_id: int
+    size_bytes: Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
+
+
+FILL_ITEMS_MAX = 4096
+
+
+class FillCache(msgspec.Struct, frozen=True, tag="fill_cache"):
+    """Samples that were missing lie in the client's staging: the daemon copies, checks and publishes them."""
+
+    request_id: int
+    items: Annotated[list[tuple[int, int, int, int]], msgspec.Meta(max_length=FILL_ITEMS_MAX)]
+    """Sample id, offset in the staging, length, XXH3-64 of the bytes."""
+
+
+class CacheUse(msgspec.Struct, frozen=True, tag="cache_use"):
+    """What this client has read since it told it last."""
+
+    hit_count: Annotated[int, msgspec.Meta(ge=0)]
+    hit_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    miss_count: Annotated[int, msgspec.Meta(ge=0)]
+    miss_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    """Read from the source."""
+    oversized_count: Annotated[int, msgspec.Meta(ge=0)]
+    """Of the misses, samples larger than the whole budget."""
+
+
 Request = (
     Hello
     | OpenRun
@@ -304,6 +358,10 @@ Request = (
     | Costs
     | Detach
     | HandOver
+    | OpenCache
+    | StageCache
+    | FillCache
+    | CacheUse
 )
 
 
@@ -517,6 +575,40 @@ class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
     message: str
 
 
+class CacheOpened(msgspec.Struct, frozen=True, tag="cache_opened"):
+    """The cache (its arena's descriptor, for reading only, beside this frame) may be read."""
+
+    re: int
+    size_bytes: int
+    """Of the memfd: more than is ever used."""
+    budget_bytes: int
+    """The one that counts."""
+    reason: str = ""
+    """Why it is not what was asked for, and what to do; empty: it is."""
+
+
+class StagingReady(msgspec.Struct, frozen=True, tag="staging_ready"):
+    """Memory of this client's own to put samples into (its descriptor beside this frame)."""
+
+    re: int
+    size_bytes: int
+
+
+class CacheFilled(msgspec.Struct, frozen=True, tag="cache_filled"):
+    """What became of a FillCache, whose place in the staging may be used again."""
+
+    re: int
+    published_count: int
+    known_count: int
+    """They were there already."""
+    corrupt: list[int]
+    """Sample ids whose bytes in the staging were not those that the digest was taken of."""
+    differing: list[int]
+    """Sample ids that are there with other bytes: the fingerprint does not follow the content."""
+    reason: str = ""
+    """Why others were not admitted; empty: all were."""
+
+
 Reply = (
     Welcome
     | Failure
@@ -537,4 +629,7 @@ Reply = (
     | Notice
     | RankGone
     | Fenced
+    | CacheOpened
+    | StagingReady
+    | CacheFilled
 )

@@ -100,14 +100,44 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("daemon", "runs", "stores")
+    __slots__ = ("daemon", "runs", "stores", "caches")
     DAEMON_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
+    CACHES_FIELD_NUMBER: _ClassVar[int]
     daemon: DaemonInfo
     runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
     stores: _containers.RepeatedCompositeFieldContainer[StoreStatus]
-    def __init__(self, daemon: _Optional[_Union[DaemonInfo, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ...) -> None: ...
+    caches: _containers.RepeatedCompositeFieldContainer[CacheStatus]
+    def __init__(self, daemon: _Optional[_Union[DaemonInfo, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ..., caches: _Optional[_Iterable[_Union[CacheStatus, _Mapping]]] = ...) -> None: ...
+
+class CacheStatus(_message.Message):
+    __slots__ = ("number", "owner_uid", "fingerprint", "content", "sample_count", "published_count", "used_bytes", "allocated_bytes", "budget_bytes", "client_count", "idle_s", "reason")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_UID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    owner_uid: int
+    fingerprint: str
+    content: str
+    sample_count: int
+    published_count: int
+    used_bytes: int
+    allocated_bytes: int
+    budget_bytes: int
+    client_count: int
+    idle_s: float
+    reason: str
+    def __init__(self, number: _Optional[int] = ..., owner_uid: _Optional[int] = ..., fingerprint: _Optional[str] = ..., content: _Optional[str] = ..., sample_count: _Optional[int] = ..., published_count: _Optional[int] = ..., used_bytes: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., client_count: _Optional[int] = ..., idle_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DaemonInfo(_message.Message):
     __slots__ = ("version", "pid", "kind", "uptime_s", "socket", "uid", "arena_bytes", "metrics_port", "draining", "persisted_count", "failed_count")
@@ -443,6 +473,18 @@ class RemoveCheckpointResponse(_message.Message):
     removed: CheckpointSummary
     freed_bytes: int
     def __init__(self, removed: _Optional[_Union[CheckpointSummary, _Mapping]] = ..., freed_bytes: _Optional[int] = ...) -> None: ...
+
+class DropCacheRequest(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class DropCacheResponse(_message.Message):
+    __slots__ = ("dropped",)
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    dropped: CacheStatus
+    def __init__(self, dropped: _Optional[_Union[CacheStatus, _Mapping]] = ...) -> None: ...
 
 class RemoveRunRequest(_message.Message):
     __slots__ = ("run", "force")

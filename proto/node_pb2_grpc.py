@@ -74,6 +74,11 @@ class NodeStub:
                 request_serializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointRequest.SerializeToString,
                 response_deserializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointResponse.FromString,
                 _registered_method=True)
+        self.DropCache = channel.unary_unary(
+                '/everstep.node.v1.Node/DropCache',
+                request_serializer=everstep_dot_proto_dot_node__pb2.DropCacheRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.DropCacheResponse.FromString,
+                _registered_method=True)
         self.StartScrub = channel.unary_unary(
                 '/everstep.node.v1.Node/StartScrub',
                 request_serializer=everstep_dot_proto_dot_node__pb2.StartScrubRequest.SerializeToString,
@@ -169,6 +174,13 @@ class NodeServicer:
 
     def UntagCheckpoint(self, request, context):
         """Take a tag away, durably. NOT_FOUND without it, UNAVAILABLE while a device of the store is missing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropCache(self, request, context):
+        """Drop a cache that nobody reads. NOT_FOUND without it or for another user's, FAILED_PRECONDITION while it is read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -275,6 +287,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.UntagCheckpoint,
                     request_deserializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointRequest.FromString,
                     response_serializer=everstep_dot_proto_dot_node__pb2.UntagCheckpointResponse.SerializeToString,
+            ),
+            'DropCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropCache,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.DropCacheRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.DropCacheResponse.SerializeToString,
             ),
             'StartScrub': grpc.unary_unary_rpc_method_handler(
                     servicer.StartScrub,
@@ -528,6 +545,33 @@ class Node:
             '/everstep.node.v1.Node/UntagCheckpoint',
             everstep_dot_proto_dot_node__pb2.UntagCheckpointRequest.SerializeToString,
             everstep_dot_proto_dot_node__pb2.UntagCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/DropCache',
+            everstep_dot_proto_dot_node__pb2.DropCacheRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.DropCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

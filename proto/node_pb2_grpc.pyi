@@ -16,6 +16,7 @@ class NodeStub:
     RemoveRun: grpc.UnaryUnaryMultiCallable[node_pb2.RemoveRunRequest, node_pb2.RemoveRunResponse]
     TagCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.TagCheckpointRequest, node_pb2.TagCheckpointResponse]
     UntagCheckpoint: grpc.UnaryUnaryMultiCallable[node_pb2.UntagCheckpointRequest, node_pb2.UntagCheckpointResponse]
+    DropCache: grpc.UnaryUnaryMultiCallable[node_pb2.DropCacheRequest, node_pb2.DropCacheResponse]
     StartScrub: grpc.UnaryUnaryMultiCallable[node_pb2.StartScrubRequest, node_pb2.StartScrubResponse]
     InspectStores: grpc.UnaryUnaryMultiCallable[node_pb2.InspectStoresRequest, node_pb2.InspectStoresResponse]
     ListDevices: grpc.UnaryUnaryMultiCallable[node_pb2.ListDevicesRequest, node_pb2.ListDevicesResponse]
@@ -66,6 +67,11 @@ class NodeServicer:
         request: node_pb2.UntagCheckpointRequest,
         context: grpc.aio.ServicerContext[node_pb2.UntagCheckpointRequest, node_pb2.UntagCheckpointResponse],
     ) -> Awaitable[node_pb2.UntagCheckpointResponse]: ...
+    def DropCache(
+        self,
+        request: node_pb2.DropCacheRequest,
+        context: grpc.aio.ServicerContext[node_pb2.DropCacheRequest, node_pb2.DropCacheResponse],
+    ) -> Awaitable[node_pb2.DropCacheResponse]: ...
     def StartScrub(
         self,
         request: node_pb2.StartScrubRequest,
