@@ -355,7 +355,8 @@ class WorkerPool:
             return "between batches"
         if 0 <= place < len(ids):
             return f"reading sample {ids[place]}"
-        what = {Phase.COLLATE: "collating", Phase.SEND: "sending"}.get(place, "reading")
+        words: dict[int, str] = {Phase.COLLATE: "collating", Phase.SEND: "sending"}
+        what = words.get(place, "reading")
         return f"{what} the batch of samples {_shortened(ids)}"
 
     # -- descriptors ---------------------------------------------------------------------------------------------
