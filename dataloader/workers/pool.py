@@ -353,9 +353,10 @@ class WorkerPool:
             return "starting"
         if place == Phase.IDLE or not ids:
             return "between batches"
-        if place >= 0:
+        if 0 <= place < len(ids):
             return f"reading sample {ids[place]}"
-        what = {Phase.READ_ALL: "reading", Phase.COLLATE: "collating"}.get(Phase(place), "sending")
+        words: dict[int, str] = {Phase.COLLATE: "collating", Phase.SEND: "sending"}
+        what = words.get(place, "reading")
         return f"{what} the batch of samples {_shortened(ids)}"
 
     # -- descriptors ---------------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ class PoolMachine:
 
     def _blame(self, number: int, place: int) -> list[Command]:
         job = self._jobs[number]
-        if place >= 0:
+        if 0 <= place < len(job.sent_ids):
             return self._blame_sample(job, job.sent_ids[place])
         if place == Phase.READ_ALL:
             job.whole_deaths += 1
