@@ -83,7 +83,9 @@ def _worker_words(costs: Costs, now: Setting, after: Setting, *, lacking_cores: 
     more = after.workers - now.workers
     if not lacking_cores:
         if not more:
-            return ["the trainer is slow to take batches that are ready: larger or fewer of them, or none pinned"]
+            return [
+                "the trainer is slow to take batches that are ready: larger or fewer of them, or none pinned"
+            ]
         verb = "removes" if more == 1 else "remove"
         return [f"{_count(more, now.workers)} {verb} the preparation stall"]
     gain = predict(costs, _setting(after, cached=1.0)).samples_per_s

@@ -13,8 +13,9 @@ from .what_if_plan import Costs, Limit
 
 SAME = 1.02
 """Two runs whose times differ by less are equal: what repeated runs of one script differ by on a quiet machine."""
-BUSY = 0.8
-"""Workers that work for this share of the time are what bounds the speed."""
+BUSY = 0.5
+"""Workers that work for this share of the time are what bounds the speed: of those that wait for a slow trainer, who
+has prefetched batches enough, most sleep."""
 QUEUED = 0.1
 """Share of their work in which workers waited for a core, from which on cores are short."""
 UNSATURATED = 1.1

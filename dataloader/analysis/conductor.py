@@ -32,7 +32,9 @@ class Enough(BaseException):
 class View:
     """One loader of the script: what it handed out, and when."""
 
-    def __init__(self, loader: AnyLoader, number: int, budget: Budget, instrument: Instrument, copies: CopyWatch) -> None:
+    def __init__(
+        self, loader: AnyLoader, number: int, budget: Budget, instrument: Instrument, copies: CopyWatch
+    ) -> None:
         self.number = number
         self.loader = weakref.ref(loader)
         self.instrument = instrument
@@ -159,9 +161,7 @@ class Conductor:
         for view in self.views:
             if view.loader() is loader:
                 return view
-        view = View(
-            loader, len(self.views), self._budget(loader), self._instrument(loader), self.copies
-        )
+        view = View(loader, len(self.views), self._budget(loader), self._instrument(loader), self.copies)
         self.views.append(view)
         return view
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from .open_watch import OpenWatch
 from .work_meter import TimedCollate, begin_meter, end_meter, timed
 from .worker_counters import Counters, WorkTotals
-from .worker_tap import WorkerTap, Watching
+from .worker_tap import Watching, WorkerTap
 
 AnyLoader = TorchDataLoader[Any]
 
@@ -64,7 +64,7 @@ class Instrument:
         self._counters.close()
 
     def _begin_here(self) -> None:
-        meter = begin_meter(self._counters.path, 0, counts_bytes=self._watching is not None)
+        meter = begin_meter(self._counters.path, None, counts_bytes=self._watching is not None)
         if meter is not None:
             self._restore = timed(cast(object, self._loader.dataset), meter)
             if self._watch is not None:

@@ -49,7 +49,7 @@ class LoaderTap:
             if "__iter__" in vars(each) and issubclass(each, TorchDataLoader) and each not in self._originals:
                 original = cast(_Iterate, vars(each)["__iter__"])
                 self._originals[each] = original
-                setattr(each, "__iter__", self._tapped(original))
+                setattr(each, "__iter__", self._tapped(original))  # noqa: B010
 
     def _tapped(self, original: _Iterate) -> _Iterate:
         @functools.wraps(original)
@@ -77,7 +77,9 @@ class LoaderTap:
 class _Inner:
     """The loader's own iterator, within which no further loader counts."""
 
-    def __init__(self, inner: Iterator[object], inside: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    def __init__(
+        self, inner: Iterator[object], inside: Callable[[], contextlib.AbstractContextManager[None]]
+    ) -> None:
         self._inner = inner
         self._inside = inside
 

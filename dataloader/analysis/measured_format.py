@@ -133,7 +133,7 @@ class RunReport(_Message, kw_only=True):
     copy_s: float
     compute_s: float
     is_bound: bool
-    """Whether the speed is only a bound: of a cold run from above (something was in memory), of a warm one from below."""
+    """Whether the speed is only a bound: of a cold run from above (something was in memory), else from below."""
     reasons: list[str]
     """Why it is only a bound."""
 

@@ -8,6 +8,8 @@ takes a path, a database) opens files without it. What it holds open or mapped w
 Names go to a file for each process, one a line, as soon as they are known: nobody has to end properly.
 """
 
+# ruff: noqa: PTH  strings: called for every open of the process, where a Path costs more than the rest
+
 import os
 import sys
 from collections.abc import Callable
@@ -24,7 +26,14 @@ _NO_DATA = (".py", ".pyc", ".pyi", ".so", ".pth", ".egg-link")
 _NO_FILES = ("/proc/", "/sys/", "/dev/", "/memfd:")
 _NO_DATASETS = ("/usr/lib/", "/usr/share/", "/lib/", "/lib64/", "/etc/")
 """The system's own: locales, fonts, certificates."""
-_CHANGES = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "os.rename": 2, "os.truncate": 1, "shutil.rmtree": 1}
+_CHANGES = {
+    "os.remove": 1,
+    "os.rmdir": 1,
+    "os.mkdir": 1,
+    "os.rename": 2,
+    "os.truncate": 1,
+    "shutil.rmtree": 1,
+}
 """Events that change what stands at a path -> how many of their first arguments are paths."""
 
 BeforeChange = Callable[[str, bool], None]
@@ -34,19 +43,36 @@ BeforeChange = Callable[[str, bool], None]
 class OpenWatch:
     """What one process, and those forked from it, have opened."""
 
-    def __init__(self, folder: str, *, drops: bool, before_change: BeforeChange | None = None) -> None:
-        self._folder = folder
-        self._scratch = os.path.dirname(os.path.realpath(folder)) + "/"
-        self._drops = drops
-        self._before_change = before_change
+    def __init__(self) -> None:
+        self._drops = False
+        self._before_change: BeforeChange | None = None
+        self._folder: str | None = None
+        self._scratch = ""
         self._names: int | None = None
         self._pid = 0
         self._known: set[str] = set()
         self._busy = False
 
+    def begin(self, folder: str, *, drops: bool, before_change: BeforeChange | None) -> None:
+        """Name files from now on, in `folder`; what lies beside it is no data of the script."""
+        self._drops, self._before_change = drops, before_change
+        if folder == self._folder:
+            return
+        self._folder = folder
+        self._scratch = os.path.dirname(os.path.realpath(folder)) + "/"
+        self._know_held()
+
+    def end(self) -> None:
+        """Name no more files."""
+        self._folder = None
+        self._known.clear()
+        if self._names is not None and self._pid == os.getpid():
+            os.close(self._names)
+        self._names, self._pid = None, 0
+
     def event(self, event: str, arguments: tuple[object, ...]) -> None:
         """Take note of an audit event."""
-        if self._busy or (event != "open" and event not in _CHANGES):
+        if self._busy or self._folder is None or (event != "open" and event not in _CHANGES):
             return
         self._busy = True  # what is opened below is ours
         try:
@@ -62,6 +88,8 @@ class OpenWatch:
 
     def look(self) -> None:
         """Name what is open or mapped and was not opened by Python code."""
+        if self._folder is None:
+            return
         self._busy = True
         try:
             self._renew()
@@ -72,7 +100,7 @@ class OpenWatch:
         finally:
             self._busy = False
 
-    def know_held(self) -> None:
+    def _know_held(self) -> None:
         """Take what is held now for known: opened before anybody watched, by whom cannot be told; it is data still."""
         self._busy = True
         try:
@@ -119,6 +147,7 @@ class OpenWatch:
 
     def _renew(self) -> None:
         """Have a file of this process' own: a forked one starts with its parent's."""
+        assert self._folder is not None
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._names = os.open(
@@ -137,12 +166,15 @@ _watch: OpenWatch | None = None
 
 
 def watch_opens(folder: str, *, drops: bool, before_change: BeforeChange | None = None) -> OpenWatch:
-    """Return the watch of this process, begun now unless it was inherited or begun before."""
+    """Return the watch of this process: begun, inherited or there before, and naming files in `folder` from now on.
+
+    With `drops` each file leaves memory when it is opened first.
+    """
     global _watch
     if _watch is None:
-        _watch = OpenWatch(folder, drops=drops, before_change=before_change)
-        _watch.know_held()
+        _watch = OpenWatch()
         sys.addaudithook(_watch.event)
+    _watch.begin(folder, drops=drops, before_change=before_change)
     return _watch
 
 

@@ -5,44 +5,9 @@ from collections.abc import Sequence
 
 from ...core.sizes import size_text
 from .measured_format import Analysis, Phase, PredictionReport, RunReport
+from .page_style_format import STYLE
 from .svg_format import Bar, Level, Part, bars, curve
 
-_STYLE = """
-:root{color-scheme:light dark;--paper:#fbfaf7;--ink:#1d2227;--soft:#5b6570;--rule:#d9d6cf;--card:#fff;
---compute:#3b6ea5;--copy:#7fb2d6;--preparation:#e0a13a;--fetch:#c4503f;--accent:#2f7d5b;--note:#fff6e3}
-@media(prefers-color-scheme:dark){:root{--paper:#14181c;--ink:#e7e9ea;--soft:#9aa5af;--rule:#333b43;--card:#1b2126;
---compute:#6ea3dc;--copy:#3f6f95;--preparation:#e3b15a;--fetch:#e0705f;--accent:#5fbf92;--note:#2b2616}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-main{max-width:1120px;margin:0 auto;padding:40px 24px 64px}
-h1{font-size:15px;font-weight:600;color:var(--soft);margin:0 0 6px;overflow-wrap:anywhere}
-.advice{font-size:clamp(21px,3.2vw,31px);line-height:1.28;font-weight:650;margin:0 0 14px;text-wrap:balance;max-width:32em}
-.facts{color:var(--soft);margin:0 0 30px;font-size:14.5px;overflow-wrap:anywhere}
-h2{font-size:18px;margin:0 0 2px}
-section{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:20px 22px 18px;min-width:0}
-section>p{color:var(--soft);margin:0 0 14px;font-size:14px}
-.grid{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:20px;margin-top:20px}
-svg{display:block;width:100%;height:auto;max-width:640px;margin:0 auto}
-svg text{fill:var(--ink);font:13px system-ui,sans-serif;font-variant-numeric:tabular-nums}
-svg .tick{fill:var(--soft);font-size:12px}svg .label{fill:var(--soft)}svg .value{font-weight:600}
-svg line.grid{stroke:var(--rule)}svg .curve{fill:none;stroke:var(--compute);stroke-width:3;stroke-linejoin:round}
-svg .column{fill:var(--compute)}svg line.level{stroke-dasharray:5 4;stroke:var(--soft);stroke-width:1.5}
-svg line.mark{stroke:var(--accent);stroke-width:2}
-svg .compute{fill:var(--compute)}svg .copy{fill:var(--copy)}svg .preparation{fill:var(--preparation)}svg .fetch{fill:var(--fetch)}
-.key{display:flex;flex-wrap:wrap;gap:4px 18px;list-style:none;padding:0;margin:10px 0 14px;font-size:14px;justify-content:center}
-.key i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:7px}
-.scroll{overflow-x:auto;margin-top:12px}
-table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
-th,td{text-align:right;padding:5px 10px;border-bottom:1px solid var(--rule);white-space:nowrap}
-th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left;padding-left:0}
-th:last-child,td:last-child{padding-right:0}tr:last-child td{border-bottom:0}
-details{margin-top:10px}summary{cursor:pointer;color:var(--soft);font-size:14px}
-.notes{background:var(--note);border-radius:10px;padding:14px 18px 14px 34px;margin:20px 0 0;font-size:14.5px;overflow-wrap:anywhere}
-footer{color:var(--soft);font-size:13.5px;margin-top:26px}
-@media(max-width:760px){main{padding:24px 14px 40px}.grid{grid-template-columns:minmax(0,1fr);gap:14px;margin-top:14px}
-section{padding:16px 14px}th,td{padding:5px 7px}}
-@media(max-width:760px){svg text,svg .label,svg .value{font-size:16px}svg .tick{font-size:15px}}
-"""
 _WARM_BOUND = "the warm run is an upper bound of the preparation stall"
 _PARTS = ("compute", "copy", "preparation", "fetch")
 _SAID = {
@@ -75,7 +40,7 @@ def page(analysis: Analysis) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
     )
 
 
@@ -123,8 +88,8 @@ def _runs(analysis: Analysis) -> str:
         for run in analysis.runs
     ]  # fmt: skip
     return (
-        "<section><h2>Where a step goes</h2><p>The loop's wait for a batch, shared between fetch and preparation as"
-        " the workers' time was; means over all steps.</p>"
+        '<section class="wide"><h2>Where a step goes</h2><p>The wait of the loop for a batch, shared between fetch and'
+        " preparation as the workers' time was; means over all steps.</p>"
         f'{bars("Time of a step in each run", rows, unit="ms")}<ul class="key">{key}</ul>{_table(head, cells)}</section>'
     )
 
@@ -132,7 +97,9 @@ def _runs(analysis: Analysis) -> str:
 def _cache(analysis: Analysis) -> str:
     rows, advice = analysis.what_if.cache, analysis.advice
     points = [(100 * row.cached, row.samples_per_s) for row in rows]
-    mark = (100 * advice.cached, f"{100 * advice.cached:.0f} % is enough") if advice.cached is not None else None
+    mark = (
+        (100 * advice.cached, f"{100 * advice.cached:.0f} % is enough") if advice.cached is not None else None
+    )
     if advice.workers is not None:
         mark = None  # it holds for another number of workers than the curve
     plot = curve(
@@ -160,13 +127,12 @@ def _workers(analysis: Analysis) -> str:
 def _storage(analysis: Analysis) -> str:
     rows = [row for row in analysis.what_if.storage if row.storage_bytes_per_s is not None]
     if not rows:
-        return (
-            "<section><h2>Faster storage</h2><p>Nothing was read from storage, so nothing is known of it.</p></section>"
-        )
+        return "<section><h2>Faster storage</h2><p>Nothing was read from storage, so nothing is known of it.</p></section>"
     points = [((row.storage_bytes_per_s or 0.0) / 1e6, row.samples_per_s) for row in rows]
     plot = curve(
-        "Speed by bandwidth of storage", points, x_label="storage, MB/s", y_label="samples/s", levels=_levels(analysis)
-    )
+        "Speed by bandwidth of storage", points, x_label="storage, MB/s", y_label="samples/s",
+        levels=_levels(analysis), mark=((analysis.model.storage_bytes_per_s or 0.0) / 1e6, "as measured"),
+    )  # fmt: skip
     return _section(
         "Faster storage", "Nothing in the cache. From half of what was measured on.", plot,
         ("storage", "samples/s", "bound by"),
@@ -227,7 +193,9 @@ def all_notes(analysis: Analysis) -> list[str]:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

@@ -1,5 +1,7 @@
 """What the kernel says of this process: bytes read, time spent waiting for a core, files held open or mapped."""
 
+# ruff: noqa: PTH  strings: after every batch of every worker
+
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

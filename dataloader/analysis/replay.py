@@ -53,7 +53,7 @@ class _Versioned:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return -1 if tensor.is_inference() else tensor._version  # pyright: ignore[reportPrivateUsage]
 
 
 def _wrapped(item: object) -> object:

@@ -2,13 +2,21 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-from .advice_plan import advise
+from .advice_plan import NOTABLE, advise
 from .calibration_plan import Observed, Probe, calibrate
 from .cold_plan import cold_reasons, warm_reasons
 from .measured_format import (
-    AdviceReport, Analysis, Measured, ModelReport, Phase, PredictionReport, RunReport, StallReport, WhatIf,
+    AdviceReport,
+    Analysis,
+    Measured,
+    ModelReport,
+    Phase,
+    PredictionReport,
+    RunReport,
+    StallReport,
+    WhatIf,
 )  # fmt: skip
 from .stall_plan import Stalls, WorkerTimes, split_step, stalls_of
 from .what_if_plan import Costs, Peers, Setting, predict
@@ -32,7 +40,13 @@ class Seen:
     probe: Probe | None = None
     unseen_files: Sequence[str] = ()
     written_files: Sequence[str] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
+    sample_bytes: float | None = None
+    """What a sample takes from storage, where no files tell."""
+
+    def with_probe(self, probe: Probe | None) -> "Seen":
+        """Return the same with what a probe of the storage found."""
+        return replace(self, probe=probe)
 
 
 def analysis_of(seen: Seen, *, subject: str, version: str) -> Analysis:
@@ -41,9 +55,7 @@ def analysis_of(seen: Seen, *, subject: str, version: str) -> Analysis:
     costs = calibrate(observed).costs
     batch = batch_size(seen)
     loader = seen.warm.loader
-    stalls = stalls_of(
-        synthetic_s=observed.synthetic_s, warm_s=observed.warm_s, cold_s=observed.cold_s
-    )
+    stalls = stalls_of(synthetic_s=observed.synthetic_s, warm_s=observed.warm_s, cold_s=observed.cold_s)
     now = Setting(cached=0.0, workers=loader.workers, cores=seen.cores)
     length = loader.dataset_length
     dataset_bytes = costs.sample_bytes * length if length and costs.sample_bytes else None
@@ -64,8 +76,26 @@ def analysis_of(seen: Seen, *, subject: str, version: str) -> Analysis:
         ),
         unseen_files=list(seen.unseen_files),
         written_files=list(seen.written_files),
-        notes=[*seen.notes, *(f"{each.phase.value}: {note}" for each in (seen.warm, seen.cold) for note in each.notes)],
+        notes=[
+            *seen.notes,
+            *(f"{each.phase.value} run: {note}" for each in (seen.warm, seen.cold) for note in each.notes),
+            *_doubts(observed, stalls, seen),
+        ],
     )  # fmt: skip
+
+
+def _doubts(observed: Observed, stalls: Stalls, seen: Seen) -> list[str]:
+    """Return a note where the runs differ by more than the workers saw of fetching: then something else differed."""
+    work = worker_times(seen.cold)
+    if stalls.fetch_share < NOTABLE or not work.samples:
+        return []
+    explained_s = work.fetch_s / work.samples / max(1, observed.workers)
+    if explained_s >= stalls.fetch_stall_s / 2:
+        return []
+    return [
+        "the cold run was slower than the warm one by more than workers waited for files: the machine was busy"
+        " otherwise, or the dataset reads in threads of its own; run it again"
+    ]
 
 
 def batch_size(seen: Seen) -> float:
@@ -80,6 +110,7 @@ def observed_in(seen: Seen) -> Observed:
     worker_cpu_s = warm.work.cpu_s / warm.work.samples if warm.work.samples and warm.loader.workers else 0.0
     trainer_cpu_s = warm.trainer_cpu_s / (warm.times.count * batch)
     read = max(cold.work.storage_bytes, cold.work.file_bytes)
+    size = read / cold.work.samples if cold.work.samples else 0.0
     return Observed(
         synthetic_s=seen.synthetic.times.mean_s / batch,
         warm_s=warm.times.mean_s / batch,
@@ -88,7 +119,7 @@ def observed_in(seen: Seen) -> Observed:
         cores=seen.cores,
         warm_work=worker_times(warm),
         cpu_s=worker_cpu_s + trainer_cpu_s,
-        sample_bytes=read / cold.work.samples if cold.work.samples else 0.0,
+        sample_bytes=size if seen.sample_bytes is None else seen.sample_bytes,
         probe=seen.probe,
     )
 
@@ -106,7 +137,9 @@ def worker_times(measured: Measured) -> WorkerTimes:
 
 def what_if(costs: Costs, now: Setting) -> WhatIf:
     """Return the predictions that a report shows: one thing changed in each table."""
-    counts = sorted({*range(max(0, now.workers - 2), now.workers + WORKERS_MORE + 1), max(1, round(now.cores))})
+    counts = sorted(
+        {*range(max(0, now.workers - 2), now.workers + WORKERS_MORE + 1), max(1, round(now.cores))}
+    )
     storage = costs.storage_bytes_per_s
     return WhatIf(
         cache=[_predicted(costs, now, cached=percent / 100) for percent in range(0, 101, 5)],

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import msgspec
 from ...core.errors import DeadlineError, InternalError, UsageError, error_from_code
 from ...core.version import VERSION
 from .measured_format import Analysis, Measured, Phase, RunAnswer, ScriptRequest, decode, encode
-from .open_watch import NATIVE, WROTE
+from .names import Names
 from .report_plan import Seen, analysis_of, observed_in
 from .script_program import ANSWER, NAMES, OUTPUT
 from .storage_probe import probe_storage
@@ -44,15 +44,6 @@ class Asked:
     loader: int | None = None
 
 
-@dataclass(slots=True)
-class _Names:
-    """The files that runs have named."""
-
-    read: dict[str, None] = field(default_factory=dict[str, None])
-    native: dict[str, None] = field(default_factory=dict[str, None])
-    written: dict[str, None] = field(default_factory=dict[str, None])
-
-
 def analyze_script(asked: Asked, progress: Callable[[str], None] = lambda _: None) -> Analysis:
     """Run a script three times and return what its steps wait for.
 
@@ -61,8 +52,10 @@ def analyze_script(asked: Asked, progress: Callable[[str], None] = lambda _: Non
         DeadlineError: a run took longer than its deadline.
     """
     if not asked.script.is_file():
-        raise UsageError(f"there is no script {asked.script}", hint="everstep analyze script.py [-- its arguments]")
-    names = _Names()
+        raise UsageError(
+            f"there is no script {asked.script}", hint="everstep analyze script.py [-- its arguments]"
+        )
+    names = Names()
     found: dict[Phase, Measured] = {}
     with tempfile.TemporaryDirectory(prefix="everstep-analyze-") as scratch:
         for number, phase in enumerate(_ORDER, start=1):
@@ -79,12 +72,8 @@ def analyze_script(asked: Asked, progress: Callable[[str], None] = lambda _: Non
     progress("probe of the storage")
     size = observed_in(seen).sample_bytes
     probe = probe_storage([*names.read, *names.native], sample_bytes=size) if size else None
-    seen = Seen(
-        synthetic=seen.synthetic, warm=seen.warm, cold=seen.cold, cores=seen.cores, probe=probe,
-        unseen_files=seen.unseen_files, written_files=seen.written_files, notes=seen.notes,
-    )  # fmt: skip
     subject = " ".join([asked.script.name, *asked.arguments])
-    return analysis_of(seen, subject=subject, version=VERSION)
+    return analysis_of(seen.with_probe(probe), subject=subject, version=VERSION)
 
 
 _SAID = {
@@ -100,7 +89,7 @@ def _notes(found: dict[Phase, Measured]) -> list[str]:
     return [f"loader {number} of {count} was measured; --loader names another"] if count > 1 else []
 
 
-def _run(asked: Asked, phase: Phase, folder: Path, pick: int | None, names: _Names) -> Measured:
+def _run(asked: Asked, phase: Phase, folder: Path, pick: int | None, names: Names) -> Measured:
     request = ScriptRequest(
         script=os.path.realpath(asked.script),
         arguments=list(asked.arguments),
@@ -116,7 +105,7 @@ def _run(asked: Asked, phase: Phase, folder: Path, pick: int | None, names: _Nam
     try:
         _carry_out(request, folder, asked.deadline_s)
     finally:
-        _gather(folder / NAMES, names)
+        names.gather(folder / NAMES)
     try:
         answer = decode((folder / ANSWER).read_bytes(), RunAnswer)
     except (FileNotFoundError, msgspec.DecodeError) as error:
@@ -181,24 +170,6 @@ def _signal(group: int, number: int) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         return
-
-
-def _gather(folder: Path, names: _Names) -> None:
-    for path in sorted(folder.glob("*.names")):
-        for line in _lines(path):
-            if line.startswith(NATIVE):
-                names.native[line.removeprefix(NATIVE)] = None
-            elif line.startswith(WROTE):
-                names.written[line.removeprefix(WROTE)] = None
-            else:
-                names.read[line] = None
-    for path in names.read:
-        names.native.pop(path, None)  # one process opened it by Python, another one has it mapped
-
-
-def _lines(path: Path) -> Iterator[str]:
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        yield os.fsdecode(line)
 
 
 def _tail(folder: Path) -> str:

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import EverstepError, UsageError
 from .measured_format import (
-    LoaderFacts, Measured, Phase, RunAnswer, RunFailed, ScriptRequest, Times, WorkSeen, decode, encode,
+    LoaderFacts,
+    Measured,
+    Phase,
+    RunAnswer,
+    RunFailed,
+    ScriptRequest,
+    Times,
+    WorkSeen,
+    decode,
+    encode,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -196,7 +205,7 @@ def _run_as_main(request: ScriptRequest, folder: "WorkFolder") -> None:
     import torch  # noqa: PLC0415
 
     random.seed(SEED)
-    np.random.seed(SEED)  # noqa: NPY002
+    np.random.seed(SEED)
     torch.manual_seed(SEED)  # pyright: ignore[reportUnknownMemberType]
     saved = torch.save
 

@@ -72,7 +72,7 @@ def bars(title: str, rows: Sequence[Bar], *, unit: str) -> str:
     return "\n".join([*out, "</svg>"])
 
 
-def curve(  # noqa: PLR0913  a plot has as many words
+def curve(
     title: str,
     points: Sequence[tuple[float, float]],
     *,
@@ -100,14 +100,21 @@ def curve(  # noqa: PLR0913  a plot has as many words
     out = [_open(title, HEIGHT)]
     for tick in ticks:
         _, y = at(low, tick)
-        out += [_line(_LEFT, y, WIDTH - _RIGHT, y, "grid"), _text(_LEFT - 8, y + 4, _number(tick), "end", "tick")]
+        out += [
+            _line(_LEFT, y, WIDTH - _RIGHT, y, "grid"),
+            _text(_LEFT - 8, y + 4, _number(tick), "end", "tick"),
+        ]
     for x in xs if as_columns else _x_ticks(low, high):
         out.append(_text(at(x, 0)[0], HEIGHT - _BOTTOM + 18, _number(x), "middle", "tick"))
     if as_columns:
         width = 0.6 * (WIDTH - _LEFT - _RIGHT) / span
-        out += [_column(*at(x, y), at(x, 0)[1], width, x_label, (x, y)) for x, y in points]
+        out += [
+            _column(at(x, y), at(x, 0)[1], width, f"{_number(x)} {x_label}: {_number(y)}") for x, y in points
+        ]
     else:
-        path = " ".join(f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(at(*p) for p in points))
+        path = " ".join(
+            f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(at(*p) for p in points)
+        )
         out.append(f'<path class="curve" d="{path}"/>')
     for level in levels:
         _, y = at(low, level.value)
@@ -126,8 +133,8 @@ def curve(  # noqa: PLR0913  a plot has as many words
     return "\n".join([*out, "</svg>"])
 
 
-def _column(x: float, y: float, bottom: float, width: float, label: str, point: tuple[float, float]) -> str:
-    tip = f"{_number(point[0])} {label}: {_number(point[1])}"
+def _column(top: tuple[float, float], bottom: float, width: float, tip: str) -> str:
+    x, y = top
     return (
         f'<rect class="column" x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{bottom - y:.1f}">'
         f"<title>{html.escape(tip)}</title></rect>"
@@ -159,7 +166,8 @@ def _ticks(highest: float) -> list[float]:
 
 
 def _x_ticks(low: float, high: float) -> list[float]:
-    return [low + (high - low) * number / _TICKS for number in range(_TICKS + 1)]
+    """Return round numbers from the lowest to the highest."""
+    return [tick for tick in _ticks(high) if tick >= low * (1 - 1e-9)] if high > 0.0 else [low]
 
 
 def _number(value: float) -> str:

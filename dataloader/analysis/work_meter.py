@@ -3,8 +3,9 @@
 A batch's work runs from its first read to the end of its collation. Of that wall time the thread used the processor,
 or waited for a core (/proc/thread-self/schedstat), or was blocked. For a dataset nobody knows, blocked is taken for
 fetch: reading files is nearly all that blocks in a dataset. It is an estimate: copying from the page cache counts as
-preparation, and so does what helper threads of the dataset compute meanwhile (the processor time is that of the whole
-process), while a lock or a sleep counts as fetch. Where samples come from a source (`get_bytes`), fetch is the time in
+preparation, and so does what helper threads of the dataset compute meanwhile in a worker (the processor time is that
+of the whole process; without workers it is the thread's, since the trainer has threads of its own), while a lock or a
+sleep counts as fetch. Where samples come from a source (`get_bytes`), fetch is the time in
 there, exactly.
 """
 
@@ -25,13 +26,14 @@ _READS = ("__getitem__", "__getitems__")
 class WorkMeter:
     """What one process spends on the batches of one loader; one thread only."""
 
-    def __init__(self, row: memoryview, *, counts_bytes: bool) -> None:
+    def __init__(self, row: memoryview, *, counts_bytes: bool, is_worker: bool) -> None:
         self._row = row
+        self._used_s = time.process_time if is_worker else time.thread_time
         self._counts_bytes = counts_bytes
         self._after_batch: list[Callable[[], None]] = []
         self._begun_s: float | None = None
         self._cpu_s = self._queued_s = self._source_s = 0.0
-        self._total_cpu_s = time.process_time()
+        self._total_cpu_s = self._used_s()
         self._read = ReadBytes(0, 0)
         self.has_source = False
 
@@ -46,7 +48,7 @@ class WorkMeter:
                 self._read = read_bytes()
             self._source_s = 0.0
             self._queued_s = queued_s()
-            self._cpu_s = time.process_time()
+            self._cpu_s = self._used_s()
             self._begun_s = time.perf_counter()
 
     def fetched(self, seconds: float) -> None:
@@ -55,10 +57,12 @@ class WorkMeter:
 
     def batch_done(self, samples: int) -> None:
         """End the batch, and let the training process see it."""
-        if self._begun_s is None:  # a dataset whose reads cannot be seen: nothing but collation, begun by nobody
+        if (
+            self._begun_s is None
+        ):  # a dataset whose reads cannot be seen: nothing but collation, begun by nobody
             return
         busy_s = time.perf_counter() - self._begun_s
-        cpu_s, queued = time.process_time(), max(0.0, queued_s() - self._queued_s)
+        cpu_s, queued = self._used_s(), max(0.0, queued_s() - self._queued_s)
         blocked_s = max(0.0, busy_s - (cpu_s - self._cpu_s) - queued)
         fetch_s = min(busy_s, self._source_s) if self.has_source else blocked_s
         file_bytes = storage_bytes = 0
@@ -119,12 +123,15 @@ _meters: dict[tuple[int, str], WorkMeter] = {}
 """By process and path of the counters: a forked worker must not take its parent's."""
 
 
-def begin_meter(path: str, worker: int, *, counts_bytes: bool) -> WorkMeter | None:
-    """Return this process' meter for the loader with these counters; None where they are out of reach."""
-    row = open_row(path, worker)
+def begin_meter(path: str, worker: int | None, *, counts_bytes: bool) -> WorkMeter | None:
+    """Return this process' meter for the loader with these counters; None where they are out of reach.
+
+    `worker` is its number, None in the training process.
+    """
+    row = open_row(path, worker or 0)
     if row is None:
         return None
-    meter = WorkMeter(row, counts_bytes=counts_bytes)
+    meter = WorkMeter(row, counts_bytes=counts_bytes, is_worker=worker is not None)
     _meters[os.getpid(), path] = meter
     return meter
 
@@ -155,7 +162,9 @@ def _sources(dataset: object) -> list[object]:
     return found
 
 
-def _derive(item: object, methods: Callable[[type], dict[str, object]], undo: list[Callable[[], None]]) -> bool:
+def _derive(
+    item: object, methods: Callable[[type], dict[str, object]], undo: list[Callable[[], None]]
+) -> bool:
     """Give an object a class derived from its own, with these methods; return whether it took it."""
     kind = type(item)
     added = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -185,7 +194,9 @@ def _timed_reads(kind: type, meter: WorkMeter) -> dict[str, object]:
         if original is None:
             continue
 
-        def read(self: object, index: object, original: Callable[[object, object], object] = original) -> object:
+        def read(
+            self: object, index: object, original: Callable[[object, object], object] = original
+        ) -> object:
             meter.touch()
             return original(self, index)
 

@@ -4,6 +4,7 @@ Nothing is sent and nothing is locked: each row has one writer. Workers find the
 made it, whether they were forked or spawned, and nothing is left behind, whoever is killed.
 """
 
+import contextlib
 import mmap
 import os
 import weakref
@@ -79,8 +80,6 @@ def _row(rows: memoryview, worker: int) -> memoryview:
 
 def _close(fd: int, rows: memoryview, mapped: mmap.mmap) -> None:
     rows.release()
-    try:
+    with contextlib.suppress(BufferError):  # a row of this process is still held; its memory goes with it
         mapped.close()
-    except BufferError:  # a row of this process is still held; its memory goes with it
-        pass
     os.close(fd)
