@@ -94,12 +94,16 @@ def _worker_words(costs: Costs, now: Setting, after: Setting, *, lacking_cores: 
     if more and gain > 1.0 + NOTABLE:
         verb = "makes" if more == 1 else "make"
         return [
-            f"{_count(more, now.workers)} {verb} preparation {gain:.1f} times as fast, then all {cores} are busy:"
-            " only cheaper or shared preparation, or more cores, removes the rest of the stall"
+            (
+                f"{_count(more, now.workers)} {verb} preparation {gain:.1f} times as fast, then all {cores} are busy:"
+                " only cheaper or shared preparation, or more cores, removes the rest of the stall"
+            )
         ]
     return [
-        f"more workers do not help, since all {cores} are busy: only cheaper or shared preparation, or more cores,"
-        " removes the preparation stall"
+        (
+            f"more workers do not help, since all {cores} are busy: only cheaper or shared preparation, or more cores,"
+            " removes the preparation stall"
+        )
     ]
 
 

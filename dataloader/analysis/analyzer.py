@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -53,7 +53,7 @@ class StallAnalyzer:
         make_warm: Callable[[], None] | None = None,
         sample_bytes: float | None = None,
     ) -> None:
-        if not isinstance(loader, torch.utils.data.DataLoader):
+        if not isinstance(cast(object, loader), torch.utils.data.DataLoader):
             raise UsageError(
                 f"{type(loader).__qualname__} is not derived from torch.utils.data.DataLoader",
                 hint="StallMeter times loops over anything",
@@ -145,7 +145,7 @@ class StallAnalyzer:
                 )
 
     @contextmanager
-    def _same_order(self) -> Iterator[None]:
+    def _same_order(self) -> Generator[None]:
         """Let the loader begin within this as it did before, and draw the same order."""
         reset: object = getattr(self._loader, "reset", None)
         if callable(reset):
@@ -166,7 +166,7 @@ def _iterator(loader: AnyLoader) -> Iterator[object]:
 
 
 @contextmanager
-def _watching(scratch: str) -> Iterator[str]:
+def _watching(scratch: str) -> Generator[str]:
     """Yield a folder for names; the watch of this process is begun by the first run, and ended here."""
     folder = Path(scratch) / "names"
     folder.mkdir()

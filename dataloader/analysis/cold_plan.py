@@ -39,8 +39,10 @@ def warm_reasons(*, file_bytes: float, storage_bytes: float) -> list[str]:
     if storage_bytes <= SLACK_BYTES or storage_bytes <= SLACK * max(file_bytes, storage_bytes):
         return []
     return [
-        f"{size_text(storage_bytes)} came from storage, though the run before had read them: memory is too small for"
-        " them, or the script reads in another order each time"
+        (
+            f"{size_text(storage_bytes)} came from storage, though the run before had read them: memory is too small"
+            " for them, or the script reads in another order each time"
+        )
     ]
 
 

@@ -98,4 +98,4 @@ def _recorded() -> _Event:
 
 
 def _between_s(before: _Event, after: _Event) -> float:
-    return cast(float, before.elapsed_time(after)) / 1000.0
+    return before.elapsed_time(after) / 1000.0

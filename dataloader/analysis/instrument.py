@@ -5,7 +5,7 @@ ones that call the user's. So it works for torch's loader, for ours and for what
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -35,11 +35,11 @@ class Instrument:
         return self._counters.totals()
 
     @contextlib.contextmanager
-    def making(self) -> Iterator[None]:
+    def making(self) -> Generator[None]:
         """Make the loader's iterator within this."""
         loader, path = self._loader, self._counters.path
         user_init, user_collate = loader.worker_init_fn, cast(Callable[[Any], object], loader.collate_fn)
-        is_batched = loader.batch_sampler is not None or loader.batch_size is not None
+        is_batched = cast(object, loader.batch_sampler) is not None or loader.batch_size is not None  # pyright: ignore[reportUnknownMemberType]
         if not isinstance(user_collate, TimedCollate):
             loader.collate_fn = TimedCollate(user_collate, path, is_batched=is_batched)
         if loader.num_workers:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from .device_clock import CopyWatch
-from .instrument import Instrument
+from .instrument import AnyLoader, Instrument
 from .stall_plan import StepSplit, WorkerTimes, split_step
 from .worker_counters import WorkTotals
 
@@ -56,7 +56,9 @@ class StallMeter(Generic[T]):
         assert period >= 1
         self._loader = loader
         self._period = period
-        self._instrument = Instrument(loader) if isinstance(loader, TorchDataLoader) else None
+        self._instrument = (
+            Instrument(cast(AnyLoader, loader)) if isinstance(loader, TorchDataLoader) else None
+        )
         self._copies = CopyWatch()
         self._copies.install()
         self._done = LiveTimes()

@@ -6,7 +6,7 @@ one tapped class calls of another belongs to the same iteration: the outermost c
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -26,21 +26,22 @@ class LoaderTap:
         self._depth = 0
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> Generator[None]:
         """Tap all classes of loaders; undone at the end."""
-        made: Any = TorchDataLoader.__init__
+        torch_loader = cast(type, TorchDataLoader)
+        made: Any = cast(Any, torch_loader).__init__
 
         @functools.wraps(made)
         def make(loader: AnyLoader, *arguments: object, **keywords: object) -> None:
             self._tap(type(loader))
             made(loader, *arguments, **keywords)
 
-        self._tap(TorchDataLoader)
-        setattr(TorchDataLoader, "__init__", make)  # noqa: B010
+        self._tap(torch_loader)
+        setattr(torch_loader, "__init__", make)  # noqa: B010
         try:
             yield
         finally:
-            setattr(TorchDataLoader, "__init__", made)  # noqa: B010
+            setattr(torch_loader, "__init__", made)  # noqa: B010
             for kind, original in self._originals.items():
                 setattr(kind, "__iter__", original)  # noqa: B010
 
@@ -66,7 +67,7 @@ class LoaderTap:
         return _Inner(inner, self._inside)
 
     @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
+    def _inside(self) -> Generator[None]:
         self._depth += 1
         try:
             yield

@@ -21,11 +21,7 @@ class Phase(Enum):
     """Files on storage only."""
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Nothing but its own fields."""
-
-
-class ScriptRequest(_Message, kw_only=True):
+class ScriptRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One run of a script: what the program that runs it is told."""
 
     script: str
@@ -44,7 +40,7 @@ class ScriptRequest(_Message, kw_only=True):
     """Files that leave memory whenever the loader is iterated."""
 
 
-class LoaderFacts(_Message, kw_only=True):
+class LoaderFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The loader that was measured."""
 
     number: int
@@ -59,7 +55,7 @@ class LoaderFacts(_Message, kw_only=True):
     pinned: bool
 
 
-class Times(_Message, kw_only=True):
+class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds of the steps of one run."""
 
     count: int
@@ -73,7 +69,7 @@ class Times(_Message, kw_only=True):
     """Mean, of the loop for its batch."""
 
 
-class WorkSeen(_Message, kw_only=True):
+class WorkSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds and bytes of all workers together over the steps that count."""
 
     samples: float = 0.0
@@ -85,7 +81,7 @@ class WorkSeen(_Message, kw_only=True):
     storage_bytes: float = 0.0
 
 
-class Measured(_Message, kw_only=True):
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one run of a script saw."""
 
     phase: Phase
@@ -106,7 +102,7 @@ class Measured(_Message, kw_only=True):
     notes: list[str] = []
 
 
-class RunFailed(_Message, kw_only=True):
+class RunFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Why a run of a script measured nothing."""
 
     code: str
@@ -114,14 +110,14 @@ class RunFailed(_Message, kw_only=True):
     hint: str
 
 
-class RunAnswer(_Message, kw_only=True):
+class RunAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the program that runs a script writes."""
 
     measured: Measured | None = None
     failed: RunFailed | None = None
 
 
-class RunReport(_Message, kw_only=True):
+class RunReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One run, for people and machines."""
 
     phase: Phase
@@ -138,7 +134,7 @@ class RunReport(_Message, kw_only=True):
     """Why it is only a bound."""
 
 
-class StallReport(_Message, kw_only=True):
+class StallReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the differences of the runs say, in seconds of a step."""
 
     compute_s: float
@@ -150,7 +146,7 @@ class StallReport(_Message, kw_only=True):
     """Of a step with nothing in memory, 0 to 1."""
 
 
-class ModelReport(_Message, kw_only=True):
+class ModelReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a sample costs, as calibrated: seconds per sample, and bytes."""
 
     compute_s: float
@@ -165,7 +161,7 @@ class ModelReport(_Message, kw_only=True):
     workers: int
 
 
-class PredictionReport(_Message, kw_only=True):
+class PredictionReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A setting and its predicted speed."""
 
     cached: float
@@ -176,7 +172,7 @@ class PredictionReport(_Message, kw_only=True):
     limit: str
 
 
-class WhatIf(_Message, kw_only=True):
+class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Predictions, one thing changed in each table."""
 
     cache: list[PredictionReport]
@@ -189,7 +185,7 @@ class WhatIf(_Message, kw_only=True):
     peer_bytes_per_s: float
 
 
-class AdviceReport(_Message, kw_only=True):
+class AdviceReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What to do."""
 
     bound: str
@@ -200,7 +196,7 @@ class AdviceReport(_Message, kw_only=True):
     sentence: str
 
 
-class Analysis(_Message, kw_only=True):
+class Analysis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole result: what `--json` writes."""
 
     format: Literal["everstep-analysis/1"] = FORMAT

@@ -8,7 +8,7 @@ takes a path, a database) opens files without it. What it holds open or mapped w
 Names go to a file for each process, one a line, as soon as they are known: nobody has to end properly.
 """
 
-# ruff: noqa: PTH  strings: called for every open of the process, where a Path costs more than the rest
+# ruff: noqa: PTH100, PTH113, PTH118, PTH120 - strings: called for every open of the process, where a Path costs more than the rest
 
 import os
 import sys

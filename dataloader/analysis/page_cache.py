@@ -5,6 +5,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import cffi
 
@@ -14,7 +15,7 @@ _PAGE = mmap.PAGESIZE
 
 _ffi = cffi.FFI()
 _ffi.cdef("int mincore(void *address, size_t length, unsigned char *resident);")
-_libc = _ffi.dlopen(None)
+_libc: Any = _ffi.dlopen(None)
 
 
 @dataclass(slots=True)

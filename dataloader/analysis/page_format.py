@@ -33,8 +33,10 @@ def page(analysis: Analysis) -> str:
             _peers(analysis),
             "</div>",
             _notes(analysis),
-            f"<footer>everstep {html.escape(analysis.version)}. Predictions: the least of what the trainer, the"
-            " workers, the cores, storage and network allow, with the costs measured in these runs.</footer>",
+            (
+                f"<footer>everstep {html.escape(analysis.version)}. Predictions: the least of what the trainer, the"
+                " workers, the cores, storage and network allow, with the costs measured in these runs.</footer>"
+            ),
         ]
     )
     return (
@@ -90,7 +92,8 @@ def _runs(analysis: Analysis) -> str:
     return (
         '<section class="wide"><h2>Where a step goes</h2><p>The wait of the loop for a batch, shared between fetch and'
         " preparation as the workers' time was; means over all steps.</p>"
-        f'{bars("Time of a step in each run", rows, unit="ms")}<ul class="key">{key}</ul>{_table(head, cells)}</section>'
+        f'{bars("Time of a step in each run", rows, unit="ms")}<ul class="key">{key}</ul>'
+        f"{_table(head, cells)}</section>"
     )
 
 
@@ -127,7 +130,8 @@ def _workers(analysis: Analysis) -> str:
 def _storage(analysis: Analysis) -> str:
     rows = [row for row in analysis.what_if.storage if row.storage_bytes_per_s is not None]
     if not rows:
-        return "<section><h2>Faster storage</h2><p>Nothing was read from storage, so nothing is known of it.</p></section>"
+        said = "Nothing was read from storage, so nothing is known of it."
+        return f"<section><h2>Faster storage</h2><p>{said}</p></section>"
     points = [((row.storage_bytes_per_s or 0.0) / 1e6, row.samples_per_s) for row in rows]
     plot = curve(
         "Speed by bandwidth of storage", points, x_label="storage, MB/s", y_label="samples/s",

@@ -1,5 +1,7 @@
 """The style sheet of the page: light and dark by the reader's system, one column on a narrow screen."""
 
+# ruff: noqa: E501 - rules of a style sheet stand on one line
+
 STYLE = """
 :root{color-scheme:light dark;--paper:#fbfaf7;--ink:#1d2227;--soft:#5b6570;--rule:#d9d6cf;--card:#fff;
 --compute:#3b6ea5;--copy:#7fb2d6;--preparation:#e0a13a;--fetch:#c4503f;--accent:#2f7d5b;--note:#fff6e3}

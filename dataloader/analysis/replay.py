@@ -68,15 +68,15 @@ def _unwrapped(item: object) -> object:
 
 def _map(item: Any, leaf: Callable[[object], object]) -> Any:
     """Return the item with containers made anew and `leaf` of all else; other classes of containers are leaves."""
-    kind = type(item)
+    kind = cast(Any, type)(item)
     if kind is dict:
         return {key: _map(value, leaf) for key, value in cast(dict[object, object], item).items()}
     if kind is list or kind is tuple:
-        return kind([_map(value, leaf) for value in item])
+        return cast(object, kind([_map(value, leaf) for value in item]))
     if isinstance(item, tuple) and hasattr(kind, "_fields"):
         return kind(*[_map(value, leaf) for value in cast(tuple[object, ...], item)])
     if isinstance(item, MutableMapping):  # such as transformers' BatchEncoding
-        made = copy.copy(cast(MutableMapping[object, object], item))
+        made = copy.copy(cast(MutableMapping[object, object], cast(object, item)))
         for key, value in list(made.items()):
             made[key] = _map(value, leaf)
         return made

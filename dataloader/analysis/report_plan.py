@@ -93,8 +93,10 @@ def _doubts(observed: Observed, stalls: Stalls, seen: Seen) -> list[str]:
     if explained_s >= stalls.fetch_stall_s / 2:
         return []
     return [
-        "the cold run was slower than the warm one by more than workers waited for files: the machine was busy"
-        " otherwise, or the dataset reads in threads of its own; run it again"
+        (
+            "the cold run was slower than the warm one by more than workers waited for files: the machine was busy"
+            " otherwise, or the dataset reads in threads of its own; run it again"
+        )
     ]
 
 

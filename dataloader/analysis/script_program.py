@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ...core.errors import EverstepError, UsageError
 from .measured_format import (
@@ -129,7 +129,8 @@ class ScriptRun:
             view.window.close()
             self._finished(view)
             return
-        raise UsageError(*_too_short(conductor, self._request, ended))
+        message, hint = _too_short(conductor, self._request, ended)
+        raise UsageError(message, hint=hint)
 
 
 def measured(conductor: "Conductor", view: "View", kept: Sequence[str]) -> Measured:
@@ -174,7 +175,7 @@ def facts(view: "View", *, batch_size: float) -> LoaderFacts:
         length: int | None = len(dataset)  # pyright: ignore[reportArgumentType]
     except TypeError:
         length = None
-    context: object = loader.multiprocessing_context  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    context = cast(object, loader.multiprocessing_context)  # pyright: ignore[reportUnknownMemberType]
     if isinstance(context, str) or context is None:
         import multiprocessing  # noqa: PLC0415
 
@@ -195,8 +196,10 @@ def _notes(view: "View") -> list[str]:
     if view.is_replaying or recorder.enough:
         return []
     return [
-        f"the loop was shorter than asked: {len(recorder.steps)} of {recorder.budget.steps} steps"
-        f" ({recorder.longest_epoch} batches an epoch, {recorder.budget.warmup} of each not counted)"
+        (
+            f"the loop was shorter than asked: {len(recorder.steps)} of {recorder.budget.steps} steps"
+            f" ({recorder.longest_epoch} batches an epoch, {recorder.budget.warmup} of each not counted)"
+        )
     ]
 
 

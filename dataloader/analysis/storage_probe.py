@@ -1,6 +1,6 @@
 """How fast storage is beside training: files dropped from memory are read by one thread, then by several."""
 
-# ruff: noqa: PTH  strings: between timed reads
+# ruff: noqa: PTH116 - strings: between timed reads
 
 import os
 import threading

@@ -5,7 +5,7 @@ It is made of links: every entry of the working folder, and of the folders above
 becomes a folder of links. Writing by an absolute path, and by native code into files that exist, is not caught.
 """
 
-# ruff: noqa: PTH  strings: a hundred thousand names
+# ruff: noqa: PTH208 - strings: a hundred thousand names
 
 import os
 import shutil

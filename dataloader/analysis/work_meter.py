@@ -26,7 +26,7 @@ _READS = ("__getitem__", "__getitems__")
 class WorkMeter:
     """What one process spends on the batches of one loader; one thread only."""
 
-    def __init__(self, row: memoryview, *, counts_bytes: bool, is_worker: bool) -> None:
+    def __init__(self, row: "memoryview[float]", *, counts_bytes: bool, is_worker: bool) -> None:
         self._row = row
         self._used_s = time.process_time if is_worker else time.thread_time
         self._counts_bytes = counts_bytes

@@ -47,7 +47,7 @@ class Counters:
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
         self._finalizer = weakref.finalize(self, _close, self._fd, self._rows, self._map)
 
-    def row(self, worker: int) -> memoryview:
+    def row(self, worker: int) -> "memoryview[float]":
         """Return a worker's row, in this process."""
         return _row(self._rows, worker)
 
@@ -61,7 +61,7 @@ class Counters:
         self._finalizer()
 
 
-def open_row(path: str, worker: int) -> memoryview | None:
+def open_row(path: str, worker: int) -> "memoryview[float] | None":
     """Return a worker's row, in the worker; None where the training process' descriptors are out of reach."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -73,12 +73,12 @@ def open_row(path: str, worker: int) -> memoryview | None:
         os.close(fd)
 
 
-def _row(rows: memoryview, worker: int) -> memoryview:
+def _row(rows: "memoryview[float]", worker: int) -> "memoryview[float]":
     place = worker % ROWS
     return rows[place * _ROW : (place + 1) * _ROW]
 
 
-def _close(fd: int, rows: memoryview, mapped: mmap.mmap) -> None:
+def _close(fd: int, rows: "memoryview[float]", mapped: mmap.mmap) -> None:
     rows.release()
     with contextlib.suppress(BufferError):  # a row of this process is still held; its memory goes with it
         mapped.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from torch.utils.data import get_worker_info
 
@@ -35,7 +36,7 @@ class WorkerTap:
         watch = self._watch()
         meter = begin_meter(self.path, worker, counts_bytes=watch is not None)
         if meter is not None:
-            timed(info.dataset, meter)  # pyright: ignore[reportUnknownMemberType]
+            timed(cast(object, info.dataset), meter)  # pyright: ignore[reportUnknownMemberType]
             if watch is not None:
                 meter.add_after_batch(watch.look)
         if self.user_function is not None:
