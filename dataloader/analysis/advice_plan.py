@@ -5,7 +5,17 @@ from enum import Enum
 
 from ...core.sizes import size_text
 from .stall_plan import Stalls
-from .what_if_plan import ENOUGH, Costs, Limit, Setting, cache_needed, limits, predict, workers_needed
+from .what_if_plan import (
+    ENOUGH,
+    Costs,
+    Limit,
+    Setting,
+    cache_for_storage,
+    cache_needed,
+    limits,
+    predict,
+    workers_needed,
+)
 
 NOTABLE = 0.05
 """Share of a step from which on a stall is worth a word: below, the runs differ by as much from one to the next."""
@@ -42,12 +52,13 @@ def advise(stalls: Stalls, costs: Costs, now: Setting, *, dataset_bytes: float |
     workers = now.workers
     lacking_cores = False
     if has_preparation:
-        workers = max(now.workers, workers_needed(costs, cores=now.cores))
+        share = cache_for_storage(costs, cores=now.cores) if has_fetch else 1.0
+        workers = max(now.workers, workers_needed(costs, cores=now.cores, cached=share))
         lacking_cores = _cores_bound(costs, _setting(now, cached=1.0, workers=workers))
     cached = cache_needed(costs, _setting(now, cached=0.0, workers=workers)) if has_fetch else None
     after = _setting(now, cached=cached or 0.0, workers=workers)
     parts = [
-        *(_cache_words(cached, dataset_bytes) if cached is not None else ()),
+        *(_cache_words(costs, after, dataset_bytes, alone=not has_preparation) if cached is not None else ()),
         *(_worker_words(costs, now, after, lacking_cores=lacking_cores) if has_preparation else ()),
     ]
     return Advice(
@@ -72,11 +83,17 @@ def _cores_bound(costs: Costs, setting: Setting) -> bool:
     return found[Limit.CORES] < ENOUGH * found[Limit.COMPUTE]
 
 
-def _cache_words(cached: float, dataset_bytes: float | None) -> list[str]:
-    if cached == 0.0:  # more workers do it
+def _cache_words(costs: Costs, after: Setting, dataset_bytes: float | None, *, alone: bool) -> list[str]:
+    """Return what the cache does; with `alone` also which workers would do, where storage is fast enough."""
+    if after.cached == 0.0:  # more workers do it
         return []
-    size = "" if dataset_bytes is None else f" ({size_text(cached * dataset_bytes)})"
-    return [f"{cached:.0%} of the dataset{size} in the cache removes the fetch stall".replace("%", " %", 1)]
+    size = "" if dataset_bytes is None else f" ({size_text(after.cached * dataset_bytes)})"
+    said = f"{100 * after.cached:.0f} % of the dataset{size} in the cache removes the fetch stall"
+    if alone and after.workers and cache_for_storage(costs, cores=after.cores) == 0.0:
+        more = workers_needed(costs, cores=after.cores, cached=0.0) - after.workers
+        if more > 0:
+            said += f", and so {'does' if more == 1 else 'do'} {_count(more, after.workers)}"
+    return [said]
 
 
 def _worker_words(costs: Costs, now: Setting, after: Setting, *, lacking_cores: bool) -> list[str]:

@@ -112,25 +112,19 @@ def _warm_limit(seen: Observed, warm_s: float) -> Limit:
 def _storage(seen: Observed, preparation_s: float, *, warm_s: float, cold_s: float) -> tuple[float, float]:
     """Return the latency of a sample and the bandwidth, in seconds and bytes per second."""
     size, probe = seen.sample_bytes, seen.probe
-    at_least = size / cold_s if size else math.inf
-    if cold_s <= SAME * warm_s:  # nothing to see in the runs: only the probe knows
-        bytes_per_s = max(at_least, probe.bytes_per_s) if probe and size else at_least
-        room_s = cold_s - warm_s if not seen.workers else max(0.0, seen.workers * cold_s - preparation_s)
-        told_s = max(0.0, probe.read_s - size / bytes_per_s) if probe else 0.0
-        return min(told_s, max(0.0, room_s - size / bytes_per_s)), bytes_per_s
-    # What a worker spent on fetching a sample, if it did nothing but fetch and prepare.
+    # What a worker can have spent on fetching a sample, if it did nothing but fetch and prepare.
     fetch_s = cold_s - warm_s if not seen.workers else max(0.0, seen.workers * cold_s - preparation_s)
     if not size:
-        return fetch_s, math.inf
+        return (0.0 if cold_s <= SAME * warm_s else fetch_s), math.inf
+    # The runs say that storage is at least this fast.
+    at_least = max(_rate(size, fetch_s), size / cold_s if seen.workers else 0.0)
+    told = max(at_least, probe.bytes_per_s if probe else 0.0)
     alone_s = probe.read_s if probe else 0.0
-    saturated = seen.workers > 1 and UNSATURATED * (preparation_s + alone_s) < seen.workers * cold_s
-    if saturated:
-        bytes_per_s = max(at_least, _rate(size, fetch_s))
-        latency_s = max(0.0, alone_s - size / bytes_per_s)
-    else:
-        bytes_per_s = max(at_least, _rate(size, fetch_s), probe.bytes_per_s if probe else 0.0)
-        latency_s = fetch_s - size / bytes_per_s
-    return max(0.0, latency_s), bytes_per_s
+    if cold_s <= SAME * warm_s:  # nothing to see in the runs: only the probe knows
+        return max(0.0, min(alone_s, fetch_s) - size / told), told
+    if seen.workers > 1 and UNSATURATED * (preparation_s + alone_s) < seen.workers * cold_s:
+        return max(0.0, alone_s - size / at_least), at_least
+    return max(0.0, fetch_s - size / told), told
 
 
 def _rate(size: float, seconds: float) -> float:

@@ -63,7 +63,7 @@ def analyze_script(asked: Asked, progress: Callable[[str], None] = lambda _: Non
             pick = found[Phase.SYNTHETIC].loader.number if found else asked.loader
             folder = Path(scratch) / phase.value
             folder.mkdir()
-            found[phase] = _run(asked, phase, folder, pick, names)
+            found[phase] = run_phase(asked, phase, folder, pick, names)
     seen = Seen(
         synthetic=found[Phase.SYNTHETIC], warm=found[Phase.WARM], cold=found[Phase.COLD],
         cores=float(len(os.sched_getaffinity(0))), unseen_files=sorted(names.native),
@@ -89,7 +89,14 @@ def _notes(found: dict[Phase, Measured]) -> list[str]:
     return [f"loader {number} of {count} was measured; --loader names another"] if count > 1 else []
 
 
-def _run(asked: Asked, phase: Phase, folder: Path, pick: int | None, names: Names) -> Measured:
+def run_phase(asked: Asked, phase: Phase, folder: Path, pick: int | None, names: Names) -> Measured:
+    """Run the script once and return what was seen of loader `pick`; `names` gets the files that it opened.
+
+    `folder` is an empty folder of this run's own. In a cold run the files in `names` leave memory first.
+
+    Raises:
+        UsageError, DeadlineError, InternalError: as analyze_script.
+    """
     request = ScriptRequest(
         script=os.path.realpath(asked.script),
         arguments=list(asked.arguments),
@@ -123,33 +130,40 @@ def _run(asked: Asked, phase: Phase, folder: Path, pick: int | None, names: Name
 
 def _carry_out(request: ScriptRequest, folder: Path, deadline_s: float) -> None:
     """Run the program until it ends, or some time after its answer; nothing of its session is left."""
-    end_s = time.monotonic() + deadline_s
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / OUTPUT).open("ab"),
-        start_new_session=True,
-    ) as child:
+    with (
+        (folder / OUTPUT).open("ab") as output,
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+            start_new_session=True,
+        ) as child,
+    ):
         try:
             assert child.stdin is not None
             child.stdin.write(encode(request))
             child.stdin.close()
-            answered_s: float | None = None
-            while child.poll() is None:
-                time.sleep(POLL_S)
-                now_s = time.monotonic()
-                if answered_s is None and (folder / ANSWER).exists():
-                    answered_s = now_s
-                if answered_s is not None and now_s > answered_s + GRACE_S:
-                    break
-                if answered_s is None and now_s > end_s:
-                    raise DeadlineError(
-                        f"the {request.phase.value} run took longer than {deadline_s:.0f} s{_tail(folder)}",
-                        hint="lower --steps or --seconds, or raise --deadline",
-                    )
+            _wait(child, request, folder, time.monotonic() + deadline_s)
         finally:
             _end(child)
+
+
+def _wait(child: subprocess.Popen[bytes], request: ScriptRequest, folder: Path, end_s: float) -> None:
+    """Return once the child has ended, or did not although enough was seen; DeadlineError if it is late."""
+    answered_s: float | None = None
+    while child.poll() is None:
+        time.sleep(POLL_S)
+        now_s = time.monotonic()
+        if answered_s is None and (folder / ANSWER).exists():
+            answered_s = now_s
+        if answered_s is not None and now_s > answered_s + GRACE_S:
+            return
+        if answered_s is None and now_s > end_s:
+            raise DeadlineError(
+                f"the {request.phase.value} run took longer than its deadline{_tail(folder)}",
+                hint="lower --steps or --seconds, or raise --deadline",
+            )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 520, 300
@@ -45,7 +45,7 @@ def bars(title: str, rows: Sequence[Bar], *, unit: str) -> str:
     """Return horizontal bars of pieces, one below the other, with their whole length written at the end."""
     left, row_height, top = 84, 46, 8
     height = top + row_height * len(rows) + 44
-    longest = max((row.value for row in rows), default=0.0) or 1.0
+    longest = _top(row.value for row in rows)
     ticks = _ticks(longest)
     scale = (WIDTH - left - 84) / max(longest, ticks[-1])
     out = [_open(title, height)]
@@ -83,7 +83,7 @@ def curve(
     as_columns: bool = False,
 ) -> str:
     """Return a curve (or columns) over x from its least to its largest, y from 0; `mark` names one x."""
-    highest = max([y for _, y in points] + [level.value for level in levels], default=0.0) or 1.0
+    highest = _top([y for _, y in points] + [level.value for level in levels])
     ticks = _ticks(highest * 1.08)
     top = max(highest * 1.08, ticks[-1])
     xs = [x for x, _ in points]
@@ -156,6 +156,12 @@ def _text(x: float, y: float, text: str, anchor: str, style: str) -> str:
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
 
 
+def _top(values: Iterable[float]) -> float:
+    """Return the largest value; 1 where all are nothing."""
+    found = max(values, default=0.0)
+    return found if found > 1e-12 else 1.0
+
+
 def _ticks(highest: float) -> list[float]:
     """Return round numbers from 0 to about the highest."""
     assert highest > 0.0
@@ -167,12 +173,12 @@ def _ticks(highest: float) -> list[float]:
 
 def _x_ticks(low: float, high: float) -> list[float]:
     """Return round numbers from the lowest to the highest."""
-    return [tick for tick in _ticks(high) if tick >= low * (1 - 1e-9)] if high > 0.0 else [low]
+    return [tick for tick in _ticks(_top([high])) if low * (1 - 1e-9) <= tick <= high]
 
 
 def _number(value: float) -> str:
     """Return a number for people: three digits, and separators from a thousand on."""
-    if value == 0.0:
+    if abs(value) < 1e-9:
         return "0"
     if abs(value) >= 1000:
         return f"{value:,.0f}"

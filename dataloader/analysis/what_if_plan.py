@@ -153,15 +153,25 @@ def _rate(amount: float, cost: float) -> float:
     return amount / cost if cost > 0.0 else math.inf
 
 
-def workers_needed(costs: Costs, *, cores: float) -> int:
-    """Return the fewest workers with which, everything cached, workers are not what bounds the speed.
+def attainable(costs: Costs, *, cores: float) -> float:
+    """Return the speed without a stall, in samples per second: what trainer and cores allow, less the last percent."""
+    return ENOUGH * min(_rate(1.0, costs.compute_s + costs.handover_s), _rate(cores, costs.cpu_s))
+
+
+def workers_needed(costs: Costs, *, cores: float, cached: float = 1.0) -> int:
+    """Return the fewest workers with which workers are not what bounds the speed, with this share in memory.
 
     Where the cores bound it first: the fewest that keep them busy.
     """
-    goal = ENOUGH * min(_rate(1.0, costs.compute_s + costs.handover_s), _rate(cores, costs.cpu_s))
-    if costs.preparation_s == 0.0:
-        return 1
-    return max(1, math.ceil(goal * costs.preparation_s * (1.0 - 1e-9)))
+    fetch_s = costs.latency_s + costs.sample_bytes / costs.storage_bytes_per_s
+    worker_s = costs.preparation_s + (1.0 - cached) * fetch_s
+    return max(1, math.ceil(attainable(costs, cores=cores) * worker_s * (1.0 - 1e-9)))
+
+
+def cache_for_storage(costs: Costs, *, cores: float) -> float:
+    """Return the least share in memory with which the storage's bandwidth is enough, a whole percent, 0 to 1."""
+    left = _rate(costs.storage_bytes_per_s, costs.sample_bytes * attainable(costs, cores=cores))
+    return max(0.0, math.ceil(100.0 * (1.0 - left) - 1e-9) / 100.0)
 
 
 def cache_needed(costs: Costs, setting: Setting) -> float:

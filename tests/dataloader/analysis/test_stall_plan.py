@@ -13,11 +13,15 @@ seconds = st.floats(0.0, 1e3)
 def work(draw: st.DrawFn) -> WorkerTimes:
     busy_s = draw(seconds)
     fetch_s = draw(st.floats(0.0, 1.0)) * busy_s
-    return WorkerTimes(samples=draw(st.integers(0, 100)), busy_s=busy_s, fetch_s=fetch_s, queued_s=draw(seconds))
+    return WorkerTimes(
+        samples=draw(st.integers(0, 100)), busy_s=busy_s, fetch_s=fetch_s, queued_s=draw(seconds)
+    )
 
 
 @given(seconds, seconds, seconds, work())
-def test_the_parts_of_a_step_sum_up_to_it(step_s: float, wait_s: float, copy_s: float, work: WorkerTimes) -> None:
+def test_the_parts_of_a_step_sum_up_to_it(
+    step_s: float, wait_s: float, copy_s: float, work: WorkerTimes
+) -> None:
     split = split_step(step_s=step_s, wait_s=wait_s, copy_s=copy_s, work=work)
     assert split.step_s == pytest.approx(step_s)
     assert min(split.fetch_s, split.preparation_s, split.copy_s, split.compute_s) >= -1e-9

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.dataloader.analysis.what_if_plan import (
-    ENOUGH, Costs, Limit, Peers, Setting, cache_needed, limits, predict, workers_needed,
+    ENOUGH,
+    Costs,
+    Limit,
+    Peers,
+    Setting,
+    cache_needed,
+    limits,
+    predict,
+    workers_needed,
 )  # fmt: skip
 
 COSTS = Costs(
