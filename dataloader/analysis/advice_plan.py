@@ -107,18 +107,18 @@ def _worker_words(costs: Costs, now: Setting, after: Setting, *, lacking_cores: 
         return [f"{_count(more, now.workers)} {verb} the preparation stall"]
     gain = predict(costs, _setting(after, cached=1.0)).samples_per_s
     gain /= predict(costs, _setting(now, cached=1.0)).samples_per_s
-    cores = f"{now.cores:g} core{'' if now.cores == 1.0 else 's'}"
+    cores = "the one core is" if now.cores == 1.0 else f"all {now.cores:g} cores are"
     if more and gain > 1.0 + NOTABLE:
         verb = "makes" if more == 1 else "make"
         return [
             (
-                f"{_count(more, now.workers)} {verb} preparation {gain:.1f} times as fast, then all {cores} are busy:"
+                f"{_count(more, now.workers)} {verb} preparation {gain:.1f} times as fast, then {cores} busy:"
                 " only cheaper or shared preparation, or more cores, removes the rest of the stall"
             )
         ]
     return [
         (
-            f"more workers do not help, since all {cores} are busy: only cheaper or shared preparation, or more cores,"
+            f"more workers do not help, since {cores} busy: only cheaper or shared preparation, or more cores,"
             " removes the preparation stall"
         )
     ]

@@ -17,6 +17,7 @@ from .measured_format import Analysis, Measured, Phase
 from .names import Names
 from .open_watch import watch_opens
 from .page_cache import drop
+from .proc_cores import usable_cores
 from .report_plan import Seen, analysis_of, observed_in
 from .script_program import measured
 from .storage_probe import probe_storage
@@ -83,7 +84,7 @@ class StallAnalyzer:
             synthetic=found[Phase.SYNTHETIC],
             warm=found[Phase.WARM],
             cold=found[Phase.COLD],
-            cores=float(len(os.sched_getaffinity(0))),
+            cores=usable_cores(),
             unseen_files=sorted(self._names.native),
             sample_bytes=self._sample_bytes,
         )

@@ -50,7 +50,8 @@ def facts_line(analysis: Analysis) -> str:
     """Return what was measured, in one line."""
     loader, model = analysis.loader, analysis.model
     length = f" of {loader.dataset_length:,} samples" if loader.dataset_length is not None else ""
-    workers = f"{loader.workers} workers by {loader.start_method}" if loader.workers else "no workers"
+    noun = "worker" if loader.workers == 1 else "workers"
+    workers = f"{loader.workers} {noun} by {loader.start_method}" if loader.workers else "no workers"
     size = f", {size_text(analysis.dataset_bytes)}" if analysis.dataset_bytes else ""
     read = f", {size_text(model.sample_bytes)} a sample" if model.sample_bytes else ""
     return (
@@ -110,7 +111,7 @@ def _cache(analysis: Analysis) -> str:
         levels=_levels(analysis), mark=mark,
     )  # fmt: skip
     return _section(
-        "More in the cache", f"With {analysis.model.workers} workers, from nothing to everything in memory.", plot,
+        "More in the cache", f"Workers: {analysis.model.workers}. From nothing to everything in memory.", plot,
         ("in the cache", "samples/s", "bound by"), [(f"{100 * row.cached:.0f} %", *_outcome(row)) for row in rows],
     )  # fmt: skip
 
@@ -122,7 +123,7 @@ def _workers(analysis: Analysis) -> str:
         y_label="samples/s", levels=_levels(analysis), as_columns=True,
     )  # fmt: skip
     return _section(
-        "More workers", f"Everything in memory; there are {analysis.model.workers} now.", plot,
+        "More workers", f"Everything in memory. Now: {analysis.model.workers}.", plot,
         ("workers", "samples/s", "bound by"), [(str(row.workers), *_outcome(row)) for row in rows],
     )  # fmt: skip
 

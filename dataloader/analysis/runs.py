@@ -16,6 +16,7 @@ from ...core.errors import DeadlineError, InternalError, UsageError, error_from_
 from ...core.version import VERSION
 from .measured_format import Analysis, Measured, Phase, RunAnswer, ScriptRequest, decode, encode
 from .names import Names
+from .proc_cores import usable_cores
 from .report_plan import Seen, analysis_of, observed_in
 from .script_program import ANSWER, NAMES, OUTPUT
 from .storage_probe import probe_storage
@@ -66,7 +67,7 @@ def analyze_script(asked: Asked, progress: Callable[[str], None] = lambda _: Non
             found[phase] = run_phase(asked, phase, folder, pick, names)
     seen = Seen(
         synthetic=found[Phase.SYNTHETIC], warm=found[Phase.WARM], cold=found[Phase.COLD],
-        cores=float(len(os.sched_getaffinity(0))), unseen_files=sorted(names.native),
+        cores=usable_cores(), unseen_files=sorted(names.native),
         written_files=sorted(filter(os.path.exists, names.written)), notes=_notes(found),
     )  # fmt: skip
     progress("probe of the storage")

@@ -84,7 +84,7 @@ def test_the_cores_are_the_limit() -> None:
 def test_some_workers_more_and_then_the_cores_are_the_limit() -> None:
     said = advice_for(preparation_s=0.004, cpu_s=0.002, cores=1.0, workers=1)
     assert said.sentence.startswith(
-        "1 worker more makes preparation 2.0 times as fast, then all 1 core are busy:"
+        "1 worker more makes preparation 2.0 times as fast, then the one core is busy:"
     )
 
 

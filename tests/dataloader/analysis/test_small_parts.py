@@ -11,6 +11,7 @@ import torch
 
 from everstep.core.errors import UsageError
 from everstep.dataloader.analysis import page_cache, work_folder
+from everstep.dataloader.analysis.proc_cores import usable_cores
 from everstep.dataloader.analysis.proc_files import held_files, queued_s, read_bytes
 from everstep.dataloader.analysis.replay import BATCHES_MAX, Replay
 from everstep.dataloader.analysis.storage_probe import probe_storage
@@ -79,6 +80,29 @@ def test_the_probe_reads_from_storage(tmp_path: Path) -> None:
     assert probe.read_s > 0.0
     assert probe.bytes_per_s > 0.0
     assert probe_storage([], sample_bytes=4096.0) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "cores"),
+    [
+        ("0::/job", {"job/cpu.max": "50000 100000"}, 0.5),
+        ("0::/job", {"job/cpu.max": "max 100000", "cpu.max": "25000 100000"}, 0.25),
+        ("0::/of/the/host", {"cpu.max": "30000 100000"}, 0.3),
+        ("4:cpuacct,cpu:/job\n3:memory:/x", {"cpu/job/cpu.cfs_quota_us": "10000", "cpu/job/cpu.cfs_period_us": "20000"}, 0.5),
+        ("4:cpu:/job", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "20000"}, None),
+        ("0::/", {}, None),
+    ],
+)
+def test_a_quota_of_a_container_counts_as_so_many_cores(
+    tmp_path: Path, own: str, files: dict[str, str], cores: float | None
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    expected = float(len(os.sched_getaffinity(0))) if cores is None else cores
+    assert usable_cores(tmp_path / "root", tmp_path / "own") == expected
 
 
 # -- the working folder --------------------------------------------------------------------------------------------
