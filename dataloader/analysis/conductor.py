@@ -13,11 +13,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import torch
 
 from .device_clock import CopyWatch, DeviceMarks
 from .instrument import AnyLoader, Instrument
-from .measured_format import Phase
+from .loader_facts import facts_of
+from .measured_format import LoaderFacts, Phase
 from .recorder_machine import STEPS_MIN, Budget, Recorder, warmup_for
 from .replay import Replay
 from .window import Window
@@ -36,6 +38,7 @@ class View:
         self, loader: AnyLoader, number: int, budget: Budget, instrument: Instrument, copies: CopyWatch
     ) -> None:
         self.number = number
+        self.facts = facts_of(loader, number)
         self.loader = weakref.ref(loader)
         self.instrument = instrument
         self.recorder = Recorder(budget)
@@ -45,6 +48,15 @@ class View:
         self.replay = Replay()
         self.is_replaying = False
         self.trains = False
+
+    def facts_with(self, batch_size: float | None) -> LoaderFacts:
+        """Return what the loader is, with the batch size that was seen."""
+        return self.facts if batch_size is None else msgspec.structs.replace(self.facts, batch_size=batch_size)
+
+    def follow(self, loader: AnyLoader, instrument: Instrument) -> None:
+        """Go on with a loader that takes the place of one that is gone: some scripts make one for each epoch."""
+        self.window.follow(instrument)
+        self.loader, self.instrument = weakref.ref(loader), instrument
 
     def begin_replay(self) -> None:
         """Count anew: from here on the batches are those kept."""
@@ -160,6 +172,10 @@ class Conductor:
     def _view_of(self, loader: AnyLoader) -> View:
         for view in self.views:
             if view.loader() is loader:
+                return view
+        for view in self.views:
+            if view.loader() is None and facts_of(loader, view.number) == view.facts:
+                view.follow(loader, self._instrument(loader))
                 return view
         view = View(loader, len(self.views), self._budget(loader), self._instrument(loader), self.copies)
         self.views.append(view)

@@ -5,6 +5,7 @@ ones that call the user's. So it works for torch's loader, for ours and for what
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ class Instrument:
     def __init__(
         self, loader: AnyLoader, *, watching: Watching | None = None, watch: OpenWatch | None = None
     ) -> None:
-        self._loader = loader
+        self._loader = weakref.ref(loader)  # its script decides how long it lives
         self._watching = watching
         self._watch = watch
         self._counters = Counters()
@@ -37,7 +38,8 @@ class Instrument:
     @contextlib.contextmanager
     def making(self) -> Generator[None]:
         """Make the loader's iterator within this."""
-        loader, path = self._loader, self._counters.path
+        loader, path = self._loader(), self._counters.path
+        assert loader is not None
         user_init, user_collate = loader.worker_init_fn, cast(Callable[[Any], object], loader.collate_fn)
         is_batched = cast(object, loader.batch_sampler) is not None or loader.batch_size is not None  # pyright: ignore[reportUnknownMemberType]
         if not isinstance(user_collate, TimedCollate):
@@ -45,7 +47,7 @@ class Instrument:
         if loader.num_workers:
             loader.worker_init_fn = WorkerTap(user_function=user_init, path=path, watching=self._watching)
         elif self._restore is None:
-            self._begin_here()
+            self._begin_here(loader)
         try:
             yield
         finally:
@@ -63,9 +65,9 @@ class Instrument:
         self.ended()
         self._counters.close()
 
-    def _begin_here(self) -> None:
+    def _begin_here(self, loader: AnyLoader) -> None:
         meter = begin_meter(self._counters.path, None, counts_bytes=self._watching is not None)
         if meter is not None:
-            self._restore = timed(cast(object, self._loader.dataset), meter)
+            self._restore = timed(cast(object, loader.dataset), meter)
             if self._watch is not None:
                 meter.add_after_batch(self._watch.look)

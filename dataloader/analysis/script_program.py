@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, cast
 
 from ...core.errors import EverstepError, UsageError
 from .measured_format import (
-    LoaderFacts,
     Measured,
     Phase,
     RunAnswer,
@@ -141,7 +140,7 @@ def measured(conductor: "Conductor", view: "View", kept: Sequence[str]) -> Measu
     work = view.window.work
     return Measured(
         phase=conductor.phase,
-        loader=facts(view, batch_size=total.samples / total.batches if total.batches else 0.0),
+        loader=view.facts_with(total.samples / total.batches if total.batches else None),
         times=times_of(each_s, [step.wait_s for step in steps]),
         work=WorkSeen(
             samples=work.samples, busy_s=work.busy_s, fetch_s=work.fetch_s, queued_s=work.queued_s,
@@ -163,31 +162,6 @@ def times_of(each_s: Sequence[float], waits_s: Sequence[float]) -> Times:
     return Times(
         count=len(each_s), mean_s=statistics.fmean(each_s), median_s=median, low_s=low, high_s=high,
         wait_s=statistics.fmean(waits_s),
-    )  # fmt: skip
-
-
-def facts(view: "View", *, batch_size: float) -> LoaderFacts:
-    """Return what a loader is."""
-    loader = view.loader()
-    assert loader is not None
-    dataset: object = loader.dataset
-    try:
-        length: int | None = len(dataset)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        length = None
-    context = cast(object, loader.multiprocessing_context)  # pyright: ignore[reportUnknownMemberType]
-    if isinstance(context, str) or context is None:
-        import multiprocessing  # noqa: PLC0415
-
-        method = context or multiprocessing.get_start_method()
-    else:
-        method = str(getattr(context, "get_start_method")())  # noqa: B009
-    return LoaderFacts(
-        number=view.number, kind=f"{type(loader).__module__}.{type(loader).__qualname__}",
-        dataset=type(dataset).__qualname__, dataset_length=length,
-        batch_size=batch_size or float(loader.batch_size or 1),
-        workers=loader.num_workers, start_method=method if loader.num_workers else "none",
-        pinned=loader.pin_memory,
     )  # fmt: skip
 
 

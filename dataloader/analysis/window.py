@@ -20,6 +20,11 @@ class Window:
         self.copy_s = 0.0
         """Of copies to the device."""
 
+    def follow(self, instrument: Instrument) -> None:
+        """Count what another loader's workers do, from the next `open` on."""
+        self.close()
+        self._instrument = instrument
+
     def open(self) -> None:
         """Begin to count, once the device has done everything."""
         self.close()

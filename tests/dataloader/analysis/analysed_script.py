@@ -59,6 +59,8 @@ def train(options: argparse.Namespace) -> None:
     model = torch.nn.Linear(4096, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for epoch in range(options.epochs):
+        if options.what == "renews":
+            loader = DataLoader(data, shuffle=True, **keywords)
         for step, batch in enumerate(loader):
             optimizer.zero_grad()
             model(batch.div_(255)).sum().backward()

@@ -125,6 +125,11 @@ def test_a_loop_shorter_than_asked_says_so(run_once: Callable[..., tuple[Measure
     ]
 
 
+def test_a_loader_made_anew_for_each_epoch_is_one(run_once: Callable[..., tuple[Measured, Names]]) -> None:
+    measured, _ = run_once(Phase.WARM, "--what", "renews", "--epochs", "3", steps=40)
+    assert (measured.times.count, measured.loaders_seen, measured.notes) == (40, 1, [])
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [
