@@ -39,7 +39,9 @@ class Instrument:
     def making(self) -> Generator[None]:
         """Make the loader's iterator within this."""
         loader, path = self._loader(), self._counters.path
-        assert loader is not None
+        if loader is None:  # `for batch in DataLoader(...)`: gone once its iterator is made
+            yield
+            return
         user_init, user_collate = loader.worker_init_fn, cast(Callable[[Any], object], loader.collate_fn)
         is_batched = cast(object, loader.batch_sampler) is not None or loader.batch_size is not None  # pyright: ignore[reportUnknownMemberType]
         if not isinstance(user_collate, TimedCollate):
