@@ -61,7 +61,9 @@ class Storage:
         self.folder = folder
         self.bytes_per_s = bytes_per_s
         self._throttle = throttle
-        self.state = torch.zeros(3, dtype=torch.float64).share_memory_()  # free at, bytes per second, share cached
+        self.state = torch.zeros(
+            3, dtype=torch.float64
+        ).share_memory_()  # free at, bytes per second, share cached
         self.state[1] = bytes_per_s
         self.lock = multiprocessing.Lock()
 
@@ -177,9 +179,13 @@ def storage_on_rig(mb_s: float) -> Iterator[Storage]:
 def main() -> None:
     """Print a table of the errors, and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--simulated", action="store_true", help="a token bucket instead of a throttled drive")
+    parser.add_argument(
+        "--simulated", action="store_true", help="a token bucket instead of a throttled drive"
+    )
     parser.add_argument("--mb-s", type=float, default=30.0, help="of the drive (default: %(default)g)")
-    parser.add_argument("--work", type=int, default=12, help="of a sample's preparation (default: %(default)d)")
+    parser.add_argument(
+        "--work", type=int, default=12, help="of a sample's preparation (default: %(default)d)"
+    )
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
@@ -224,12 +230,17 @@ def report(
         measured = statistics.median(samples)
         bandwidth = config.factor * costs.storage_bytes_per_s
         setting = Setting(
-            cached=config.cached, workers=config.workers, cores=found.model.cores, storage_bytes_per_s=bandwidth
+            cached=config.cached,
+            workers=config.workers,
+            cores=found.model.cores,
+            storage_bytes_per_s=bandwidth,
         )
         predicted = predict(costs, setting)
         error = predicted.samples_per_s / measured - 1.0
         errors.append(abs(error))
-        rows.append({**asdict(config), "samples": samples, "predicted": predicted.samples_per_s, "error": error})
+        rows.append(
+            {**asdict(config), "samples": samples, "predicted": predicted.samples_per_s, "error": error}
+        )
         table.add_row(
             f"{config.cached:.0%}", str(config.workers), f"{bandwidth / 1e6:.1f} MB/s", f"{measured:.1f}",
             f"{predicted.samples_per_s:.1f}", f"{error:+.1%}", predicted.limit.value,

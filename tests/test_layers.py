@@ -84,7 +84,9 @@ def test_imports_only_point_down(folder: str) -> None:
     for _, path, tree in sources(folder):
         depth = len(path.relative_to(ROOT).parts)  # as many dots lead from a module to the library's root
         up = {name for level, name, _ in imported(tree) if level == depth}
-        assert up <= MAY_IMPORT[folder], f"{path}: imports {sorted(up - MAY_IMPORT[folder])} by '{'.' * depth}'"
+        assert up <= MAY_IMPORT[folder], (
+            f"{path}: imports {sorted(up - MAY_IMPORT[folder])} by '{'.' * depth}'"
+        )
         assert not [name for level, name, _ in imported(tree) if level > depth], path
         siblings = absolute(tree) & {"everstep", *MAY_IMPORT}
         assert not siblings, f"{path}: {sorted(siblings)} must be imported relatively ('..')"

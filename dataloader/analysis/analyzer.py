@@ -1,6 +1,5 @@
 """The differential runs within a script: a function for one step, and a loader."""
 
-import os
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager

@@ -51,7 +51,9 @@ class View:
 
     def facts_with(self, batch_size: float | None) -> LoaderFacts:
         """Return what the loader is, with the batch size that was seen."""
-        return self.facts if batch_size is None else msgspec.structs.replace(self.facts, batch_size=batch_size)
+        return (
+            self.facts if batch_size is None else msgspec.structs.replace(self.facts, batch_size=batch_size)
+        )
 
     def follow(self, loader: AnyLoader, instrument: Instrument) -> None:
         """Go on with a loader that takes the place of one that is gone: some scripts make one for each epoch."""

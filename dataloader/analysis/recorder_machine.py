@@ -87,6 +87,7 @@ class Recorder:
         assert self._handed_at is None
         assert now_s >= self._asked_at
         self._handed_at = now_s
+        self.longest_epoch = max(self.longest_epoch, self._in_epoch + 1)
 
     def ended(self) -> None:
         """Take note that there was no further batch: the wait for it belongs to no step."""
@@ -100,7 +101,6 @@ class Recorder:
             self.steps.append(Step(self._handed_at - self._asked_at, now_s - self._handed_at))
             self._measured_s += now_s - self._asked_at
         self._in_epoch += 1
-        self.longest_epoch = max(self.longest_epoch, self._in_epoch)
         self._asked_at = self._handed_at = None
 
 

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ...core.errors import EverstepError, UsageError
 from .measured_format import (
@@ -95,7 +95,7 @@ class ScriptRun:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001  whatever a script raises is its own; reported below
-                traceback.print_exc()
+                _print(error, request.script)
                 ended = f"it raised {type(error).__name__}: {error}{_place(error, request.script)}"
         if not self._is_answered:
             self._end(conductor, ended)
@@ -198,6 +198,14 @@ def _run_as_main(request: ScriptRequest, folder: "WorkFolder") -> None:
     runpy.run_path(request.script, run_name="__main__")
 
 
+def _print(error: BaseException, script: str) -> None:
+    """Print an exception of the script as Python would, without what called the script."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != script:
+        frames = frames.tb_next
+    traceback.print_exception(error.with_traceback(frames or error.__traceback__))
+
+
 def _place(error: BaseException, script: str) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
     return f" (line {lines[-1]})" if lines else ""
@@ -207,7 +215,7 @@ def _too_short(conductor: "Conductor", request: ScriptRequest, ended: str) -> tu
     """Return why nothing was measured, and what to do."""
     name = Path(request.script).name
     if "raised" in ended:
-        return f"{name}: {ended}", "run it alone first; what it printed is above"
+        return f"{name}: {ended}", "run it alone first; what it printed last stands in the message"
     if not conductor.views:
         return (
             f"{name}: {ended} without iterating a torch.utils.data.DataLoader",

@@ -88,7 +88,11 @@ def test_the_probe_reads_from_storage(tmp_path: Path) -> None:
         ("0::/job", {"job/cpu.max": "50000 100000"}, 0.5),
         ("0::/job", {"job/cpu.max": "max 100000", "cpu.max": "25000 100000"}, 0.25),
         ("0::/of/the/host", {"cpu.max": "30000 100000"}, 0.3),
-        ("4:cpuacct,cpu:/job\n3:memory:/x", {"cpu/job/cpu.cfs_quota_us": "10000", "cpu/job/cpu.cfs_period_us": "20000"}, 0.5),
+        (
+            "4:cpuacct,cpu:/job\n3:memory:/x",
+            {"cpu/job/cpu.cfs_quota_us": "10000", "cpu/job/cpu.cfs_period_us": "20000"},
+            0.5,
+        ),
         ("4:cpu:/job", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "20000"}, None),
         ("0::/", {}, None),
     ],
