@@ -17,7 +17,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -161,7 +161,7 @@ def costs_of(found: Analysis) -> Costs:
 
 
 @contextmanager
-def storage_on_rig(mb_s: float) -> Iterator[Storage]:
+def storage_on_rig(mb_s: float) -> Generator[Storage]:
     """Yield files on one throttled drive."""
     with tempfile.TemporaryDirectory() as folder:
         (drive,) = rig.up([int(2 * mb_s * rig.MB)], size_bytes=2**30, folder=Path(folder))
@@ -178,7 +178,7 @@ def storage_on_rig(mb_s: float) -> Iterator[Storage]:
 
 def main() -> None:
     """Print a table of the errors, and write them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--simulated", action="store_true", help="a token bucket instead of a throttled drive"
     )

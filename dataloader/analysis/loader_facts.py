@@ -1,6 +1,7 @@
 """What a loader is, in plain words and numbers."""
 
 import multiprocessing
+from multiprocessing.context import BaseContext
 from typing import cast
 
 from .instrument import AnyLoader
@@ -28,6 +29,6 @@ def facts_of(loader: AnyLoader, number: int) -> LoaderFacts:
 
 def _start_method(loader: AnyLoader) -> str:
     context = cast(object, loader.multiprocessing_context)  # pyright: ignore[reportUnknownMemberType]
-    if isinstance(context, multiprocessing.context.BaseContext):
+    if isinstance(context, BaseContext):
         return context.get_start_method()
     return context if isinstance(context, str) else multiprocessing.get_start_method()

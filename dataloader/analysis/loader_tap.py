@@ -47,7 +47,8 @@ class LoaderTap:
 
     def _tap(self, kind: type) -> None:
         for each in kind.__mro__:
-            if "__iter__" in vars(each) and issubclass(each, TorchDataLoader) and each not in self._originals:
+            is_loader = issubclass(each, cast(type, TorchDataLoader))
+            if is_loader and "__iter__" in vars(each) and each not in self._originals:
                 original = cast(_Iterate, vars(each)["__iter__"])
                 self._originals[each] = original
                 setattr(each, "__iter__", self._tapped(original))  # noqa: B010

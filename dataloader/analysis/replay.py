@@ -76,7 +76,8 @@ def _map(item: Any, leaf: Callable[[object], object]) -> Any:
     if isinstance(item, tuple) and hasattr(kind, "_fields"):
         return kind(*[_map(value, leaf) for value in cast(tuple[object, ...], item)])
     if isinstance(item, MutableMapping):  # such as transformers' BatchEncoding
-        made = copy.copy(cast(MutableMapping[object, object], cast(object, item)))
+        mapping = cast("MutableMapping[object, object]", cast(Any, item))
+        made = copy.copy(mapping)
         for key, value in list(made.items()):
             made[key] = _map(value, leaf)
         return made

@@ -85,8 +85,10 @@ def analysis_of(seen: Seen, *, subject: str, version: str) -> Analysis:
 
 
 def _doubts(observed: Observed, stalls: Stalls, seen: Seen) -> list[str]:
-    """Return a note where the runs differ by more than the workers saw of fetching: then something else differed."""
+    """Return a note where the runs differ otherwise than by what the workers saw of fetching."""
     work = worker_times(seen.cold)
+    if observed.warm_s > (1.0 + NOTABLE) * observed.cold_s:
+        return ["the warm run was slower than the cold one: the machine was busy otherwise; run it again"]
     if stalls.fetch_share < NOTABLE or not work.samples:
         return []
     explained_s = work.fetch_s / work.samples / max(1, observed.workers)

@@ -5,7 +5,9 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -41,13 +43,17 @@ class Stream(IterableDataset[torch.Tensor]):
     def __init__(self, files: Files) -> None:
         self.files = files
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[torch.Tensor]:
         return (self.files[index] for index in range(len(self.files)))
 
 
 def train(options: argparse.Namespace) -> None:
     data = Files("../data", by_native_code=options.what == "native")
-    keywords = {"batch_size": 4, "num_workers": options.workers, "multiprocessing_context": options.method}
+    keywords: dict[str, Any] = {
+        "batch_size": 4,
+        "num_workers": options.workers,
+        "multiprocessing_context": options.method,
+    }
     if options.what == "stream":
         loader = DataLoader(Stream(data), **keywords)
     else:

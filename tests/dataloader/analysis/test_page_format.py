@@ -146,6 +146,16 @@ def test_the_three_runs_and_their_parts() -> None:
     assert made.dataset_bytes == pytest.approx(2e9)
 
 
+def test_runs_that_contradict_each_other_are_doubted() -> None:
+    (note,) = analysis(warm=measured(Phase.WARM, 0.13, 0.09)).notes
+    assert note.startswith("the warm run was slower than the cold one")
+    idle = measured(Phase.COLD, 0.120, 0.080)
+    idle = msgspec.structs.replace(idle, work=msgspec.structs.replace(idle.work, busy_s=4.0, fetch_s=0.1))
+    (note,) = analysis(cold=idle).notes
+    assert note.startswith("the cold run was slower than the warm one by more than workers waited for files")
+    assert analysis().notes == []
+
+
 def test_without_storage_there_is_no_plot_of_it() -> None:
     made = analysis(
         warm=measured(Phase.WARM, 0.05, 0.01, read=0.0), cold=measured(Phase.COLD, 0.05, 0.01, read=0.0)

@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -162,7 +162,10 @@ def test_a_working_folder_with_too_many_entries_is_refused(
 
 # -- replay --------------------------------------------------------------------------------------------------------
 
-Pair = namedtuple("Pair", ["x", "y"])
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: list[int | str]
 
 
 def test_batches_come_again_as_they_were() -> None:
