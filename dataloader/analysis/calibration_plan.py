@@ -18,6 +18,8 @@ BUSY = 0.5
 has prefetched batches enough, most sleep."""
 QUEUED = 0.1
 """Share of their work in which workers waited for a core, from which on cores are short."""
+FILLED = 0.7
+"""Cores are short by the job's own doing if it uses this share of them; else somebody else does."""
 UNSATURATED = 1.1
 """Storage is not what bounds the cold run if workers that have it for themselves would be at most this much faster."""
 
@@ -106,7 +108,13 @@ def _warm_limit(seen: Observed, warm_s: float) -> Limit:
     work = seen.warm_work
     if work.busy_s < BUSY * seen.workers * warm_s * work.samples:
         return Limit.COMPUTE
-    return Limit.CORES if work.queued_s > QUEUED * work.busy_s else Limit.WORKERS
+    is_short = work.queued_s > QUEUED * work.busy_s and fills_cores(seen)
+    return Limit.CORES if is_short else Limit.WORKERS
+
+
+def fills_cores(seen: Observed) -> bool:
+    """Return whether the job itself kept most of the cores busy in the warm run."""
+    return seen.cpu_s >= FILLED * seen.cores * seen.warm_s
 
 
 def _storage(seen: Observed, preparation_s: float, *, warm_s: float, cold_s: float) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .advice_plan import NOTABLE, advise
-from .calibration_plan import Observed, Probe, calibrate
+from .calibration_plan import Observed, Probe, calibrate, fills_cores
 from .cold_plan import cold_reasons, warm_reasons
 from .measured_format import (
     AdviceReport,
@@ -89,6 +89,14 @@ def _doubts(observed: Observed, stalls: Stalls, seen: Seen) -> list[str]:
     work = worker_times(seen.cold)
     if observed.warm_s > (1.0 + NOTABLE) * observed.cold_s:
         return ["the warm run was slower than the cold one: the machine was busy otherwise; run it again"]
+    ready = seen.warm.times.wait_s < NOTABLE * seen.warm.times.mean_s
+    if ready and stalls.preparation_share >= NOTABLE and not fills_cores(observed):
+        return [
+            (
+                "the trainer was slower in the warm run than in the synthetic one, though its batches were ready and the"
+                " job left cores idle: the machine was busy otherwise; run it again"
+            )
+        ]
     if stalls.fetch_share < NOTABLE or not work.samples:
         return []
     explained_s = work.fetch_s / work.samples / max(1, observed.workers)

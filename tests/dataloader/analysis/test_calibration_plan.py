@@ -1,5 +1,6 @@
 """Runs in, costs out: the model gives back what was measured, and knows the costs that made the runs."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -100,6 +101,11 @@ def test_other_settings_are_predicted_from_one(costs: Costs) -> None:
 )
 def test_what_bounds_the_warm_run_is_read_off_the_workers(costs: Costs, limit: Limit) -> None:
     assert calibrate(runs_of(costs, workers=3, cores=4.0)).warm_limit is limit
+
+
+def test_waiting_for_cores_that_others_use_is_no_lack_of_cores() -> None:
+    seen = dataclasses.replace(runs_of(CORE_BOUND, workers=3, cores=4.0), cpu_s=0.0001)
+    assert calibrate(seen).warm_limit is Limit.WORKERS
 
 
 def test_idle_workers_mean_that_the_trainer_is_slow_to_take_batches() -> None:

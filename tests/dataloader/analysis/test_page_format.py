@@ -153,6 +153,8 @@ def test_runs_that_contradict_each_other_are_doubted() -> None:
     idle = msgspec.structs.replace(idle, work=msgspec.structs.replace(idle.work, busy_s=4.0, fetch_s=0.1))
     (note,) = analysis(cold=idle).notes
     assert note.startswith("the cold run was slower than the warm one by more than workers waited for files")
+    (note,) = analysis(warm=measured(Phase.WARM, 0.050, 0.001)).notes
+    assert note.startswith("the trainer was slower in the warm run than in the synthetic one")
     assert analysis().notes == []
 
 
