@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveTimes:
+class StepSums:
     """Seconds since the meter was made; each only grows. The four parts sum up to the time in steps."""
 
     steps: int = 0
@@ -25,10 +25,10 @@ class LiveTimes:
     copy_s: float = 0.0
     compute_s: float = 0.0
 
-    def since(self, before: "LiveTimes") -> "LiveTimes":
+    def since(self, before: "StepSums") -> "StepSums":
         """Return what was added after an earlier look."""
         names = [field.name for field in fields(self)]
-        return LiveTimes(**{name: getattr(self, name) - getattr(before, name) for name in names})
+        return StepSums(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
     def mean(self) -> StepSplit:
         """Return the mean step; zeros if there was none."""
@@ -61,13 +61,13 @@ class StallMeter(Generic[T]):
         )
         self._copies = CopyWatch()
         self._copies.install()
-        self._done = LiveTimes()
+        self._done = StepSums()
         self._steps = 0
         self._step_s = self._wait_s = self._copy_s = 0.0
         self._work = WorkTotals()
         self._asked_s = self._handed_s = 0.0
 
-    def times(self) -> LiveTimes:
+    def times(self) -> StepSums:
         """Return the sums up to the last step that has ended."""
         self._settle()
         return self._done
@@ -140,7 +140,7 @@ class StallMeter(Generic[T]):
         self._step_s = self._wait_s = 0.0
         self._copy_s = copy_s
         done = self._done
-        self._done = LiveTimes(
+        self._done = StepSums(
             steps=done.steps + count,
             fetch_s=done.fetch_s + split.fetch_s,
             preparation_s=done.preparation_s + split.preparation_s,

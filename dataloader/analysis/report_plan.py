@@ -93,8 +93,8 @@ def _doubts(observed: Observed, stalls: Stalls, seen: Seen) -> list[str]:
     if ready and stalls.preparation_share >= NOTABLE and not fills_cores(observed):
         return [
             (
-                "the trainer was slower in the warm run than in the synthetic one, though its batches were ready and the"
-                " job left cores idle: the machine was busy otherwise; run it again"
+                "the trainer was slower in the warm run than in the synthetic one, though its batches were ready and"
+                " the job left cores idle: the machine was busy otherwise; run it again"
             )
         ]
     if stalls.fetch_share < NOTABLE or not work.samples:
