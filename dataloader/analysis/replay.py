@@ -81,7 +81,7 @@ def _map(item: Any, leaf: Callable[[object], object]) -> Any:
         for key, value in list(made.items()):
             made[key] = _map(value, leaf)
         return made
-    return leaf(item)
+    return leaf(cast(Any, item))
 
 
 def _size_bytes(item: object) -> int:
