@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from ..core import errors
-from . import cli_devices_arguments
+from . import cli_analyze_arguments, cli_devices_arguments
 from .cli_models import COMMANDS as MODELS
 from .cli_models import add_models
 from .cli_output import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_USAGE
@@ -79,9 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments; targets may stand on both sides of an option, which argparse alone does not allow."""
-    _Parser.as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)
+    own, of_script = cli_analyze_arguments.split(sys.argv[1:] if arguments is None else arguments)
+    _Parser.as_json = "--json" in own
     parser = _parser()
-    parsed, rest = parser.parse_known_args(arguments)
+    parsed, rest = parser.parse_known_args(own)
+    if of_script:
+        parsed.script_arguments = of_script
     if rest and (not hasattr(parsed, "target") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
@@ -94,7 +97,7 @@ def _reported(parsed: argparse.Namespace) -> int:
         return _carry_out(parsed)
     except errors.EverstepError as error:
         hint = with_storage(error.hint, _directories(parsed))
-        return _report(error, hint, as_json=getattr(parsed, "json", False))
+        return _report(error, hint, as_json=getattr(parsed, "json", False) is True)
 
 
 def _directories(parsed: argparse.Namespace) -> list[str]:
@@ -113,6 +116,10 @@ def _carry_out(parsed: argparse.Namespace) -> int:
 
     # What recovery and others log is part of the answer; without a handler it would be printed a second time.
     logging.getLogger("everstep").addHandler(logging.NullHandler())
+    if parsed.command == cli_analyze_arguments.NAME:
+        from . import cli_analyze  # noqa: PLC0415
+
+        return cli_analyze.analyze(parsed)
     if parsed.command in TOOLS | MODELS:
         return (TOOLS | MODELS)[parsed.command](parsed)
     from . import cli_cache, cli_commands, cli_fsck, cli_retention  # noqa: PLC0415
@@ -173,6 +180,8 @@ def _parser() -> argparse.ArgumentParser:
     daemon = commands.add_parser("daemon", help="run the daemon of a node in the foreground")
     daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="its configuration (TOML)")
     commands.add_parser("stop", parents=[as_json], help="let the daemon write what is sealed, then end it")
+    analyze = commands.add_parser(cli_analyze_arguments.NAME, help=cli_analyze_arguments.HELP)
+    cli_analyze_arguments.add_arguments(analyze)
     for add in (add_tools, add_models):
         add(lambda name, text: commands.add_parser(name, parents=[as_json], help=text))
     return parser

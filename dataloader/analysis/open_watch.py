@@ -1,0 +1,204 @@
+"""Names the files that a process opens: Python's by an audit hook, those of native code as far as they stay open.
+
+An audit hook sees every `open` of Python code, whatever library it is in, before the file is opened; it cannot be
+removed, so there is one for each process, and it is inherited by forked workers. Native code (an image library that
+takes a path, a database) opens files without it. What it holds open or mapped when a batch ends is found in
+/proc/self/fd and /proc/self/maps; what it opened and closed within a batch leaves bytes read that no name explains.
+
+Names go to a file for each process, one a line, as soon as they are known: nobody has to end properly.
+"""
+
+# ruff: noqa: PTH100, PTH113, PTH118, PTH120 - strings: called for every open of the process, where a Path costs more than the rest
+
+import os
+import sys
+from collections.abc import Callable
+from typing import cast
+
+from .page_cache import drop_open
+from .proc_files import held_files
+
+NATIVE = "native\t"
+"""Before the names of files that native code opened."""
+WROTE = "wrote\t"
+"""Before the names of files that were opened to write."""
+_NO_DATA = (".py", ".pyc", ".pyi", ".so", ".pth", ".egg-link")
+_NO_FILES = ("/proc/", "/sys/", "/dev/", "/memfd:")
+_NO_DATASETS = ("/usr/lib/", "/usr/share/", "/lib/", "/lib64/", "/etc/")
+"""The system's own: locales, fonts, certificates."""
+_CHANGES = {
+    "os.remove": 1,
+    "os.rmdir": 1,
+    "os.mkdir": 1,
+    "os.rename": 2,
+    "os.truncate": 1,
+    "shutil.rmtree": 1,
+}
+"""Events that change what stands at a path -> how many of their first arguments are paths."""
+
+BeforeChange = Callable[[str, bool], None]
+"""Called with a path that is about to be written (True), or made, removed or renamed (False)."""
+
+
+class OpenWatch:
+    """What one process, and those forked from it, have opened."""
+
+    def __init__(self) -> None:
+        self._drops = False
+        self._before_change: BeforeChange | None = None
+        self._folder: str | None = None
+        self._scratch = ""
+        self._names: int | None = None
+        self._pid = 0
+        self._known: set[str] = set()
+        self._busy = False
+
+    def begin(self, folder: str, *, drops: bool, before_change: BeforeChange | None) -> None:
+        """Name files from now on, in `folder`; what lies beside it is no data of the script."""
+        self._drops, self._before_change = drops, before_change
+        if folder == self._folder:
+            return
+        self._folder = folder
+        self._scratch = os.path.dirname(os.path.realpath(folder)) + "/"
+        self._know_held()
+
+    def end(self) -> None:
+        """Name no more files."""
+        self._folder = None
+        self._known.clear()
+        if self._names is not None and self._pid == os.getpid():
+            os.close(self._names)
+        self._names, self._pid = None, 0
+
+    def event(self, event: str, arguments: tuple[object, ...]) -> None:
+        """Take note of an audit event."""
+        if self._busy or self._folder is None or (event != "open" and event not in _CHANGES):
+            return
+        self._busy = True  # what is opened below is ours
+        try:
+            if event == "open":
+                self._opens(arguments)
+            elif self._before_change is not None:
+                for argument in arguments[: _CHANGES[event]]:
+                    path = _path(argument)
+                    if path is not None:
+                        self._before_change(path, False)
+        finally:
+            self._busy = False
+
+    def look(self) -> None:
+        """Name what is open or mapped and was not opened by Python code."""
+        if self._folder is None:
+            return
+        self._busy = True
+        try:
+            self._renew()
+            for path in set(held_files()) - self._known:
+                self._known.add(path)
+                if self._is_data(path):
+                    self._write(NATIVE + path)
+        finally:
+            self._busy = False
+
+    def _know_held(self) -> None:
+        """Take what is held now for known: opened before anybody watched, by whom cannot be told; it is data still."""
+        self._busy = True
+        try:
+            self._renew()
+            for path in set(held_files()) - self._known:
+                self._known.add(path)
+                if self._is_data(path):
+                    self._write(path)
+        finally:
+            self._busy = False
+
+    def _opens(self, arguments: tuple[object, ...]) -> None:
+        path = _path(arguments[0])
+        if path is None:
+            return
+        flags = arguments[2] if len(arguments) > 2 else 0
+        mode = arguments[1] if len(arguments) > 1 else None
+        if _writes(mode, flags if isinstance(flags, int) else 0):
+            self._about_to_write(path)
+            return
+        real = os.path.realpath(path)
+        if real in self._known:
+            return
+        self._known.add(real)
+        if self._is_data(real) and os.path.isfile(real):
+            self._renew()
+            self._write(real)
+            if self._drops:
+                _drop(real)
+
+    def _about_to_write(self, path: str) -> None:
+        if self._before_change is not None:
+            self._before_change(path, True)
+        real = os.path.realpath(path)
+        if self._is_data(real) and WROTE + real not in self._known:
+            self._known.add(WROTE + real)
+            self._renew()
+            self._write(WROTE + real)
+
+    def _is_data(self, path: str) -> bool:
+        if path.startswith((*_NO_FILES, *_NO_DATASETS, self._scratch)) or path.endswith(_NO_DATA):
+            return False
+        return ".so." not in path
+
+    def _renew(self) -> None:
+        """Have a file of this process' own: a forked one starts with its parent's."""
+        assert self._folder is not None
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._names = os.open(
+                os.path.join(self._folder, f"{self._pid}.names"),
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+                0o600,
+            )
+
+    def _write(self, line: str) -> None:
+        assert self._names is not None
+        if "\n" not in line:
+            os.write(self._names, os.fsencode(line) + b"\n")
+
+
+_watch: OpenWatch | None = None
+
+
+def watch_opens(folder: str, *, drops: bool, before_change: BeforeChange | None = None) -> OpenWatch:
+    """Return the watch of this process: begun, inherited or there before, and naming files in `folder` from now on.
+
+    With `drops` each file leaves memory when it is opened first.
+    """
+    global _watch
+    if _watch is None:
+        _watch = OpenWatch()
+        sys.addaudithook(_watch.event)
+    _watch.begin(folder, drops=drops, before_change=before_change)
+    return _watch
+
+
+def _path(argument: object) -> str | None:
+    """Return an audit event's path, absolute; None for a descriptor."""
+    if isinstance(argument, os.PathLike):
+        argument = cast("os.PathLike[str] | os.PathLike[bytes]", argument).__fspath__()
+    if isinstance(argument, bytes):
+        argument = os.fsdecode(argument)
+    return os.path.abspath(argument) if isinstance(argument, str) and "\0" not in argument else None
+
+
+def _writes(mode: object, flags: int) -> bool:
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+
+
+def _drop(path: str) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return  # the script's own open fails likewise, and says so
+    try:
+        drop_open(fd)
+    finally:
+        os.close(fd)

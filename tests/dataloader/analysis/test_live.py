@@ -1,0 +1,221 @@
+"""The meter that is left on, and the analyzer within a script: on storage that is a shared token bucket."""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Lock
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from everstep.core.errors import UsageError
+from everstep.dataloader import DataLoader
+from everstep.dataloader.analysis import StallAnalyzer, StallMeter
+from everstep.dataloader.analysis.measured_format import Phase
+from everstep.dataloader.analysis.work_meter import begin_meter, end_meter, timed
+from everstep.dataloader.analysis.worker_counters import Counters
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*is multi-threaded, use of fork:DeprecationWarning"),
+]
+SAMPLE_BYTES = 100_000
+
+
+class Bucket:
+    """Storage of a fixed bandwidth, shared by all processes: a read sleeps until its bytes have had their turn."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.state = torch.zeros(2, dtype=torch.float64).share_memory_()
+        self.lock: Lock = multiprocessing.get_context("fork").Lock()
+
+    def set_cold(self, is_cold: bool) -> None:
+        self.state[1] = float(is_cold)
+
+    def read(self) -> None:
+        if not self.state[1]:
+            return
+        with self.lock:
+            free_at = max(time.monotonic(), float(self.state[0])) + SAMPLE_BYTES / self.bytes_per_s
+            self.state[0] = free_at
+        time.sleep(max(0.0, free_at - time.monotonic()))
+
+
+class Stored(Dataset[torch.Tensor]):
+    def __init__(self, bucket: Bucket, work: int = 0) -> None:
+        self.bucket = bucket
+        self.work = work
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.bucket.read()
+        sample = torch.full((64, 64), float(index))
+        for _ in range(self.work):
+            sample = (sample @ sample).tanh()
+        return sample
+
+
+class Streamed(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(20)
+
+
+class InMemory:
+    """A source: its reads are fetch, whatever they spend their time with."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def get_bytes(self, index: int) -> bytes:
+        end_s = time.perf_counter() + 0.002
+        while time.perf_counter() < end_s:
+            pass
+        return bytes([index])
+
+    def fingerprint(self) -> str:
+        return "in-memory"
+
+
+class Decoded(Dataset[int]):
+    def __init__(self, source: InMemory) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> int:
+        return self.source.get_bytes(index)[0]
+
+
+def analyzer(dataset: Stored, workers: int) -> StallAnalyzer:
+    weight = torch.ones(64, 64)
+
+    def step(batch: torch.Tensor) -> None:
+        torch.matmul(batch, weight).sum()
+
+    return StallAnalyzer(
+        step,
+        TorchDataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers),
+        make_cold=lambda: dataset.bucket.set_cold(True),
+        make_warm=lambda: dataset.bucket.set_cold(False),
+        sample_bytes=SAMPLE_BYTES,
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_slow_storage_is_found_and_the_cache_advised(workers: int) -> None:
+    """5 MB/s: a sample takes 20 ms, whoever reads; nothing else takes a tenth of it."""
+    found = analyzer(Stored(Bucket(5e6)), workers).run(steps=8, warmup=4 * workers)
+    assert found.advice.bound.startswith("fetch")
+    assert found.advice.cached is not None
+    assert found.advice.cached > 0.5
+    assert "in the cache removes the fetch stall" in found.advice.sentence
+    cold = found.runs[2]
+    assert (cold.phase, cold.samples_per_s) == (Phase.COLD, pytest.approx(50, rel=0.5))
+    assert cold.fetch_s > cold.preparation_s
+    at_half = next(row for row in found.what_if.cache if row.cached == 0.5)
+    assert at_half.samples_per_s > 1.5 * cold.samples_per_s
+    assert found.what_if.storage
+
+
+def test_an_analyzer_leaves_loader_and_generators_as_they_were() -> None:
+    dataset = Stored(Bucket(1e9))
+    tool = analyzer(dataset, 0)
+    before = torch.get_rng_state()
+    tool.run(steps=4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert type(dataset) is Stored
+
+
+def test_our_loader_begins_its_epoch_again() -> None:
+    loader = DataLoader(Stored(Bucket(1e9)), batch_size=4, shuffle=True, seed=3)
+    expected = [int(value) for value in next(iter(loader))[:, 0, 0]]
+    loader.reset()
+    found = StallAnalyzer(lambda batch: batch.sum(), loader).run(steps=4)
+    assert found.loader.kind == "everstep.dataloader.loader.DataLoader"
+    assert [int(value) for value in next(iter(loader))[:, 0, 0]] == expected
+
+
+def test_epochs_too_short_to_count() -> None:
+    loader = TorchDataLoader(Subset(Stored(Bucket(1e9)), range(8)), batch_size=4)
+    with pytest.raises(UsageError, match="an epoch has 2 batches, and 3 of each do not count"):
+        StallAnalyzer(lambda batch: batch.sum(), loader).run(steps=4, warmup=3)
+
+
+def test_what_is_no_loader_is_refused() -> None:
+    loader: Any = [1, 2]
+    with pytest.raises(UsageError, match="list is not derived from"):
+        StallAnalyzer(lambda batch: batch, loader)
+
+
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [(TorchDataLoader, 0), (TorchDataLoader, 2), (DataLoader, 0), (DataLoader, 2)],
+)
+def test_a_meter_sees_the_fetch_of_a_running_training(make: Callable[..., Any], workers: int) -> None:
+    bucket = Bucket(20e6)
+    bucket.set_cold(True)
+    dataset = Subset(Stored(bucket), range(80))
+    loader = make(dataset, batch_size=4, num_workers=workers)
+    meter = StallMeter(loader, period=4)
+    seen = [int(batch[0, 0, 0]) for batch in meter]
+    assert seen == list(range(0, 80, 4))
+    assert len(meter) == 20
+    assert meter.batch_size == 4
+    times = meter.times()
+    assert times.steps == 20
+    assert times.fetch_s > 0.5 * 80 * SAMPLE_BYTES / 20e6
+    assert times.fetch_s > times.preparation_s
+    assert meter.split().step_s == pytest.approx(
+        (times.fetch_s + times.preparation_s + times.copy_s + times.compute_s) / 20
+    )
+    before = times
+    for _ in meter:
+        pass
+    assert meter.times().since(before).steps == 20
+    meter.close()
+    assert type(dataset) is Subset
+    assert [int(batch[0, 0, 0]) for batch in loader] == seen
+
+
+def test_a_meter_over_anything_counts_the_wait_as_preparation() -> None:
+    meter = StallMeter([1, 2, 3])
+    assert list(meter) == [1, 2, 3]
+    assert meter.times().steps == 3
+    assert meter.times().fetch_s == 0.0
+    meter.close()
+
+
+def test_a_loop_that_is_left_and_a_stream() -> None:
+    meter = StallMeter(TorchDataLoader(Streamed(), batch_size=4))
+    for _ in meter:
+        break
+    assert len(list(meter)) == 5
+    assert meter.times().steps == 5, "the step that was left has no end"
+    meter.close()
+
+
+def test_reads_of_a_source_are_fetch_exactly() -> None:
+    """It computes, so that an estimate by blocked time would call it preparation."""
+    dataset = Decoded(InMemory())
+    counters = Counters()
+    meter = begin_meter(counters.path, None, counts_bytes=False)
+    assert meter is not None
+    restore = timed(dataset, meter)
+    assert [dataset[index] for index in range(10)] == list(range(10))
+    meter.batch_done(10)
+    restore()
+    end_meter(counters.path)
+    totals = counters.totals()
+    assert meter.has_source
+    assert (totals.batches, totals.samples) == (1, 10)
+    assert 0.02 <= totals.fetch_s <= totals.busy_s
+    assert type(dataset) is Decoded
+    assert type(dataset.source) is InMemory
+    counters.close()
