@@ -29,6 +29,8 @@ class Lifetime:
     @property
     def idle(self) -> bool:
         """Tell whether nobody is or is being attached, nothing is being written, nothing is kept for a restart."""
+        if self._node.shares.has_jobs:
+            return False
         return not self._node.is_opening and not any(
             rank.lease or rank.persisting or rank.kept_until_s is not None
             for rank in self._node.registry.ranks()

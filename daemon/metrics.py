@@ -18,6 +18,7 @@ from ..checkpoint.recovery import RecoveryReport
 from ..checkpoint.shard_write import DeviceWrite
 from ..core.errors import ConfigError
 from ..proto import frames
+from .shared.metrics import ShareMetrics
 from .stores import OpenStore
 
 _Metric = TypeVar("_Metric", Gauge, Histogram)
@@ -303,6 +304,7 @@ class Metrics:
         self.readings = ReadingMetrics(make)
         self.costs = CostMetrics(make)
         self.devices = DeviceMetrics(make)
+        self.shares = ShareMetrics(make)
         self.attached = make.gauge("trainers_attached", "Trainers that hold a lease")
         self.arena_bytes = make.gauge("arena_bytes", "Bytes of all arenas")
         self.refused_total = make.counter("requests_refused", "Requests answered with an error")

@@ -26,7 +26,7 @@ from ..core.errors import (
     UsageError,
 )
 from ..core.ids import CheckpointId, run_id_of
-from ..proto import frames
+from ..proto import frames, share_frames
 from .admission_plan import PAGE_BYTES, Wish
 from .arena import Arena
 from .arena_book import ArenaBook
@@ -41,6 +41,7 @@ from .registry import Lease, Lessee, RankRecord, Registry, RunRecord
 from .restore import Restorer
 from .scrubber import Scrubber
 from .session import Session
+from .shared.share_book import ShareBook
 from .stores import OpenStore, StoreBook
 from .tokens import TokenBook
 from .verifier import Verifier
@@ -65,6 +66,7 @@ class Node:
         self.lifetime = Lifetime(self)
         self.stores = StoreBook(config, socket=config.socket_path(), private=private)
         self.arenas = ArenaBook(config.memory, self.metrics, self.spawn)
+        self.shares = ShareBook(config.memory, self.arenas, self.metrics.shares)
         self.verifier = Verifier(self)
         self.scrubber = Scrubber(self)
         self.devices = DeviceDesk(self)
@@ -292,6 +294,7 @@ class Node:
     def session_ended(self, session: Session) -> None:
         """A client is gone: a trainer's copies are dropped, what it sealed stays, is persisted and kept a while."""
         self.sessions.discard(session)
+        self.leave_share(session)
         if session.lease is not None and session.lease.is_valid:
             rank = session.lease.rank
             rank.lease = None
@@ -308,6 +311,16 @@ class Node:
         for rank in gone.run.ranks.values():
             if rank.lessee is not None and rank.attempt == gone.attempt > 0:
                 rank.lessee.send(frames.RankGone(rank=gone.rank))
+
+    def join_share(self, session: Session, frame: share_frames.JoinShare) -> None:
+        """Let a job prepare batches together with others of its user; any user may, each in its own groups."""
+        self.shares.join(session, frame)
+        self.lifetime.changed()
+
+    def leave_share(self, session: Session) -> None:
+        """End a job's part in its group, if it has one."""
+        if self.shares.leave(session):
+            self.lifetime.changed()
 
     def hand_over(self) -> None:
         """Another daemon wants the devices: an idle private daemon ends, any other refuses."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import EverstepError, FencedError, UsageError, VersionMismatchError
 from ..core.ids import CheckpointId
-from ..proto import frames
+from ..proto import frames, share_frames
 from ..proto.frames import PROTOCOL, Failure, Reply, Request, Role
 from .connection import Connection
 from .peer import Peer
@@ -115,6 +115,20 @@ class Session:
             case frames.HandOver():
                 self._node.hand_over()
                 self.send(frames.Done(re=frame.request_id))
+            case share_frames.PublishShare():
+                self._answer(frame, lambda: self._node.shares.publish(self, frame))
+            case share_frames.StageShare():
+                self._answer(frame, lambda: self._node.shares.stage(self, frame))
+            case share_frames.JoinShare():
+                self._node.join_share(self, frame)
+            case (
+                share_frames.LeaveShare()
+                | share_frames.OfferShare()
+                | share_frames.FailShare()
+                | share_frames.WantShare()
+                | share_frames.TookShare()
+            ):
+                self._node.shares.on_frame(self, frame)
             case _:
                 self._dispatch_leased(frame, self._valid_lease())
 

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import msgspec
 
+from .share_frames import ShareReply, ShareRequest
+
 PROTOCOL = 7
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
@@ -304,6 +306,7 @@ Request = (
     | Costs
     | Detach
     | HandOver
+    | ShareRequest
 )
 
 
@@ -537,4 +540,5 @@ Reply = (
     | Notice
     | RankGone
     | Fenced
+    | ShareReply
 )

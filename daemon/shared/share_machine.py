@@ -106,6 +106,10 @@ class ShareMachine:
         """Tell whether a job takes part in the window."""
         return self.floor <= self._positions[job] <= self.floor + self._lag_max
 
+    def lowest(self, *, besides: int, default: int) -> int:
+        """Return the lowest position of the other jobs inside, or `default` where there are none."""
+        return min((position for job, position in self._inside() if job != besides), default=default)
+
     def missing(self, g: int) -> frozenset[int]:
         """Return the jobs for whom a batch is kept: inside, and not past it."""
         return frozenset(job for job, position in self._inside() if position <= g)
