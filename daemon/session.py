@@ -127,6 +127,7 @@ class Session:
                 | share_frames.FailShare()
                 | share_frames.WantShare()
                 | share_frames.TookShare()
+                | share_frames.LocateShare()
             ):
                 self._node.shares.on_frame(self, frame)
             case _:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .ledger import Ledger
     from .loader import DataLoader
+    from .shared.shared_loader import SharedLoader
 
-__all__ = ["DataLoader", "Ledger"]
+__all__ = ["DataLoader", "Ledger", "SharedLoader"]
 
 
 def __getattr__(name: str) -> object:
@@ -24,6 +25,10 @@ def __getattr__(name: str) -> object:
         from .loader import DataLoader  # noqa: PLC0415  needs torch
 
         return DataLoader
+    if name == "SharedLoader":
+        from .shared.shared_loader import SharedLoader  # noqa: PLC0415  needs torch
+
+        return SharedLoader
     if name == "Ledger":
         from .ledger import Ledger  # noqa: PLC0415  needs numpy
 

@@ -46,6 +46,8 @@ class JoinShare(msgspec.Struct, frozen=True, tag="join_share"):
     jobs: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
     """Nothing is leased before so many have joined, or one of them has waited for `gather_s`."""
     gather_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
+    helps_while_waiting: bool = False
+    """Its own process prepares: its offers hold only while it waits for a batch."""
 
 
 class LeaveShare(msgspec.Struct, frozen=True, tag="leave_share"):
@@ -94,8 +96,22 @@ class TookShare(msgspec.Struct, frozen=True, tag="took_share"):
     batch: Count
 
 
+class LocateShare(msgspec.Struct, frozen=True, tag="locate_share"):
+    """Ask where the other jobs are."""
+
+    request_id: int
+
+
 ShareRequest = (
-    JoinShare | LeaveShare | StageShare | OfferShare | PublishShare | FailShare | WantShare | TookShare
+    JoinShare
+    | LeaveShare
+    | StageShare
+    | OfferShare
+    | PublishShare
+    | FailShare
+    | WantShare
+    | TookShare
+    | LocateShare
 )
 
 
@@ -134,10 +150,15 @@ class SharePrivate(msgspec.Struct, frozen=True, tag="share_private"):
     re: int
     batch: int
     until: int
-    window: int
-    """The lowest position of the jobs that walk together; where there are none, the batch asked for."""
 
 
-ShareReply = ShareJoined | ShareStaged | ShareLeased | ShareReady | SharePrivate
+class SharePlace(msgspec.Struct, frozen=True, tag="share_place"):
+    """Where the others are: the lowest batch that one of those in the window wants next; -1 where there are none."""
+
+    re: int
+    batch: int
+
+
+ShareReply = ShareJoined | ShareStaged | ShareLeased | ShareReady | SharePrivate | SharePlace
 
 SHARE_CARRIES_DESCRIPTOR = ShareStaged | ShareReady

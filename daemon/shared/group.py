@@ -46,6 +46,7 @@ class Member:
     number: int
     client: Client
     lease_s: float
+    helps_while_waiting: bool
     offered: int = 0
     """Batches that it can prepare now."""
     want: Want | None = None
@@ -136,16 +137,11 @@ class Group:
             if answer.outcome is Outcome.WAIT:
                 continue
             member.want = None
+            if member.helps_while_waiting:
+                member.offered = 0
             if answer.outcome is Outcome.PRIVATE:
                 self._metrics.private_total.inc()
-                member.client.send(
-                    SharePrivate(
-                        re=want.request_id,
-                        batch=want.batch,
-                        until=answer.until,
-                        window=self.machine.lowest(besides=member.number, default=want.batch),
-                    )
-                )
+                member.client.send(SharePrivate(re=want.request_id, batch=want.batch, until=answer.until))
             else:
                 self._metrics.taken_total.inc()
                 fd, size_bytes = self._kept[want.batch]

@@ -11,9 +11,11 @@ from ...proto.share_frames import (
     FailShare,
     JoinShare,
     LeaveShare,
+    LocateShare,
     OfferShare,
     PublishShare,
     ShareJoined,
+    SharePlace,
     ShareStaged,
     StageShare,
     TookShare,
@@ -69,7 +71,13 @@ class ShareBook:
             group = self._groups[place] = Group(frame, self._metrics)
         group.check(frame)
         self._numbers += 1
-        member = Member(group=group, number=self._numbers, client=client, lease_s=frame.lease_s)
+        member = Member(
+            group=group,
+            number=self._numbers,
+            client=client,
+            lease_s=frame.lease_s,
+            helps_while_waiting=frame.helps_while_waiting,
+        )
         self._members[client] = member
         self._metrics.jobs.set(len(self._members))
         logger.info(
@@ -96,7 +104,9 @@ class ShareBook:
         return True
 
     def on_frame(
-        self, client: Client, frame: LeaveShare | OfferShare | FailShare | WantShare | TookShare
+        self,
+        client: Client,
+        frame: LeaveShare | OfferShare | FailShare | WantShare | TookShare | LocateShare,
     ) -> None:
         """Carry out what needs no waiting."""
         if isinstance(frame, LeaveShare):
@@ -106,13 +116,17 @@ class ShareBook:
         group = member.group
         match frame:
             case OfferShare():
-                member.offered = frame.count
+                is_heard = member.want is not None or not member.helps_while_waiting
+                member.offered = frame.count if is_heard else 0
             case FailShare():
                 group.machine.failed(frame.batch)
             case WantShare():
                 member.want = Want(request_id=frame.request_id, batch=frame.batch)
             case TookShare():
                 group.machine.took(member.number, frame.batch)
+            case LocateShare():
+                place = group.machine.lowest(besides=member.number)
+                client.send(SharePlace(re=frame.request_id, batch=place))
         group.settle()
         self._metrics.bytes.set(self.size_bytes)
 

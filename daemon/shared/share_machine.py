@@ -106,9 +106,9 @@ class ShareMachine:
         """Tell whether a job takes part in the window."""
         return self.floor <= self._positions[job] <= self.floor + self._lag_max
 
-    def lowest(self, *, besides: int, default: int) -> int:
-        """Return the lowest position of the other jobs inside, or `default` where there are none."""
-        return min((position for job, position in self._inside() if job != besides), default=default)
+    def lowest(self, *, besides: int) -> int:
+        """Return the lowest position of the other jobs inside; -1 where there are none."""
+        return min((position for job, position in self._inside() if job != besides), default=-1)
 
     def missing(self, g: int) -> frozenset[int]:
         """Return the jobs for whom a batch is kept: inside, and not past it."""
@@ -190,7 +190,8 @@ class ShareMachine:
     # -- taking
 
     def want(self, job: int, g: int) -> Answer:
-        """A job wants a batch next. If it is ready, the job reads it from now on, until `took`."""
+        """A job wants a batch next. If it is ready, the job reads it from now on, until it says something else."""
+        self._end_reading(job)
         self._move(job, g)
         if g < self.floor:
             return Answer(Outcome.PRIVATE, self.floor)

@@ -22,11 +22,13 @@ from everstep.proto import frames
 from everstep.proto.share_frames import (
     FailShare,
     JoinShare,
+    LocateShare,
     OfferShare,
     PublishShare,
     ShareJoined,
     ShareKey,
     ShareLeased,
+    SharePlace,
     SharePrivate,
     ShareReady,
     ShareStaged,
@@ -269,7 +271,18 @@ def test_what_one_cannot_prepare_is_each_ones_own(jobs: list[FakeJob]) -> None:
     jobs[0].send(FailShare(batch=0))
     reply = jobs[1].answer()
     assert isinstance(reply, SharePrivate)
-    assert (reply.until, reply.window) == (1, 0)
+    assert reply.until == 1
+
+
+def test_a_job_can_ask_where_the_others_are(jobs: list[FakeJob]) -> None:
+    jobs[0].join(position=12)
+    place = jobs[0].ask(LocateShare(request_id=jobs[0].number()))
+    assert isinstance(place, SharePlace)
+    assert place.batch == -1
+    jobs[1].join(position=20)
+    place = jobs[1].ask(LocateShare(request_id=jobs[1].number()))
+    assert isinstance(place, SharePlace)
+    assert place.batch == 12
 
 
 def test_nothing_is_leased_before_the_expected_jobs_are_there(jobs: list[FakeJob]) -> None:
