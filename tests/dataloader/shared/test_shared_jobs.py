@@ -1,10 +1,8 @@
 """Real jobs, a real daemon: each job gets what a DataLoader alone would give it, whoever prepares, dies or sleeps."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,33 +16,28 @@ from everstep.daemon.testing import daemon_process
 from everstep.dataloader import DataLoader
 
 BATCHES = -(-share_job.SAMPLES // share_job.BATCH_SIZE)
-SCRIPT = str(Path(share_job.__file__))
 
 
 class Job:
-    """A job process that is told what to do line by line."""
+    """A job process that is told what to do."""
 
     def __init__(self, folder: Path, name: str, settings: dict[str, Any]) -> None:
-        self.log, self.errors = folder / "log", folder / f"{name}.err"
-        text = json.dumps({"log": str(self.log), "loader": {}} | settings)
-        with self.errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", SCRIPT, text],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
+        self.errors = folder / f"{name}.err"
+        defaults: dict[str, Any] = {
+            "log": str(folder / "log"),
+            "errors": str(self.errors),
+            "environment": {name: os.environ[name] for name in ("EVERSTEP_SOCKET", "TMPDIR")},
+        }
+        self.process, self.channel = share_job.start(defaults | settings)
 
     def tell(self, **command: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command).encode() + b"\n")
-        self.process.stdin.flush()
+        self.channel.send(command)
 
     def hear(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.errors.read_text()
-        return json.loads(line)
+        try:
+            return self.channel.recv()
+        except EOFError:
+            raise AssertionError(self.errors.read_text()) from None
 
     def ask(self, **command: Any) -> Any:
         self.tell(**command)
@@ -55,18 +48,14 @@ class Job:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(30)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdout.close()
+        self.channel.close()
+        self.process.join(30)
+        self.process.kill()
+        self.process.join()
+        self.process.close()
 
 
 class Search:
@@ -76,20 +65,15 @@ class Search:
         self.folder = folder
         self.jobs: list[Job] = []
 
-    def start(self, loader: dict[str, Any] | None = None, **settings: Any) -> Job:
+    def begun(self, loader: dict[str, Any] | None = None, **settings: Any) -> Job:
         job = Job(self.folder, f"job{len(self.jobs)}", {"loader": loader or {}, **settings})
         self.jobs.append(job)
-        return job
-
-    def begun(self, loader: dict[str, Any] | None = None, **settings: Any) -> Job:
-        job = self.start(loader, **settings)
-        assert job.hear() == "begun"
         return job
 
     def prepared(self) -> Counter[tuple[int, float]]:
         """Return how often each sample of each epoch was prepared, by whomever."""
         lines = [line.split() for line in (self.folder / "log").read_text().splitlines() if line != "hangs"]
-        return Counter((int(index), float(value)) for index, value, _ in lines)
+        return Counter((int(index), float(value)) for index, value in lines)
 
     def wait_for(self, text: str) -> None:
         for _ in range(3000):
@@ -97,6 +81,14 @@ class Search:
                 return
             threading.Event().wait(0.01)
         raise AssertionError(f"{text} never came")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fork_server() -> None:  # pyright: ignore[reportUnusedFunction]
+    """Have the process that all jobs are forked from before the first look at what is left behind."""
+    process = share_job.context().Process(target=int)
+    process.start()
+    process.join()
 
 
 @pytest.fixture
@@ -129,9 +121,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[float]]]:
 def test_three_jobs_prepare_each_batch_once_between_them(
     search: Search, alone: list[list[list[float]]], workers: int
 ) -> None:
-    jobs = [search.start({"num_workers": workers, "jobs": 3, "gather_s": 3600.0}) for _ in range(3)]
+    jobs = [search.begun({"num_workers": workers, "jobs": 3, "gather_s": 3600.0}) for _ in range(3)]
     for job in jobs:
-        assert job.hear() == "begun"
         job.tell(epochs=2)
     for job in jobs:
         assert job.hear() == alone[:2]
@@ -226,7 +217,7 @@ def test_who_comes_late_may_take_what_it_missed_last_and_that_survives_a_restart
     assert said["state"]["format"] == "everstep-shared-loader/1"
     late.kill()
     again = search.begun({"join": "rotate"})
-    assert again.ask(load={"state": said["state"], "ledger": said["ledger"]}) == "loaded"
+    assert again.ask(load={"state": said["state"], "ledger": said["ledger"]}) is None
     assert got + again.take(BATCHES) == alone[0][20:] + alone[0][:20]
     said = again.ask()
     assert said["problems"] == []

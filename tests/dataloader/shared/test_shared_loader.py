@@ -66,8 +66,8 @@ def numbers(loader: Any) -> list[int]:
     return [number for batch in loader for number in batch.number.tolist()]
 
 
-def plain(**arguments: Any) -> DataLoader[Any]:
-    return DataLoader(cast(Any, Numbers()), **({"batch_size": 3, "shuffle": True, "seed": 2} | arguments))
+def plain() -> DataLoader[Any]:
+    return DataLoader(cast(Any, Numbers()), batch_size=3, shuffle=True, seed=2)
 
 
 @pytest.mark.usefixtures("_daemon")
