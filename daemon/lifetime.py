@@ -32,6 +32,8 @@ class Lifetime:
 
         Caches do not count: their readers find another daemon.
         """
+        if self._node.shares.has_jobs:
+            return False
         return not self._node.is_opening and not any(
             rank.lease or rank.persisting or rank.kept_until_s is not None
             for rank in self._node.registry.ranks()

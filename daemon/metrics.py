@@ -19,6 +19,7 @@ from ..checkpoint.shard_write import DeviceWrite
 from ..core.errors import ConfigError
 from ..proto import frames
 from .cache.metrics import CacheMetrics
+from .shared.metrics import ShareMetrics
 from .stores import OpenStore
 
 _Metric = TypeVar("_Metric", Gauge, Histogram)
@@ -305,6 +306,7 @@ class Metrics:
         self.costs = CostMetrics(make)
         self.devices = DeviceMetrics(make)
         self.caches = CacheMetrics(make)
+        self.shares = ShareMetrics(make)
         self.attached = make.gauge("trainers_attached", "Trainers that hold a lease")
         self.arena_bytes = make.gauge("arena_bytes", "Bytes of all arenas, those of caches included")
         self.refused_total = make.counter("requests_refused", "Requests answered with an error")

@@ -26,7 +26,7 @@ from ..core.errors import (
     UsageError,
 )
 from ..core.ids import CheckpointId, run_id_of
-from ..proto import frames
+from ..proto import frames, share_frames
 from .admission_plan import PAGE_BYTES, Wish
 from .arena import Arena
 from .arena_book import ArenaBook
@@ -42,6 +42,7 @@ from .registry import Lease, Lessee, RankRecord, Registry, RunRecord
 from .restore import Restorer
 from .scrubber import Scrubber
 from .session import Session
+from .shared.share_book import ShareBook
 from .stores import OpenStore, StoreBook
 from .tokens import TokenBook
 from .verifier import Verifier
@@ -67,6 +68,7 @@ class Node:
         self.stores = StoreBook(config, socket=config.socket_path(), private=private)
         self.arenas = ArenaBook(config.memory, self.metrics, self.spawn)
         self.caches = CacheBook(self.arenas, self.metrics.caches, self.spawn)
+        self.shares = ShareBook(config.memory, self.arenas, self.metrics.shares)
         self.verifier = Verifier(self)
         self.scrubber = Scrubber(self)
         self.devices = DeviceDesk(self)
@@ -295,6 +297,7 @@ class Node:
         """A client is gone: a trainer's copies are dropped, what it sealed stays, is persisted and kept a while."""
         self.sessions.discard(session)
         self.caches.session_ended(session)
+        self.leave_share(session)
         if session.lease is not None and session.lease.is_valid:
             rank = session.lease.rank
             rank.lease = None
@@ -317,6 +320,16 @@ class Node:
         try:
             return await self.caches.open(session, frame)
         finally:
+            self.lifetime.changed()
+
+    def join_share(self, session: Session, frame: share_frames.JoinShare) -> None:
+        """Let a job prepare batches together with others of its user; any user may, each in its own groups."""
+        self.shares.join(session, frame)
+        self.lifetime.changed()
+
+    def leave_share(self, session: Session) -> None:
+        """End a job's part in its group, if it has one."""
+        if self.shares.leave(session):
             self.lifetime.changed()
 
     def hand_over(self) -> None:

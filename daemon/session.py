@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import EverstepError, FencedError, UsageError, VersionMismatchError
 from ..core.ids import CheckpointId
-from ..proto import frames
+from ..proto import frames, share_frames
 from ..proto.frames import PROTOCOL, Failure, Reply, Request, Role
 from .connection import Connection
 from .peer import Peer
@@ -115,6 +115,27 @@ class Session:
             case frames.HandOver():
                 self._node.hand_over()
                 self.send(frames.Done(re=frame.request_id))
+            case frames.OpenCache() | frames.StageCache() | frames.FillCache() | frames.CacheUse():
+                self._dispatch_cache(frame)
+            case (
+                share_frames.JoinShare()
+                | share_frames.LeaveShare()
+                | share_frames.OfferShare()
+                | share_frames.FailShare()
+                | share_frames.WantShare()
+                | share_frames.TookShare()
+                | share_frames.LocateShare()
+                | share_frames.StageShare()
+                | share_frames.PublishShare()
+            ):
+                self._dispatch_share(frame)
+            case _:
+                self._dispatch_leased(frame, self._valid_lease())
+
+    def _dispatch_cache(
+        self, frame: frames.OpenCache | frames.StageCache | frames.FillCache | frames.CacheUse
+    ) -> None:
+        match frame:
             case frames.OpenCache():
                 self._answer(frame, lambda: self._node.open_cache(self, frame))
             case frames.StageCache():
@@ -123,8 +144,17 @@ class Session:
                 self._node.caches.fill(self, frame)
             case frames.CacheUse():
                 self._node.caches.use_told(self, frame)
+
+    def _dispatch_share(self, frame: share_frames.ShareRequest) -> None:
+        match frame:
+            case share_frames.PublishShare():
+                self._answer(frame, lambda: self._node.shares.publish(self, frame))
+            case share_frames.StageShare():
+                self._answer(frame, lambda: self._node.shares.stage(self, frame))
+            case share_frames.JoinShare():
+                self._node.join_share(self, frame)
             case _:
-                self._dispatch_leased(frame, self._valid_lease())
+                self._node.shares.on_frame(self, frame)
 
     def _dispatch_leased(self, frame: Request, lease: Lease) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
         node, rank = self._node, lease.rank

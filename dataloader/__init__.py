@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .mixture import Mixture
     from .order_batch_sampler import OrderBatchSampler
     from .shard_stream import ShardStream
+    from .shared.shared_loader import SharedLoader
 
 __all__ = [
     "BlockShuffle",
@@ -30,6 +31,7 @@ __all__ = [
     "Mixture",
     "OrderBatchSampler",
     "ShardStream",
+    "SharedLoader",
     "skip",
 ]
 
@@ -41,6 +43,7 @@ _HOME = {
     "Mixture": "mixture",
     "OrderBatchSampler": "order_batch_sampler",
     "ShardStream": "shard_stream",
+    "SharedLoader": "shared.shared_loader",
     "skip": "holes_format",
 }
 

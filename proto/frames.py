@@ -11,6 +11,8 @@ from typing import Annotated
 
 import msgspec
 
+from .share_frames import ShareReply, ShareRequest
+
 PROTOCOL = 8
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
@@ -362,6 +364,7 @@ Request = (
     | StageCache
     | FillCache
     | CacheUse
+    | ShareRequest
 )
 
 
@@ -632,4 +635,5 @@ Reply = (
     | CacheOpened
     | StagingReady
     | CacheFilled
+    | ShareReply
 )

@@ -1,0 +1,1 @@
+"""Shared preparation: several jobs on a node prepare each batch once between them."""
