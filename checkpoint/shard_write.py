@@ -159,7 +159,7 @@ class ShardWrite:
     def _checksums(self, plan: SegmentPlan) -> tuple[int, ...]:
         try:
             self._wait_whole(plan)
-            with self._arena.view(plan.slot_offset_bytes, plan.file_size_bytes) as view:
+            with _HASHING, self._arena.view(plan.slot_offset_bytes, plan.file_size_bytes) as view:
                 found = block_checksums(view, plan.file_size_bytes)
             self._has_passed(plan)
         except BaseException as error:
@@ -368,14 +368,18 @@ class ShardWrite:
         )
 
 
-def _checksum_threads(device_count: int) -> int:
-    """Return how many threads hash. Half of the cores are left to those who hand blocks to the devices.
+_HASHING_MAX = max(1, len(os.sched_getaffinity(0)) // 2)
+"""Threads that hash at once, of all shards together: half of the cores are left to those who hand blocks to devices.
 
-    Hashing has time until the last block is written, handing over has none: with five threads on 2 cores the last of
-    8 drives began 0.2 s after the seal, with one 0.1 s (2026-11-22, rig of 8 x 100 MB/s).
-    """
-    wanted = -(-device_count // DEVICES_PER_CHECKSUM_THREAD) + 1
-    return max(1, min(wanted, len(os.sched_getaffinity(0)) // 2))
+Hashing has time until the last block is written, handing over has none: with five threads on 2 cores the last of 8
+drives began 0.2 s after the seal, with one 0.1 s (2026-11-22, rig of 8 x 100 MB/s).
+"""
+_HASHING = threading.BoundedSemaphore(_HASHING_MAX)
+
+
+def _checksum_threads(device_count: int) -> int:
+    """Return how many threads hash for one shard."""
+    return min(-(-device_count // DEVICES_PER_CHECKSUM_THREAD) + 1, _HASHING_MAX)
 
 
 def named(draft: Draft, device: Device, error: NodeError) -> NodeError:

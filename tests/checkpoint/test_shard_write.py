@@ -2,7 +2,9 @@
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,40 @@ def test_checksums_are_taken_beside_the_writes_by_threads_of_their_own(
     assert {name.rstrip("0123456789_") for name in meeting.hashers} == {"everstep-checksum"}
     monkeypatch.undo()
     assert load(run, result.manifest) == state.content
+
+
+def test_shards_that_are_written_together_share_the_cores_for_hashing(
+    run: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many ranks save at once, half of the cores stay with those who hand blocks to the devices."""
+    at_once, too_many, lock = Counter[str](), threading.Event(), threading.Lock()
+
+    def checksums(view: memoryview, length_bytes: int) -> tuple[int, ...]:
+        with lock:
+            at_once["now"] += 1
+            if at_once["now"] > shard_write._HASHING_MAX:  # pyright: ignore[reportPrivateUsage]
+                too_many.set()
+        too_many.wait(0.1)  # time for another to begin, which would end it
+        with lock:
+            at_once["now"] -= 1
+            at_once["all"] += 1
+        return block_checksums(view, length_bytes)
+
+    monkeypatch.setattr(shard_write, "block_checksums", checksums)
+    ranks = 2 * shard_write._HASHING_MAX + 1  # pyright: ignore[reportPrivateUsage]
+    leaf = whole_leaf("w", "uint8", (MIB,))
+    state = State(plan_layout([leaf], [], segment_count=1), {"w": os.urandom(MIB)})
+
+    def persist(rank: int) -> None:
+        engines = {device.device_id: LanedEngine(PlainEngine) for device in run.store.devices}
+        with memory_arena(state.layout.slot_size_bytes) as arena:
+            state.copy_into(arena)
+            draft = state.draft(CheckpointId(1, 1), rank=rank, world_size=ranks)
+            persist_shard(run, draft, arena, engines=engines)
+        for engine in engines.values():
+            engine.close()
+
+    with ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(persist, range(ranks)))
+    assert at_once == {"now": 0, "all": ranks}
+    assert not too_many.is_set()
