@@ -20,6 +20,8 @@ STATUS_CODES: dict[type[errors.EverstepError], grpc.StatusCode] = {
     errors.VersionMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.MemoryRefusedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.WorkerError: grpc.StatusCode.UNAVAILABLE,
+    errors.WorkerTimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RanksLostError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StorageError: grpc.StatusCode.UNAVAILABLE,
     errors.NoSpaceError: grpc.StatusCode.RESOURCE_EXHAUSTED,

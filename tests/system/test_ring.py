@@ -115,7 +115,7 @@ def test_a_trainer_killed_while_it_streams_leaves_nothing_behind(
 
 def test_a_daemon_killed_while_it_streams_holds_nobody_up(job: Job, config: Path, pause: Pause) -> None:
     with pausing_daemon(pause, SECOND_STREAM, config) as daemon:
-        trainer = job.start("--settle", "--steps", "12", storage=NAMES)
+        trainer = job.start("--settle", "--steps", "24", storage=NAMES)
         pause.reached(daemon)
         daemon.send_signal(signal.SIGKILL)
         daemon.wait()
@@ -127,7 +127,7 @@ def test_a_daemon_killed_while_it_streams_holds_nobody_up(job: Job, config: Path
             assert later["failures"] == lost["failures"]
             (done,) = trainer.done()
             assert "daemon" in done["skipped"]
-            assert_restores(job, digests(trainer) | {"1.13": done["done"]}, done["complete"])
+            assert_restores(job, digests(trainer) | {"1.25": done["done"]}, done["complete"])
 
 
 def test_a_device_that_fails_while_it_streams_costs_one_checkpoint(
