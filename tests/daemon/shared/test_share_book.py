@@ -122,6 +122,10 @@ class FakeJob(FakeTrainer):
         self.send(TookShare(batch=batch))
         return content
 
+    def heard(self) -> None:
+        """Return when the daemon has heard all that this job has told it."""
+        assert isinstance(self.ask(LocateShare(request_id=self.number())), SharePlace)
+
     def private(self, batch: int) -> SharePrivate:
         self.want(batch)
         reply = self.answer()
@@ -163,6 +167,8 @@ def test_one_prepares_and_all_take(jobs: list[FakeJob]) -> None:
         os.close(job.reader.take_fd())
         job.send(TookShare(batch=0))
     assert jobs[0].take(0) == b"x" * SIZE
+    for job in jobs:
+        job.heard()
     for job in jobs[1:]:  # the batch is gone by now: asked again, it would be one's own
         assert job.private(0).until == 1
 
