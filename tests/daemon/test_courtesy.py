@@ -67,14 +67,15 @@ def test_after_a_long_answer_comes_a_bounded_rest() -> None:
 
 
 def test_nothing_waits_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        courtesy = Courtesy(lambda: False)
-        monkeypatch.setattr("everstep.daemon.courtesy.asyncio.sleep", None)
+    async def main() -> int:
+        courtesy, answered = Courtesy(lambda: False), 0
+        monkeypatch.setattr("everstep.daemon.courtesy.asyncio.sleep", None)  # whoever waited would fail
         for _ in range(100):
             async with courtesy.answering(LONG_S):
-                pass
+                answered += 1
+        return answered
 
-    asyncio.run(main())
+    assert asyncio.run(main()) == 100
 
 
 def test_who_waits_goes_on_when_the_writing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,17 +83,19 @@ def test_who_waits_goes_on_when_the_writing_ends(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(f"everstep.daemon.courtesy.{name}", LONG_S)
     monkeypatch.setattr("everstep.daemon.courtesy.REST", LONG_S * 1e9)
 
-    async def main() -> None:
-        is_writing = True
+    async def main() -> list[float]:
+        is_writing, begins = True, list[float]()
         courtesy = Courtesy(lambda: is_writing)
         async with asyncio.timeout(60):
             async with courtesy.answering(LONG_S):
-                waiting = asyncio.create_task(ask(courtesy, [], 0))
+                waiting = asyncio.create_task(ask(courtesy, begins, 0))
                 await asyncio.sleep(0)
+                assert begins == []
                 is_writing = False
                 await waiting
+        return begins
 
-    asyncio.run(main())
+    assert len(asyncio.run(main())) == 1
 
 
 @pytest.mark.parametrize("left_s", [0.0, HURRY_S / 2, HURRY_S])
