@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PHOTOGRAPHED := $(VENV)/.photographed
 DURATION ?= 600
 WORKERS ?= $(shell echo $$(($$(nproc) * 3 / 2)))
 TORCH  := $(shell grep '^torch==' constraints.txt)
@@ -15,7 +16,7 @@ unexport PYTHONPATH
 # The tests start some thousand interpreters: each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
-.PHONY: help demo test check fmt proto types wheel-smoke soak fuzz bench-storage bench-stall clean
+.PHONY: chart-engine help demo test check fmt proto types wheel-smoke soak fuzz bench-storage bench-stall bench-data clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,13 +42,19 @@ check: $(STAMP) types  ## lint, format, types, spelling, layers and rules, gener
 	$(BIN)/codespell
 	$(BIN)/pytest -q tests/test_layers.py tests/test_repo_rules.py
 	$(BIN)/python tools/gen_proto.py --check
+	$(BIN)/python tools/gen_commands.py --check
 
 fmt: $(STAMP)  ## format and apply safe fixes
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-proto: $(STAMP)  ## generate proto/node_pb2* from proto/node.proto
+proto: $(STAMP)  ## generate proto/*_pb2* from proto/*.proto
 	$(BIN)/python tools/gen_proto.py
+
+# docs/commands.md and the manual page, from the command line
+.PHONY: commands
+commands: $(STAMP)  ## write docs/commands.md and docs/everstep.1 from the command line
+	$(BIN)/python tools/gen_commands.py
 
 types: $(STAMP)
 	@$(BIN)/python tools/link_types.py
@@ -67,12 +74,28 @@ bench-storage: $(STAMP)  ## ratios to fio and to what others use, one table; the
 bench-stall: $(STAMP)  ## what a checkpoint costs training, beside one copy of the state and beside others (BENCH_ARGS)
 	$(BIN)/python bench/stall.py $(BENCH_ARGS)
 
+bench-data: $(PHOTOGRAPHED)  ## loader, cache and shared preparation beside torch's loader on real JPEGs; its slow drive needs root (BENCH_ARGS)
+	$(BIN)/python bench/data.py $(BENCH_ARGS)
+
 clean:  ## remove everything that make made, .venv included
 	rm -rf $(VENV) build dist everstep.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What tests/dataloader/test_adapters.py drives, and of what these need only what they import there: 4 MB of wheels.
 FRAMEWORKS := accelerate huggingface-hub lightning-utilities psutil pytorch-lightning PyYAML torchdata torchmetrics tqdm
+
+# Go's template engine for WebAssembly, which tests of deploy/helm render the chart with: one npm package, nothing it runs
+# at its installation, and its content by its hash (tools/chart-engine).
+chart-engine: $(VENV)/chart-engine/node_modules  ## install what renders the Helm chart in tests (needs node and npm)
+$(VENV)/chart-engine/node_modules: tools/chart-engine/package-lock.json | $(STAMP)
+	@mkdir -p $(VENV)/chart-engine && cp tools/chart-engine/package*.json $(VENV)/chart-engine/
+	@npm ci --prefix $(VENV)/chart-engine --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# Of these only the photographs in their wheels are read (bench/jpegs.py): nothing that they depend on.
+$(PHOTOGRAPHED): $(STAMP)
+	$(PIP) --no-deps scikit-image scikit-learn
+	@touch $@
 
 # torch first and by its exact spelling: a range would bring several gigabytes of CUDA packages.
 $(STAMP): pyproject.toml constraints.txt

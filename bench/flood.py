@@ -29,7 +29,7 @@ from meter import cpu_s
 from everstep.checkpoint.draft_format import encode_draft
 from everstep.checkpoint.leaf import LeafSpec, whole_leaf
 from everstep.core.ids import CheckpointId, random_id
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeTrainer
 from everstep.proto import frames
 

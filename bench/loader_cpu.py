@@ -1,22 +1,29 @@
 """Processor time that a batch costs the training process: everstep's loader against torch's, warm, same workers.
 
-    python bench/loader_cpu.py [--pairs 11] [--workers 2]
+    python bench/loader_cpu.py [--pairs 11] [--workers 2]      # a dataset that costs nothing: the loader alone
 
-Each pair is one epoch of both loaders, one after the other, with persistent workers that have run an epoch before; the
-order within a pair changes each time. Processor time is that of the whole process, torch's feeder threads included.
-The A/A row is torch against torch. The dataset costs nothing: what is measured is the loader.
+In each round every loader runs one epoch, in turn, with persistent workers that have run an epoch before; who begins
+changes from round to round. Processor time is that of the whole process, torch's feeder threads included. Ratios are
+taken within a round, to torch's loader; a second loader of torch's gives the A/A ratio. Every page of a batch is read
+once, as training would.
 """
 
 import argparse
-import statistics
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.data
+from paired import Row, publish, row
 
 from everstep.dataloader import DataLoader
+
+PAGE_BYTES = 4096
+CPU_GOAL = 1.02
 
 
 class Images(torch.utils.data.Dataset[Any]):
@@ -30,9 +37,9 @@ class Images(torch.utils.data.Dataset[Any]):
         """Return the number of samples."""
         return self._count
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        """Return a sample and its label."""
-        return self._sample, index
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Return a sample."""
+        return self._sample
 
 
 CASES: dict[str, tuple[tuple[int, ...], torch.dtype, int]] = {
@@ -43,67 +50,93 @@ CASES: dict[str, tuple[tuple[int, ...], torch.dtype, int]] = {
 }
 
 
-def epoch(loader: Iterable[Any], *, touch: bool) -> tuple[float, float, int]:
-    """Return processor seconds, wall seconds and batches of one epoch; `touch` reads every batch once."""
-    count, cpu, wall = 0, time.process_time(), time.perf_counter()
-    for images, _ in loader:
-        if touch:
-            images.view(-1).view(torch.uint8)[::4096].sum()
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one batch costs, on average over an epoch: seconds."""
+
+    cpu_s: float
+    """Of the training process."""
+    wall_s: float
+
+
+def epoch(loader: Iterable[Any], after_step: Callable[[], object] | None = None) -> Cost:
+    """Run one epoch; every page of a batch is read, then `after_step` is called."""
+    count, cpu_s, began_s = 0, time.process_time(), time.perf_counter()
+    for batch in loader:
+        batch.view(-1).view(torch.uint8)[::PAGE_BYTES].sum()
+        if after_step is not None:
+            after_step()
         count += 1
-    return time.process_time() - cpu, time.perf_counter() - wall, count
+    return Cost((time.process_time() - cpu_s) / count, (time.perf_counter() - began_s) / count)
 
 
-def compare(
-    left: Callable[[], Iterable[Any]], right: Callable[[], Iterable[Any]], pairs: int, touch: bool
-) -> None:
-    """Print the medians of both, and of the ratios of pairs."""
-    loaders = (left(), right())
-    for loader in loaders:
-        epoch(loader, touch=touch)
-    cpus: list[tuple[float, float]] = []
-    walls: list[float] = []
-    for pair in range(pairs):
-        results = {}
-        for side in (0, 1) if pair % 2 else (1, 0):
-            results[side] = epoch(loaders[side], touch=touch)
-        cpus.append((results[0][0] / results[0][2], results[1][0] / results[1][2]))
-        walls.append(results[0][1] / results[1][1])
-    ratios = sorted(a / b for a, b in cpus)
-    low, middle, high = ratios[len(ratios) // 4], statistics.median(ratios), ratios[-1 - len(ratios) // 4]
-    ours, other = (statistics.median(side) * 1e6 for side in zip(*cpus, strict=True))
-    print(
-        f"  {ours:7.0f} us / {other:7.0f} us   cpu {middle:.3f} [{low:.3f} {high:.3f}]"
-        f"   wall {statistics.median(walls):.3f} [{min(walls):.3f} {max(walls):.3f}]"
-    )
+def rounds(sides: Mapping[str, Callable[[], Cost]], count: int) -> dict[str, list[Cost]]:
+    """Return the costs of each side in so many rounds; before them each has run once to warm up."""
+    found: dict[str, list[Cost]] = {name: [] for name in sides}
+    names = list(sides)
+    for turn in range(-1, count):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            cost = sides[name]()
+            if turn >= 0:
+                found[name].append(cost)
+    return found
 
 
-def main() -> None:
-    """Print a row for each case."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def ratio(ours: Sequence[Cost], theirs: Sequence[Cost], part: Callable[[Cost], float]) -> list[float]:
+    """Return the ratio of each round."""
+    return [part(left) / part(right) for left, right in zip(ours, theirs, strict=True)]
+
+
+def cpu_s(cost: Cost) -> float:
+    """Return the processor time."""
+    return cost.cpu_s
+
+
+def wall_s(cost: Cost) -> float:
+    """Return the time on the wall."""
+    return cost.wall_s
+
+
+def compared(
+    name: str, data: torch.utils.data.Dataset[Any], *, batch_size: int, workers: int, pairs: int
+) -> list[Row]:
+    """Return processor time and time of a batch beside DataLoader's, and what one DataLoader is beside another."""
+    common: dict[str, Any] = {
+        "batch_size": batch_size, "num_workers": workers, "persistent_workers": True, "shuffle": True,
+    }  # fmt: skip
+    loaders: dict[str, Iterable[Any]] = {
+        "ours": DataLoader(data, **common),
+        "theirs": torch.utils.data.DataLoader(data, **common),
+        "again": torch.utils.data.DataLoader(data, **common),
+    }
+    found = rounds({side: lambda each=each: epoch(each) for side, each in loaders.items()}, pairs)
+    ours, theirs, again = found["ours"], found["theirs"], found["again"]
+    return [
+        row(
+            f"CPU of a batch / DataLoader's, {name}", ratio(ours, theirs, cpu_s), goal=CPU_GOAL, at_most=True
+        ),
+        row(f"A/A: DataLoader's / DataLoader's, CPU, {name}", ratio(again, theirs, cpu_s), goal=None),
+        row(f"time of a batch / DataLoader's, {name}", ratio(ours, theirs, wall_s), goal=None, at_most=True),
+        row(f"A/A: DataLoader's / DataLoader's, time, {name}", ratio(again, theirs, wall_s), goal=None),
+        row(f"CPU of a batch, {name}", [cost.cpu_s * 1e6 for cost in ours], goal=None, unit="us"),
+    ]
+
+
+def main() -> int:
+    """Print the rows of each case; exit status 1 where the goal is missed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=11)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=300)
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, default=Path("build/bench/loader_cpu.json"))
+    args = parser.parse_args()
     torch.set_num_threads(1)
+    rows: list[Row] = []
     for name, (shape, dtype, batch) in CASES.items():
-        data = Images(arguments.batches * batch, shape, dtype)
-        common: dict[str, Any] = {
-            "batch_size": batch, "num_workers": arguments.workers, "persistent_workers": True, "shuffle": True,
-        }  # fmt: skip
-
-        def torchs(data: Images = data, common: dict[str, Any] = common) -> Iterable[Any]:
-            return torch.utils.data.DataLoader(data, **common)
-
-        def ours(data: Images = data, common: dict[str, Any] = common) -> Iterable[Any]:
-            return DataLoader(data, augment_seed=False, **common)
-
-        for touch in (False, True):
-            print(f"{name}{', every page read' if touch else ''}")
-            print("  A/A    ", end="")
-            compare(torchs, torchs, arguments.pairs, touch)
-            print("  ours   ", end="")
-            compare(ours, torchs, arguments.pairs, touch)
+        data = Images(args.batches * batch, shape, dtype)
+        rows += compared(name, data, batch_size=batch, workers=args.workers, pairs=args.pairs)
+    return 0 if publish("what a batch costs the training process", rows, args.output) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -37,6 +37,11 @@ def draw(rows: Sequence[Row], title: str, target: Path) -> None:
         axes.annotate(label, (max(row.value, LEAST), place), (6, 5), textcoords="offset points", fontsize=8)
         if row.goal is not None:
             axes.plot(row.goal, place, "|", color="black", markersize=12)
+            side, anchor = ("<", "right") if row.at_most else (">", "left")
+            away = -2 if row.at_most else 2
+            axes.annotate(
+                side, (row.goal, place), (away, -9), textcoords="offset points", fontsize=7, ha=anchor
+            )
     axes.set_yticks(range(len(ratios)), [row.measure for row in ratios], fontsize=8)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
@@ -44,18 +49,22 @@ def draw(rows: Sequence[Row], title: str, target: Path) -> None:
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel("ratio: point median, line quartiles, bar goal; green met, red missed")
+    axes.set_xlabel(
+        "ratio: point median, line quartiles, bar goal (> at least, < at most)\n"
+        "green met, red missed, blue without goal"
+    )
     figure.suptitle(title, fontsize=9)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)
 
 
 def draw_results(results: Sequence[Path], target: Path) -> None:
-    """Draw the rows of some files in one picture."""
+    """Draw the rows of some files in one picture; of a measure that several have, the row of the last one."""
     found = [json.loads(path.read_text()) for path in results]
     origins = dict.fromkeys(f"{each['machine']}, {each['date'][:10]}" for each in found)
     commits = ", ".join(dict.fromkeys(each["commit"] for each in found))
-    draw([Row(**row) for each in found for row in each["rows"]], "\n".join([*origins, commits]), target)
+    rows = {row["measure"]: Row(**row) for each in found for row in each["rows"]}
+    draw(list(rows.values()), "\n".join([*origins, commits]), target)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Container
 from pathlib import Path
 
+from child import ended_by_sigterm
 from node import KEEP_LAST, LEAF_BYTES
 from paired import PAIRS_MIN, Row, publish, write
 from persist_rows import (
@@ -160,6 +161,11 @@ def main() -> int:
     parser.add_argument("--slow", action=argparse.BooleanOptionalAction, default=True, help="the slow drive")
     parser.add_argument("--output", type=Path, default=Path("build/bench/storage.json"))
     args = parser.parse_args()
+    with ended_by_sigterm():
+        return _measured(args)
+
+
+def _measured(args: argparse.Namespace) -> int:
     rows = on_disk(args.place, gib=args.gib, pairs=args.pairs, what=args.rows) if args.gib else []
     parts: list[tuple[str, Callable[[], list[Row]]]] = [
         (f"rig of {drives}", lambda drives=drives: on_rig(drives, pairs=args.pairs, what=args.rows))

@@ -1,14 +1,14 @@
 """An engine's own mappings of the arenas that it moves bytes from and to."""
 
 import fcntl
-import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Callable
 
 from cffi import FFI
 
-from .linux import SEALS_FIXED_SIZE, madvise_dontfork
+from ..core.mapping import map_shared
+from .linux import SEALS_FIXED_SIZE
 
 ARENA_MAPS_MAX = 8
 """Arenas kept mapped by one engine: an old and a new structure of a few ranks; the least recently used goes."""
@@ -20,29 +20,24 @@ class ArenaMap:
     """One arena, mapped shared and whole; `address` and `view` are valid until `close`."""
 
     def __init__(self, arena_fd: int, *, size_bytes: int, writable: bool) -> None:
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._mapping = mmap.mmap(arena_fd, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
-        madvise_dontfork(self._mapping)
-        self._pin = _ffi.from_buffer(self._mapping)
+        self.view = map_shared(arena_fd, size_bytes, is_writable=writable, is_inherited=False)
         self.size_bytes = size_bytes
         self.writable = writable
         self.is_sealed = _is_sealed(arena_fd)
         """Its size can never change."""
-        self.address = int(_ffi.cast("uintptr_t", self._pin))
-        self.view = memoryview(self._mapping)
+        with _ffi.from_buffer(self.view) as pin:
+            self.address = int(_ffi.cast("uintptr_t", pin))
 
     def close(self) -> None:
         """Unmap; the caller knows that no transfer uses it."""
-        self.view.release()
-        _ffi.release(self._pin)
-        self._mapping.close()
+        self.view.release()  # the last view: unmaps
 
 
 class ArenaMaps:
     """At most eight mapped arenas, keyed by the arena itself (device and inode), not by the fd's number.
 
-    A mapping keeps the arena's memory alive, and a duplicate of its fd: `forget` an arena before its last
-    fd is closed. Used by one thread.
+    A mapping keeps the arena's memory alive, and no descriptor: `forget` an arena before its last fd is closed. Used
+    by one thread.
     """
 
     def __init__(self, *, on_unmap: Callable[[ArenaMap], None] = lambda _: None) -> None:

@@ -10,17 +10,20 @@ it held. So this is the only place that fills the pool; what a failed write or a
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..core.errors import ProtectedError, RunBusyError, StorageError
 from ..core.ids import CheckpointId
 from .catalogue import SegmentRef, ShardRecord
 from .collect_plan import plan_collection
+from .device import Device
 from .device_set import DeviceSet
 from .keep import Keep
 from .manifest_format import manifest_name
-from .run_store import SEGMENT_SUFFIX, RunStore
+from .run_store import SEGMENT_SUFFIX, TAGS_NAME, RunStore
+from .store_format import Tag
 
 _log = logging.getLogger(__name__)
 
@@ -56,12 +59,12 @@ def collect_garbage(run: RunStore, *, keep: Keep) -> Collected:
     return Collected(removed=removed, freed_bytes=sum(filter(None, freed.values())))
 
 
-def remove_checkpoint(run: RunStore, checkpoint: CheckpointId) -> Collected:
-    """Remove one checkpoint on request, whatever the keep rule says.
+def remove_checkpoint(run: RunStore, checkpoint: CheckpointId, *, with_tags: bool = False) -> Collected:
+    """Remove one checkpoint on request, whatever the keep rule says; `with_tags`: and its tags, but never only these.
 
     Raises:
         NotFoundError: there is none here.
-        ProtectedError: it has a tag.
+        ProtectedError: it has a tag, and `with_tags` is not set.
         RunBusyError: it is being read or written.
         StorageError: a device is missing or failed.
     """
@@ -69,8 +72,8 @@ def remove_checkpoint(run: RunStore, checkpoint: CheckpointId) -> Collected:
     reason = refusal(run)
     if reason:
         raise StorageError(f"checkpoint {checkpoint} of run {run.name!r} cannot be removed: {reason}")
-    freed_bytes = _remove(run, checkpoint)
-    if freed_bytes is None and run.info(checkpoint).tags:
+    freed_bytes = _remove(run, checkpoint, with_tags=with_tags)
+    if freed_bytes is None and run.info(checkpoint).tags and not with_tags:
         raise ProtectedError(f"checkpoint {checkpoint} of run {run.name!r} has a tag", hint="untag it first")
     if freed_bytes is None:
         raise RunBusyError(
@@ -99,7 +102,7 @@ def store_refusal(store: DeviceSet) -> str:
     return "a device is suspect; open the store again when it is well"
 
 
-def _remove(run: RunStore, checkpoint: CheckpointId) -> int | None:
+def _remove(run: RunStore, checkpoint: CheckpointId, *, with_tags: bool = False) -> int | None:
     """Remove one checkpoint and return the bytes of its shards; None where it has a tag or is in use by now.
 
     Raises:
@@ -107,25 +110,46 @@ def _remove(run: RunStore, checkpoint: CheckpointId) -> int | None:
     """
     # A device that leaves in the middle would bring its manifests back after a crash.
     with run.store.deleting():
-        return _remove_from_all(run, checkpoint)
-
-
-def _remove_from_all(run: RunStore, checkpoint: CheckpointId) -> int | None:
-    shards = run.forget(checkpoint)
-    if not shards:
-        return None
-    ops, devices = run.store.ops, run.store.devices
-    names = [manifest_name(shard.checkpoint, shard.rank) for shard in shards]
-    for device in devices:
-        with run.store.watching(device.device_id):
-            for name in names:
-                ops.unlink(run.commits_path(device) / name)
-    for device in devices:
-        with run.store.watching(device.device_id):
-            ops.sync_directory(run.commits_path(device))
-    _remove_segments(run, shards)
+        shards = _forget_with_tags(run, checkpoint) if with_tags else run.forget(checkpoint)
+        if not shards:
+            return None
+        names = [manifest_name(shard.checkpoint, shard.rank) for shard in shards]
+        unlink_from_all(run, {device: run.commits_path(device) for device in run.store.devices}, names)
+        _remove_segments(run, shards)
     _log.info("checkpoint_removed run=%s checkpoint=%s shards=%d", run.run_id, checkpoint, len(shards))
     return sum(shard.size_bytes for shard in shards)
+
+
+def _forget_with_tags(run: RunStore, checkpoint: CheckpointId) -> list[ShardRecord]:
+    """Take a checkpoint and its tags out of the catalogue, then the tags from the devices; none where it is in use."""
+    with run.changing:  # or a tag of this name that another checkpoint gets meanwhile would go, too
+        tags = [Tag(name=name, checkpoint=checkpoint) for name in run.info(checkpoint).tags]
+        shards = run.forget(checkpoint, with_tags=True)
+        if shards and tags:
+            unlink_from_all(run, tag_places(run), [tag.file_name for tag in tags])
+        return shards
+
+
+def tag_places(run: RunStore) -> dict[Device, Path]:
+    """Return the directories of tags that there are; StorageError where a device failed."""
+    found: dict[Device, Path] = {}
+    for device in run.store.devices:
+        directory = run.path_on(device) / TAGS_NAME
+        with run.store.watching(device.device_id):
+            if run.store.ops.stat(directory) is not None:
+                found[device] = directory
+    return found
+
+
+def unlink_from_all(run: RunStore, places: Mapping[Device, Path], names: Sequence[str]) -> None:
+    """Return when files of these names are gone durably from a directory on each device; StorageError: one failed."""
+    for device, directory in places.items():
+        with run.store.watching(device.device_id):
+            for name in names:
+                run.store.ops.unlink(directory / name)
+    for device, directory in places.items():
+        with run.store.watching(device.device_id):
+            run.store.ops.sync_directory(directory)
 
 
 def _remove_segments(run: RunStore, removed: Sequence[ShardRecord]) -> None:

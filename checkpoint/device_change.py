@@ -202,7 +202,7 @@ def _check_member(store: Store, device_id: str) -> None:
     if store.device_state(device_id)[0] is DeviceState.RETIRED:
         raise UsageError(
             f"device {store.device_name(device_id)} is no member any more",
-            hint="`everstep device readmit DIR`",
+            hint="`everstep device readmit DIR` takes what lies there back, as a new device",
         )
 
 

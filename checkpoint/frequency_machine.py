@@ -8,7 +8,7 @@ checkpoints after the last one, and a fall for longer each time that the one bef
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from .drift_machine import Spread
@@ -78,6 +78,10 @@ class Frequency(Protocol):
         """Take the newest figures of the other ranks: on rank 0, before it decides."""
         ...
 
+    def limit(self, budget: float) -> None:
+        """Keep to another budget from now on: on rank 0; the next decision goes by it without any calm."""
+        ...
+
     @property
     def slower_steps(self) -> SlowerSteps:
         """What the steps beside checkpoints of this rank took longer so far."""
@@ -126,6 +130,9 @@ class FixedInterval:
     def hear(self, peers: Sequence[Figures]) -> None:
         """Nothing changes it."""
 
+    def limit(self, budget: float) -> None:
+        """Nothing changes it."""
+
     @property
     def memory(self) -> "FrequencyMemory":
         """Nothing is learnt."""
@@ -160,6 +167,8 @@ class FrequencyMachine:
         self._peers: Sequence[Figures] = ()
         self._figures = self._meter.figures
         self._target: Target | None = None
+        self._is_asked = False
+        """Somebody has changed the budget, and nothing was decided since."""
 
     # -- every rank
 
@@ -193,10 +202,16 @@ class FrequencyMachine:
         """Take the newest figures of the other ranks."""
         self._peers = peers
 
+    def limit(self, budget: float) -> None:
+        """Keep to another budget from now on; the next decision goes by it without any calm."""
+        if budget != self._limits.budget:
+            self._limits, self._is_asked = replace(self._limits, budget=budget), True
+
     def due(self, start: int, horizon: int) -> tuple[int, ...]:
         """Return the boundaries among [start, horizon) that get a checkpoint, by what is known now."""
         interval = self._interval or 1
-        if horizon > min(self._last_listed + interval, self._looked_at + 1 + interval // LOOKS_PER_INTERVAL):
+        look_at = min(self._last_listed + interval, self._looked_at + 1 + interval // LOOKS_PER_INTERVAL)
+        if self._is_asked or horizon > look_at:
             self._decide()
             self._looked_at = start
         if self._interval is None or self._is_probing(start):
@@ -222,8 +237,9 @@ class FrequencyMachine:
         self._target = target
         if not self._is_settled:
             self._settle(aim)
-        elif self._should_change(target, step, aim, most) and aim != self._interval:
+        elif (self._is_asked or self._should_change(target, step, aim, most)) and aim != self._interval:
             self._move(aim)
+        self._is_asked = False
 
     def _change(self, interval: int) -> None:
         self._interval = interval
@@ -328,6 +344,7 @@ class FrequencyMachine:
                 interval_steps=self.interval_steps,
                 kind=BoundKind.PROFILE,
                 reason=self._profile_text(),
+                budget=self._limits.budget,
             )
         share, half_width = self._cost(step.mean)
         return Decision(
@@ -338,6 +355,7 @@ class FrequencyMachine:
             cost_share=share,
             cost_half_width=half_width,
             steps_undecided=self._steps_undecided(step.mean),
+            budget=self._limits.budget,
         )
 
     def _profile_text(self) -> str:

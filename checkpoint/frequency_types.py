@@ -14,7 +14,9 @@ DRIVE_WRITES_PER_DAY_DEFAULT = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the user asks for.
+    """What the user asks of the controller that decides how often a checkpoint is taken (docs/frequency.md).
+
+        everstep.attach("my-run", ..., limits=everstep.Limits(budget=0.02, most_s=600.0))
 
     Raises:
         UsageError: a value that no interval can meet; the message names it.
@@ -189,6 +191,8 @@ class BoundKind(Enum):
     LEAST = "least"
     FAILURES = "failures"
     MOST = "most"
+    PAUSED = "paused"
+    """Nobody takes any: an operator asked for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,3 +226,7 @@ class Decision:
     """Half of its interval of confidence."""
     steps_undecided: int = 0
     """Steps, about, until it is known whether slower steps keep the budget; 0: it is known."""
+    budget: float | None = None
+    """Share of the time that training takes without checkpoints; None: there is none, the interval is fixed."""
+    paused_until_unix_s: float = 0.0
+    """As an operator asked; 0: it is not paused."""

@@ -14,6 +14,8 @@ _LARGEST = 2**63 - 1
 class Keep:
     """What stays: a checkpoint that any rule keeps. collect_plan.py says what stays whatever the rules are.
 
+        everstep.attach("my-run", ..., keep=everstep.Keep(last=3, every_steps=1000, every="6h"))
+
     Raises:
         ConfigError: a value that makes no sense.
     """

@@ -14,13 +14,12 @@ from types import TracebackType
 from typing import Self
 
 from .checksum import first_bad_block
-from .damage import record_damage
 from .engine import EngineConfig
 from .leaf_runs_plan import LeafRun, leaf_runs
 from .manifest_types import BLOCK_SIZE_BYTES, Manifest, SegmentRecord
 from .plain_engine import PlainEngine
-from .run_store import RunStore
-from .segment_check import check_segment_file, corrupt_block
+from .segment_check import corrupt_block
+from .segment_files import SegmentFiles
 from .storage_ops import ArenaRange, SegmentHandle
 
 BLOCKS_KEPT = 16
@@ -37,7 +36,7 @@ class _Segment:
 class LeafReader:
     """Reads leaves of the shards of one checkpoint. For one thread; a context manager."""
 
-    def __init__(self, run: RunStore, manifests: Mapping[int, Manifest]) -> None:
+    def __init__(self, files: SegmentFiles, manifests: Mapping[int, Manifest]) -> None:
         """Open every segment of these shards (by rank) and read their headers.
 
         Raises:
@@ -45,7 +44,7 @@ class LeafReader:
             CorruptDataError: one is not what was committed.
             StorageError: one cannot be read.
         """
-        self._run = run
+        self._files = files
         self._engine = PlainEngine(EngineConfig(block_size_bytes=BLOCK_SIZE_BYTES))
         self._kept: OrderedDict[tuple[str, int, int], int] = OrderedDict()
         self._segments: dict[tuple[int, int], _Segment] = {}
@@ -85,10 +84,8 @@ class LeafReader:
                 yield from self._file_bytes(self._segments[rank, run.segment], at, at + last - first)
 
     def _open(self, stack: ExitStack, manifest: Manifest, record: SegmentRecord) -> _Segment:
-        path, ops = self._run.segment_path(record), self._run.store.ops
-        check_segment_file(ops, path, manifest, record)
-        handle = ops.open_segment_for_read(path)
-        stack.callback(ops.close, handle)
+        handle = self._files.open(manifest, record)
+        stack.callback(self._files.close, handle)
         return _Segment(manifest, record, handle)
 
     def _header(self, segment: _Segment) -> bytes:
@@ -120,7 +117,7 @@ class LeafReader:
         size = min(BLOCK_SIZE_BYTES, record.file_size_bytes - base)
         expected = record.block_checksums[block : block + 1]
         for _ in range(2):
-            self._run.store.ops.read_segment(
+            self._files.read(
                 segment.handle,
                 self._arena,
                 slot * BLOCK_SIZE_BYTES,
@@ -132,8 +129,7 @@ class LeafReader:
                 if first_bad_block(view, size, expected) is None:
                     return
         error = corrupt_block(segment.handle.path, block)
-        read = segment.manifest
-        record_damage(self._run, read.checkpoint, read.rank, error, generation=read.generation)
+        self._files.report(segment.manifest, error)
         raise error
 
 

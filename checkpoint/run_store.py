@@ -21,7 +21,7 @@ from ..core.errors import (
     UsageError,
 )
 from ..core.ids import CheckpointId
-from .catalogue import CheckpointInfo, SegmentRef, ShardRecord, describe, no_such_checkpoint
+from .catalogue import CheckpointInfo, CheckpointState, SegmentRef, ShardRecord, describe, no_such_checkpoint
 from .device import RUNS_NAME, Device
 from .device_set import DeviceSet
 from .durable import make_directories, publish_new, publish_over
@@ -84,6 +84,8 @@ class RunStore:
         """Version of damaged.json that the devices have."""
         self.changing = threading.Lock()
         """Held by who changes small files of the run on the devices: they take turns."""
+        self.pinning = threading.Lock()
+        """Held by who changes pins, before `changing`: a label is on one checkpoint, and a pin is several steps."""
         self._lock = threading.Lock()
         self._attempts: dict[int, bool] = {}
         self._floor: Floor | None = None
@@ -241,6 +243,12 @@ class RunStore:
         with self._lock:
             return [self._describe(checkpoint) for checkpoint in sorted(self._shards, reverse=True)]
 
+    def newest_intact(self) -> CheckpointInfo | None:
+        """Return the newest checkpoint that is not damaged; None: there is none."""
+        with self._lock:
+            found = (self._describe(checkpoint) for checkpoint in sorted(self._shards, reverse=True))
+            return next((info for info in found if info.state is not CheckpointState.DAMAGED), None)
+
     def _describe(self, checkpoint: CheckpointId) -> CheckpointInfo:
         return describe(
             self._shards[checkpoint],
@@ -396,11 +404,17 @@ class RunStore:
             f" {self.store.device_name(segment.device_id)}"
         )
 
-    def forget(self, checkpoint: CheckpointId) -> list[ShardRecord]:
-        """Take a checkpoint out of the catalogue and return its shards; none, and it stays, with a tag or in use."""
+    def forget(self, checkpoint: CheckpointId, *, with_tags: bool = False) -> list[ShardRecord]:
+        """Take a checkpoint out of the catalogue and return its shards; none, and it stays, with a tag or in use.
+
+        `with_tags`: its tags go with it, or stay with it; to be asked under `changing`.
+        """
         with self._lock:
-            if checkpoint in self._tags.values() or checkpoint in self._pinned():
+            tags = [name for name, place in self._tags.items() if place == checkpoint]
+            if (tags and not with_tags) or checkpoint in self._pinned():
                 return []
+            for name in tags:
+                del self._tags[name]
             self._known_complete.discard(checkpoint)
             self._given_up.discard(checkpoint)
             return list(self._shards.pop(checkpoint, {}).values())

@@ -36,6 +36,10 @@ _T = TypeVar("_T")
 WRITERS_PER_DEVICE = LANE_COUNT
 """One hands its next segment over while the other's is written, so that the device never waits."""
 
+TOGETHER_S = 0.5
+"""So long at most all else waits until each device has the file that it writes first: a drive that takes longer to make
+one holds nobody up."""
+
 DEVICES_PER_CHECKSUM_THREAD = 2
 """XXH3 reads memory at several times the speed of a drive."""
 
@@ -116,6 +120,9 @@ class ShardWrite:
         self._passed = Counter[int]()
         """How many have read a segment: who writes it, and who takes its checksums."""
         self._checksum_error: BaseException | None = None
+        self._without_file: set[str] = set()
+        """Devices that have not made the file yet that they write first."""
+        self._all_have_files = threading.Event()
 
     def write(self) -> tuple[SegmentRecord, ...]:
         """Return the records of all segments, durable.
@@ -131,6 +138,7 @@ class ShardWrite:
                 _Part(device, {plan.segment for plan in self._dealer.dealt_to(device)})
                 for device in self._dealer.devices
             ]
+            self._without_file = {part.device.device_id for part in self._parts}
             # A device's thread mostly waits for the kernel, so the checksums have threads of their own.
             hashing = ThreadPoolExecutor(
                 _checksum_threads(len(self._parts)), thread_name_prefix="everstep-checksum"
@@ -158,6 +166,7 @@ class ShardWrite:
 
     def _checksums(self, plan: SegmentPlan) -> tuple[int, ...]:
         try:
+            self._all_have_files.wait(TOGETHER_S)  # until then every processor is needed for that
             self._wait_whole(plan)
             with _HASHING, self._arena.view(plan.slot_offset_bytes, plan.file_size_bytes) as view:
                 found = block_checksums(view, plan.file_size_bytes)
@@ -189,8 +198,15 @@ class ShardWrite:
         if is_last and self._gate is not None:
             self._gate.written(plan.segment)
 
+    def _has_file(self, part: _Part) -> None:
+        with self._passing:
+            self._without_file.discard(part.device.device_id)
+            if not self._without_file:
+                self._all_have_files.set()
+
     def _stop_all(self) -> None:
         self._stop.set()
+        self._all_have_files.set()
         if self._gate is not None:
             self._gate.wake()
 
@@ -266,7 +282,8 @@ class ShardWrite:
         started_s = time.perf_counter()
         with ThreadPoolExecutor(WRITERS_PER_DEVICE, thread_name_prefix="everstep-writer") as pool:
             writers = [
-                pool.submit(self._write_segments, part, reservation) for _ in range(WRITERS_PER_DEVICE)
+                pool.submit(self._write_segments, part, reservation, is_first=lane == 0)
+                for lane in range(WRITERS_PER_DEVICE)
             ]
         errors = [error for writer in writers if (error := writer.exception()) is not None]
         if errors:
@@ -275,8 +292,10 @@ class ShardWrite:
         self._run.store.space.make_room(part.device)  # for the manifest
         return self._sync(part)
 
-    def _write_segments(self, part: _Part, reservation: Reservation) -> None:
+    def _write_segments(self, part: _Part, reservation: Reservation, *, is_first: bool) -> None:
         try:
+            if not is_first:
+                self._all_have_files.wait(TOGETHER_S)
             self._write_until_none_is_left(part, reservation)
         except BaseException:
             self._stop_all()
@@ -286,6 +305,7 @@ class ShardWrite:
         self._check_stop()
         while (plan := self._dealer.take(part.device)) is not None:
             handle = self._create(part, plan, reservation)
+            self._has_file(part)
             self._wait_whole(plan)
             self._dealer.began(part.device)
             busy_s = self._ops.write_segment(
@@ -298,6 +318,7 @@ class ShardWrite:
             self._written(part, plan, handle, busy_s)
             self._has_passed(plan)
             self._check_stop()
+        self._has_file(part)  # others took its segments over
 
     def _check_stop(self) -> None:
         if self._stop.is_set():

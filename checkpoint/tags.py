@@ -8,7 +8,7 @@ import logging
 
 from ..core.errors import NotFoundError, StorageError, UsageError
 from ..core.ids import CheckpointId
-from .collect import store_refusal
+from .collect import store_refusal, tag_places, unlink_from_all
 from .device import Device
 from .device_set import DeviceState
 from .durable import make_directories, publish_new
@@ -58,15 +58,7 @@ def remove_tag(run: RunStore, name: str) -> CheckpointId:
         reason = store_refusal(run.store)
         if reason:
             raise StorageError(f"tag {name!r} of run {run.name!r} cannot be removed: {reason}")
-        ops, file_name = run.store.ops, _tag(name, checkpoint).file_name
-        places = {device: run.path_on(device) / TAGS_NAME for device in run.store.devices}
-        for device, directory in places.items():
-            with run.store.watching(device.device_id):
-                ops.unlink(directory / file_name)
-        for device, directory in places.items():
-            with run.store.watching(device.device_id):
-                if ops.stat(directory) is not None:
-                    ops.sync_directory(directory)
+        unlink_from_all(run, tag_places(run), [_tag(name, checkpoint).file_name])
         run.drop_tag(name)
     _log.info("tag_removed run=%s checkpoint=%s", run.run_id, checkpoint)
     return checkpoint
@@ -75,7 +67,7 @@ def remove_tag(run: RunStore, name: str) -> CheckpointId:
 def _check_durable(run: RunStore, device: Device) -> None:
     """Return if a file that stood already is durable: a sync that failed is never repeated by the same process."""
     state, reason = run.store.device_state(device.device_id)
-    if state is not DeviceState.OK:
+    if state is DeviceState.SUSPECT:
         raise StorageError(
             f"whether the tag is durable on {device.path} is not known: {reason}",
             hint="open the store again when the device is well",

@@ -14,6 +14,8 @@ EverstepError
 │   ├── DaemonUnavailableError no daemon answers, or it went away                     start or reconnect
 │   ├── VersionMismatchError   daemon and client speak different protocols            use one version
 │   ├── MemoryRefusedError     the arena would not fit in memory                      free or lower
+│   ├── LimitError             as many calls, connections or bytes as are allowed     end some, or raise the limit
+│   │   └── QuotaError         one user's share of a daemon is taken                  ask less often, or for less
 │   ├── DeadlineError          something took longer than its deadline                look at the cause
 │   │   └── WorkerTimeoutError a loader's batch took longer than its timeout          look at the sample it names
 │   ├── WorkerError            a loader's workers die as often as they are replaced   look at the dataset
@@ -108,6 +110,14 @@ class MemoryRefusedError(NodeError):
     """Admission refused an arena: it would not fit beside what the node already holds."""
 
 
+class LimitError(NodeError):
+    """A bound on calls, followers, exports, bytes or the like is reached; the hint names it."""
+
+
+class QuotaError(LimitError):
+    """It is one user's share that is taken, of connections, calls or tokens: others go on."""
+
+
 class DeadlineError(NodeError):
     """A wait reached its deadline."""
 
@@ -174,6 +184,8 @@ def _classes(root: type[EverstepError]) -> dict[str, type[EverstepError]]:
 
 
 _BY_CODE = _classes(EverstepError)
+ERROR_CODES = tuple(sorted(_BY_CODE))
+"""All that `code` can be: what counts errors begins each at 0, else nobody sees the first."""
 
 
 def error_from_code(code: str, message: str, hint: str) -> EverstepError:

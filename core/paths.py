@@ -27,20 +27,48 @@ def control_socket_path(data_socket: Path) -> Path:
     )
 
 
-def ensure_private_directory(path: Path) -> None:
+def ensure_private_directory(path: Path, *, is_shared: bool = False) -> None:
     """Make `path` a 0700 directory of this user, or raise ConfigError: no symlink, no other owner, no group or others.
 
-    A directory in /tmp with a known name may have been put there by somebody else.
+    A directory in /tmp with a known name may have been put there by somebody else. `is_shared`: 0711, as others shall
+    reach the sockets in it; its group may be let in alone (0710), and nobody else may change it.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = os.lstat(path)
+    try:
+        path.mkdir(mode=0o711 if is_shared else 0o700, parents=True, exist_ok=True)
+        status = os.lstat(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use {path}: {error.strerror}", hint=f"set {SOCKET_VARIABLE} to a path of your own"
+        ) from error
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{path} is not a directory", hint=f"remove it or set {SOCKET_VARIABLE}")
     if status.st_uid != os.getuid():
         raise ConfigError(
             f"{path} belongs to uid {status.st_uid}", hint=f"set {SOCKET_VARIABLE} to a path of your own"
         )
-    if status.st_mode & 0o077:
+    if is_shared and not status.st_mode & 0o011:
+        raise ConfigError(
+            f"{path} is closed to the users that daemon.users lets in (mode {stat.S_IMODE(status.st_mode):o})",
+            hint=f"chmod 711 {path}, or 710 and chgrp, for the members of a group alone",
+        )
+    if is_shared and status.st_mode & 0o022:
+        raise ConfigError(
+            f"{path} can be changed by others (mode {stat.S_IMODE(status.st_mode):o})",
+            hint=f"chmod 711 {path}",
+        )
+    if not is_shared and status.st_mode & 0o077:
         raise ConfigError(
             f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o})", hint=f"chmod 700 {path}"
         )
+
+
+def is_utf_8(text: str) -> bool:
+    """Tell whether a text of the operating system's (an argument, a variable, a name) was UTF-8.
+
+    The bytes of one that was not are kept as lone surrogates, which no message can carry.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,8 +1,6 @@
 """Arenas: memfds made, sized and sealed by the daemon, filled by one trainer, read by the engines."""
 
-import contextlib
 import fcntl
-import mmap
 import os
 import time
 from collections.abc import Callable
@@ -11,8 +9,10 @@ from dataclasses import dataclass, field
 from ..checkpoint import linux
 from ..checkpoint.storage_ops import ArenaRange
 from ..core.errors import MemoryRefusedError
+from ..core.mapping import map_shared
 from .admission_plan import ALLOCATION_STEP_BYTES, Grant, admit
 from .blocking import in_thread
+from .fd_store.fd_store import StoredArena
 from .node_memory import read_memory_bounds
 from .slot_machine import SlotMachine
 
@@ -23,7 +23,7 @@ class Arena:
 
     number: int
     fd: int
-    view: mmap.mmap
+    view: memoryview
     slot_size_bytes: int
     layout_digest: str
     allocation_s: float
@@ -34,6 +34,8 @@ class Arena:
     """Why it is less than what was asked for; empty: it is not."""
     shared_with_dead: bool = field(default=False)
     """A fenced trainer that may still live has it mapped: never give it to another."""
+    stored: StoredArena | None = None
+    """Its place in the service manager's FD store; None: it has none, and ends with this process."""
 
     @property
     def size_bytes(self) -> int:
@@ -53,11 +55,20 @@ class Arena:
             slot_size_bytes=self.slot_size_bytes,
         )
 
+    def seal(self, slot: int) -> None:
+        """What is in a slot must not be lost from now on: a daemon after this one writes it."""
+        if self.stored is not None:
+            self.stored.state.seal(slot)
+
+    def forget(self, slot: int) -> None:
+        """What is in a slot is on the devices, or of no use."""
+        if self.stored is not None:
+            self.stored.state.clear(slot)
+
     def close(self) -> None:
         """Give the memory back (once every client has unmapped it, too). Takes 0.16 s a GiB: for a thread."""
         os.close(self.fd)
-        with contextlib.suppress(BufferError):  # it is still being verified: unmapped when the last view goes
-            self.view.close()
+        self.view.release()  # where it is still being verified, it is unmapped when the last view goes
 
 
 async def make_arena(
@@ -83,7 +94,7 @@ async def make_arena(
     try:
         await _allocate(fd, size_bytes, reserve_bytes, what, on_touched)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        view = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        view = map_shared(fd, size_bytes, is_writable=True, is_inherited=False)
     except BaseException:
         await in_thread(os.close, fd)
         raise

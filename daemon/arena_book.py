@@ -12,7 +12,8 @@ from .admission_plan import PAGE_BYTES, Room, Wish, grant, room_left
 from .arena import Arena, make_arena
 from .blocking import in_thread
 from .config import MemorySection
-from .metrics import Metrics
+from .control.metrics import Metrics
+from .fd_store.fd_store import FdStore
 from .node_memory import read_memory_bounds
 
 CLOSING_DEADLINE_S = 5.0
@@ -40,8 +41,9 @@ async def _no_relief(_: int) -> None:
 class ArenaBook:
     """Owned by the event loop."""
 
-    def __init__(self, memory: MemorySection, metrics: Metrics, spawn: Spawn) -> None:
-        self._memory, self._metrics, self._spawn = memory, metrics, spawn
+    def __init__(self, memory: MemorySection, metrics: Metrics, spawn: Spawn, fd_store: FdStore) -> None:
+        self.bounds, self.fd_store = memory, fd_store
+        self._metrics, self._spawn = metrics, spawn
         self._size_bytes = 0
         self._made_count = 0
         self._untouched_bytes: dict[int, int] = {}
@@ -76,11 +78,11 @@ class ArenaBook:
             self._untouched_bytes[number] = granted.size_bytes - size_bytes
 
         try:
-            return await make_arena(
+            arena = await make_arena(
                 number,
                 granted,
                 layout_digest=layout_digest,
-                reserve_bytes=self._memory.reserve_bytes,
+                reserve_bytes=self.bounds.reserve_bytes,
                 on_touched=touched,
             )
         except BaseException:
@@ -88,6 +90,14 @@ class ArenaBook:
             raise
         finally:
             del self._untouched_bytes[number]
+        self._metrics.memory.allocated(arena.size_bytes, arena.allocation_s)
+        return arena
+
+    def adopt(self, size_bytes: int) -> int:
+        """Count an arena that a daemon before this one has made, room or not; return its number."""
+        self._made_count += 1
+        self._add(size_bytes)
+        return self._made_count
 
     async def has_room(self, wish: Wish) -> bool:
         """Tell whether all that is wished for would be granted now."""
@@ -127,9 +137,9 @@ class ArenaBook:
         """Return what there is room for now."""
         bounds = await read_memory_bounds()
         return room_left(
-            self._memory.arena_max_bytes - self._size_bytes,
+            self.bounds.arena_max_bytes - self._size_bytes,
             bounds,
-            reserve_bytes=self._memory.reserve_bytes,
+            reserve_bytes=self.bounds.reserve_bytes,
             promised_bytes=sum(self._untouched_bytes.values()),
         )
 
@@ -147,6 +157,8 @@ class ArenaBook:
 
     async def _close(self, arena: Arena, forget: Forget) -> None:
         await forget(arena.fd)
+        if arena.stored is not None:
+            await self.fd_store.remove(arena.stored)
         await in_thread(arena.close)
         self._add(-arena.size_bytes)
 

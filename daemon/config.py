@@ -1,8 +1,6 @@
 """The daemon's configuration: one strict TOML file (unknown keys are errors), or the defaults of a private daemon."""
 
-import difflib
 import os
-import re
 from pathlib import Path
 
 import msgspec
@@ -12,9 +10,17 @@ from ..checkpoint.keep import KEEP_LAST, Keep
 from ..core.durations import parse_duration
 from ..core.errors import ConfigError
 from ..core.paths import data_socket_path
+from .access.section import ControlSection, QuotaSection
+from .access.served_users import uids_of
+from .configuration.layers_plan import Problem, Resolved
+from .configuration.sources import ConfigSources
+from .health_check.section import HealthCheckSection
+from .log import LogSection
+from .nodes.section import CacheSection
+from .traces import TracesSection
+from .web.section import MetricsSection
 
 GIB = 1024**3
-_UNKNOWN_KEY = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.(\w+)`)?")
 _ENGINES = ("auto", *(kind.value for kind in EngineKind))
 
 
@@ -27,22 +33,24 @@ class DaemonSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How long the snapshots of a crashed trainer stay in memory (and an otherwise idle private daemon alive)."""
     drain_s: float = 300.0
     """How long SIGTERM waits for what is sealed to be written."""
+    reflection: bool = False
+    """Whether tools such as grpcurl may ask the control API what it looks like."""
+    user: str = ""
+    """Started as root, become this user before anything is opened; empty: root without its rights."""
+    users: list[str] = msgspec.field(default_factory=list[str])
+    """A node's daemon: whose runs it saves beside its own user's, by name or uid; `*`: of all who reach its socket."""
 
 
 class MemorySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[memory]`: the bound on all arenas together."""
+    """`[memory]`: the bounds on all arenas together, and on those of caches."""
 
     arena_max_bytes: int = 1 << 60
     reserve_bytes: int = GIB
     """Left free on the node and in every cgroup beside the arenas."""
-
-
-class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[metrics]`: Prometheus over HTTP on loopback."""
-
-    enabled: bool = True
-    port: int = 0
-    """0: an ephemeral port, shown by `everstep status`."""
+    cache_max_bytes: int = 1 << 60
+    """Of all caches of samples together: the rest stays for the arenas of checkpoints."""
+    cache_user_max_bytes: int = 1 << 60
+    """Of the caches of one user together."""
 
 
 class IoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -84,7 +92,10 @@ class RetentionSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     def keep(self) -> Keep:
         """Return the rules; ConfigError for values that make no sense."""
-        return Keep(last=self.keep_last, every_steps=self.every_steps, every=self.every)
+        try:
+            return Keep(last=self.keep_last, every_steps=self.every_steps, every=self.every)
+        except ConfigError as error:
+            raise ConfigError(f"retention.{error.message.removeprefix('keep: ')}", hint=error.hint) from error
 
 
 class VerifySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -135,12 +146,25 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     verify: VerifySection = VerifySection()
     scrub: ScrubSection = ScrubSection()
     retire: RetireSection = RetireSection()
+    cache: CacheSection = CacheSection()
+    control: ControlSection = ControlSection()
+    quota: QuotaSection = QuotaSection()
+    log: LogSection = LogSection()
+    traces: TracesSection = TracesSection()
+    health_check: HealthCheckSection = HealthCheckSection()
     devices: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         if self.io.engine not in _ENGINES:
             raise ConfigError(f"io.engine is {self.io.engine!r}", hint=f"one of {', '.join(_ENGINES)}")
         self.io.engine_config()
+        uids_of(self.daemon.users)
+        self.cache.check()
+        self.control.check()
+        self.quota.check()
+        self.log.check()
+        self.traces.check()
+        self.health_check.check()
         if self.retention.keep_last < 2:
             raise ConfigError(
                 f"retention.keep_last is {self.retention.keep_last}", hint="at least 2 are always kept"
@@ -161,14 +185,13 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "verify.after_s": self.verify.after_s,
             "memory.reserve_bytes": self.memory.reserve_bytes,
             "memory.arena_max_bytes": self.memory.arena_max_bytes,
+            "memory.cache_max_bytes": self.memory.cache_max_bytes,
+            "memory.cache_user_max_bytes": self.memory.cache_user_max_bytes,
         }
         for key, bound in bounds.items():
             if not bound >= 0:  # also refuses what TOML calls nan
                 raise ConfigError(f"{key} is {bound}", hint="0 or more")
-        if not 0 <= self.metrics.port <= 65535:
-            raise ConfigError(
-                f"metrics.port is {self.metrics.port}", hint="0 to 65535; 0 takes any free port"
-            )
+        self.metrics.check()
         for name, directory in self.devices.items():
             if not directory.startswith("/"):
                 raise ConfigError(f"devices.{name} is {directory!r}", hint="name an absolute directory")
@@ -182,49 +205,38 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return Path(self.daemon.socket) if self.daemon.socket else data_socket_path()
 
 
-def load_config(path: Path) -> DaemonConfig:
-    """Return the configuration of a TOML file; ConfigError names the key that is wrong."""
-    try:
-        config = msgspec.toml.decode(path.read_bytes(), type=DaemonConfig)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="give --config an existing file"
-        ) from error
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        meant = _meant_key(str(error))
-        hint = f"did you mean {meant}?" if meant else "see docs/configuration.md for the keys"
-        raise ConfigError(f"{path}: {error}", hint=hint) from error
-    if not config.devices:
-        raise ConfigError(
-            f"{path} names no devices", hint='add a [devices] table, e.g. nvme0 = "/nvme0/everstep"'
+def resolve_config(sources: ConfigSources) -> Resolved[DaemonConfig]:
+    """Return what the sources give, with where each value is from and all that is wrong.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    resolved = sources.resolve(DaemonConfig)
+    config, path = resolved.config, sources.path
+    if config is None or (path is not None) == bool(config.devices):
+        return resolved
+    if path is None:
+        problem = Problem(
+            place=next(place for key, place in resolved.origins.items() if key[0] == "devices"),
+            key="devices",
+            message="a private daemon has no configured devices",
+            hint="its devices are what attach(storage=...) names: unset it",
         )
-    return config
+    else:
+        problem = Problem(
+            place=str(path),
+            key="devices",
+            message=f"{path} names no devices",
+            hint='add a [devices] table, e.g. nvme0 = "/nvme0/everstep"',
+        )
+    return Resolved(config=None, origins=resolved.origins, problems=[problem])
 
 
-def _meant_key(said: str) -> str:
-    """Return the key that is nearest to the unknown one that msgspec names; empty where none is near."""
-    found = _UNKNOWN_KEY.search(said)
-    if found is None:
-        return ""
-    sections = {field.name: field.type for field in msgspec.structs.fields(DaemonConfig)}
-    section: object = sections.get(found[2], DaemonConfig) if found[2] else DaemonConfig
-    assert isinstance(section, type)
-    assert issubclass(section, msgspec.Struct)
-    keys = [field.name for field in msgspec.structs.fields(section)]
-    near = difflib.get_close_matches(found[1], keys, n=1)
-    return near[0] if near else ""
+def load_config(path: Path) -> DaemonConfig:
+    """Return the configuration of a TOML file alone; ConfigError names file, line and key of what is wrong."""
+    return resolve_config(ConfigSources(path=path, environment={})).taken()
 
 
 def private_config() -> DaemonConfig:
-    """Return what a private daemon runs with; $EVERSTEP_LINGER_S and $EVERSTEP_METRICS_PORT change it."""
-    linger = os.environ.get("EVERSTEP_LINGER_S", "600")
-    port = os.environ.get("EVERSTEP_METRICS_PORT", "")
-    try:
-        return DaemonConfig(
-            daemon=DaemonSection(linger_s=float(linger)),
-            metrics=MetricsSection(enabled=bool(port), port=int(port or "0")),
-        )
-    except ValueError as error:
-        raise ConfigError(f"EVERSTEP_LINGER_S={linger!r}, EVERSTEP_METRICS_PORT={port!r}: {error}") from error
+    """Return what a private daemon runs with: the defaults, and what the environment changes."""
+    return resolve_config(ConfigSources(path=None, environment=os.environ)).taken()

@@ -1,67 +1,120 @@
 """One data-socket connection on the event loop: frames in, frames (with at most one descriptor each) out."""
 
 import asyncio
-import logging
 import os
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from ..proto.frames import FRAME_SIZE_BYTES_MAX, HELLO_SIZE_BYTES_MAX, Reply, Request
+from ..proto.frames import HELLO_SIZE_BYTES_MAX, Reply, Request
 from ..proto.wire import FrameError, FrameReader, decode_request, pack
-
-logger = logging.getLogger(__name__)
 
 OUTBOX_FRAMES_MAX = 4096
 """A client that reads nothing is cut off before its unread events fill the daemon's memory."""
+OUTBOX_DESCRIPTORS_MAX = 64
+"""Nor may its unread answers take all descriptors: an honest client asks for a few at once."""
+OUTBOX_BYTES_MAX = 160 * 1024 * 1024
+"""Two manifests of the largest size: more is not queued for who reads nothing."""
+REQUEST_BYTES_MAX = 16 * 1024 * 1024
+"""The ranges of a stream of a million leaves; an answer may be larger."""
+FRAME_DEADLINE_S = 30.0
+"""From a frame's first byte to its last."""
+LARGE_BYTES = 64 * 1024
+"""Of an unfinished frame: from here on it is asked whether its user may have that much waiting."""
+REST_S_MAX = 1.0
+"""A connection that sends too much is not read for so long at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    """What a connection asks of its owner about a client that may mean harm."""
+
+    report: Callable[[str, str], None]
+    """Takes an event and what happened: once for a connection, which is closed then."""
+    turn: Callable[[], int]
+    """Returns how many frames may be served now, before clients of other users have their turn."""
+    pace: Callable[[int], float]
+    """Takes how many frames came and returns for how many seconds none is read."""
+    may_hold: Callable[[], bool]
+    """Tells whether so much of what came may wait."""
 
 
 class Connection:
     """Owns the socket. `on_frame` and `on_closed` run on the loop; `on_closed` runs once."""
 
     def __init__(
-        self, sock: socket.socket, on_frame: Callable[[Request], None], on_closed: Callable[[], None]
+        self,
+        sock: socket.socket,
+        on_frame: Callable[[Request], None],
+        on_closed: Callable[[], None],
+        manners: Manners,
+        wait_s: float = 0.0,
     ) -> None:
+        """`wait_s`: for so long nothing is read."""
         sock.setblocking(False)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader(size_bytes_max=HELLO_SIZE_BYTES_MAX)
         self._outbox: deque[tuple[memoryview, int | None]] = deque()
-        self._on_frame, self._on_closed = on_frame, on_closed
-        self._closed = self._writing = False
-        self._loop.add_reader(sock.fileno(), self._readable)
+        self._outbox_bytes = 0
+        self._on_frame, self._on_closed, self._manners = on_frame, on_closed, manners
+        self._frame_timer: asyncio.TimerHandle | None = None
+        self._frame_left_s = FRAME_DEADLINE_S
+        self._rest_timer: asyncio.TimerHandle | None = None
+        self._closed = self._writing = self._reading = self._unheard = False
+        self.is_unread = wait_s > 0
+        """Nothing was looked at yet."""
+        if self.is_unread:
+            self._rest_timer = self._loop.call_later(wait_s, self._read_on)
+        else:
+            self._read()
 
     def trust(self) -> None:
         """Allow frames of full size: the peer has said Hello."""
-        self._reader.size_bytes_max = FRAME_SIZE_BYTES_MAX
+        self._reader.size_bytes_max = REQUEST_BYTES_MAX
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that came and were not served, of frames that have come whole or not."""
+        return self._reader.held_bytes
 
     def send(self, frame: Reply, fd: int | None = None) -> None:
         """Queue a frame; a given descriptor is duplicated, so the caller keeps its own."""
-        if self._closed:
+        if self._closed or self._unheard:
             return
-        if len(self._outbox) >= OUTBOX_FRAMES_MAX:
-            logger.warning("peer_not_reading frames=%d", len(self._outbox))
+        data = memoryview(pack(frame))
+        if (
+            len(self._outbox) >= OUTBOX_FRAMES_MAX
+            or (self._outbox and self._outbox_bytes + len(data) > OUTBOX_BYTES_MAX)
+            or (fd is not None and self._waiting_descriptors() >= OUTBOX_DESCRIPTORS_MAX)
+        ):
+            self._manners.report("peer_not_reading", f"frames={len(self._outbox)}")
             self.close()
             return
-        self._outbox.append((memoryview(pack(frame)), None if fd is None else os.dup(fd)))
+        self._outbox.append((data, None if fd is None else os.dup(fd)))
+        self._outbox_bytes += len(data)
         self._flush()
+
+    def _waiting_descriptors(self) -> int:
+        return sum(fd is not None for _, fd in self._outbox)
 
     def close(self) -> None:
         """Close the socket and whatever was not sent."""
         if self._closed:
             return
         self._closed = True
+        for timer in (self._frame_timer, self._rest_timer):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove_reader(self._sock.fileno())
-        if self._writing:
-            self._writing = False
-            self._loop.remove_writer(self._sock.fileno())
+        self._stop_sending()
         self._sock.close()
         self._reader.close()
-        for _, fd in self._outbox:
-            if fd is not None:
-                os.close(fd)
-        self._outbox.clear()
-        self._on_closed()
+        on_closed = self._on_closed
+        # Whoever owns this is owned by these: without the cycle it goes at once, not when garbage is looked for.
+        self._on_frame, self._on_closed, self._manners = _ignore_frame, _ignore, _NO_MANNERS
+        on_closed()
 
     def close_when_sent(self) -> None:
         """Close after the queued frames; used to refuse with a reason."""
@@ -69,21 +122,83 @@ class Connection:
         self.close()
 
     def _readable(self) -> None:
+        rest_s = self._manners.pace(0)
+        if rest_s > 0:
+            self._rest(rest_s)
+        elif self._manners.turn() > 0:
+            self._serve(receive=True)
+        # Else the loop says it again in its next round.
+
+    def _serve(self, *, receive: bool) -> None:
+        """Hand out the next whole frames, of what comes or of what has come."""
         try:
-            if not self._reader.receive(self._sock):
+            if receive and not self._reader.receive(self._sock):
                 self.close()
                 return
             if self._reader.fd_count:
                 raise FrameError("clients send no descriptors")
-            while not self._closed and (body := self._reader.next_body()) is not None:
+            count, count_max = 0, self._manners.turn()
+            while count < count_max and (body := self._reader.next_body()) is not None:
+                count += 1
                 self._on_frame(decode_request(body))
+                if self._closed:
+                    return
+            self._look_at_rest(count, count_max)
         except BlockingIOError:
             return
         except FrameError as error:
-            logger.warning("bad_frame reason=%s", error)
+            self._manners.report("bad_frame", f"reason={error}")
             self.close()
         except OSError:
             self.close()
+
+    def _look_at_rest(self, count: int, count_max: int) -> None:
+        """After so many whole frames, give what is left a deadline, or rest where they were many."""
+        held_bytes = self._reader.held_bytes
+        self._stop_frame_clock()
+        if count or not held_bytes:
+            self._frame_left_s = FRAME_DEADLINE_S
+        if held_bytes > LARGE_BYTES and not self._manners.may_hold():
+            raise FrameError(f"what this user has sent waits with too many bytes, {held_bytes} of them here")
+        rest_s = self._manners.pace(count) if count else 0.0
+        if rest_s > 0 or count == count_max:
+            self._rest(rest_s)
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        """Wait for more."""
+        if not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._sock.fileno(), self._readable)
+        if self._reader.held_bytes and self._frame_timer is None:
+            self._frame_timer = self._loop.call_later(self._frame_left_s, self._frame_late)
+
+    def _rest(self, rest_s: float) -> None:
+        """Look at what has come later; meanwhile no client is late."""
+        self._stop_frame_clock()
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._sock.fileno())
+        self._rest_timer = self._loop.call_later(min(rest_s, REST_S_MAX), self._read_on)
+
+    def _read_on(self) -> None:
+        self._rest_timer, self.is_unread = None, False
+        rest_s = self._manners.pace(0)
+        if rest_s > 0 or not self._manners.turn():  # other connections of this user have sent meanwhile
+            self._rest(rest_s)
+        else:
+            self._serve(receive=False)
+
+    def _stop_frame_clock(self) -> None:
+        if self._frame_timer is not None:
+            self._frame_left_s = max(0.0, self._frame_timer.when() - self._loop.time())
+            self._frame_timer.cancel()
+            self._frame_timer = None
+
+    def _frame_late(self) -> None:
+        self._manners.report("bad_frame", f"reason=not whole after {FRAME_DEADLINE_S:.0f} s")
+        self.close()
 
     def _flush(self) -> None:
         try:
@@ -92,18 +207,31 @@ class Connection:
                 sent = self._send_once(data, fd)
                 if fd is not None:
                     os.close(fd)
+                self._outbox_bytes -= sent
                 if sent < len(data):
                     self._outbox[0] = (data[sent:], None)
                 else:
                     self._outbox.popleft()
         except BlockingIOError:
             self._watch_writable()
+        except (BrokenPipeError, ConnectionResetError):
+            self._unheard = True  # it has left: what it said before is served all the same, up to its end
+            self._stop_sending()
         except OSError:
             self.close()
         else:
-            if self._writing:
-                self._writing = False
-                self._loop.remove_writer(self._sock.fileno())
+            self._stop_sending()
+
+    def _stop_sending(self) -> None:
+        """Send nothing of what is still queued."""
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._sock.fileno())
+        for _, fd in self._outbox:
+            if fd is not None:
+                os.close(fd)
+        self._outbox.clear()
+        self._outbox_bytes = 0
 
     def _send_once(self, data: memoryview, fd: int | None) -> int:
         return self._sock.send(data) if fd is None else socket.send_fds(self._sock, [data], [fd])
@@ -112,3 +240,17 @@ class Connection:
         if not self._writing:
             self._writing = True
             self._loop.add_writer(self._sock.fileno(), self._flush)
+
+
+def _ignore_frame(_: Request) -> None:
+    """Nobody wants the frames of a closed connection."""
+
+
+def _ignore() -> None:
+    """It was told once that the connection is closed."""
+
+
+_NO_MANNERS = Manners(
+    report=lambda _event, _text: None, turn=lambda: 0, pace=lambda _count: 0.0, may_hold=lambda: True
+)
+"""Of a closed connection."""

@@ -25,6 +25,8 @@ class Lifetime:
         self._reason = ""
         self._timer: asyncio.TimerHandle | None = None
         self._seen_trainer = False
+        self._named_at_s: float | None = None
+        """When somebody was told last where other nodes reach this one."""
 
     @property
     def idle(self) -> bool:
@@ -71,6 +73,11 @@ class Lifetime:
         loop = asyncio.get_running_loop()
         self._timer = None if delay_s is None else loop.call_later(delay_s, self._due)
 
+    def expect_reader(self) -> None:
+        """Somebody was told where other nodes reach this one, tells them, and comes back to read with them."""
+        self._named_at_s = asyncio.get_running_loop().time()
+        self.changed()
+
     def _delay_s(self) -> float | None:
         """Return in how many seconds a rank's memory is given back or an idle private daemon ends, if any does."""
         ends_s = [
@@ -83,17 +90,21 @@ class Lifetime:
         if not (self._node.private and self._is_unused):
             return None
         grace_s = CLEAN_GRACE_S if self._seen_trainer or self._node.caches.has_been_used else START_GRACE_S
-        return max(grace_s, self._caches_wait_s())
+        return max(grace_s, self._readers_wait_s())
 
-    def _caches_wait_s(self) -> float:
-        """Return for how many seconds more a private daemon keeps its caches, which nobody reads, for a next job."""
-        left_s = self._node.caches.left_s()
-        now_s = asyncio.get_running_loop().time()
-        return 0.0 if left_s is None else left_s + self._node.config.daemon.linger_s - now_s
+    def _readers_wait_s(self) -> float:
+        """Return for how many seconds more a private daemon waits for readers.
+
+        Those of its caches left, and the next job is to find them; or they were told of its address and begin later.
+        """
+        since_s = [each for each in (self._node.caches.left_s(), self._named_at_s) if each is not None]
+        if not since_s:
+            return 0.0
+        return max(since_s) + self._node.config.daemon.linger_s - asyncio.get_running_loop().time()
 
     def _due(self) -> None:
         self._timer = None
-        if self._node.private and self._is_unused and self._caches_wait_s() <= 0:
+        if self._node.private and self._is_unused and self._readers_wait_s() <= 0:
             self.end("nobody is attached and everything is committed")
         else:
             self._give_memory_back()

@@ -8,26 +8,43 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import aiofiles
 import msgspec
 
-from ..core.errors import ConfigError, EverstepError
+from ..core.errors import ConfigError, EverstepError, QuotaError
 from ..core.paths import control_socket_path, ensure_private_directory
 from ..core.version import VERSION
-from .config import DaemonConfig, load_config, private_config
-from .control import ControlServer, serve_control
-from .hand_over import ask_holder
+from ..proto import frames
+from ..proto.wire import pack
+from .access.privileges import drop_privileges
+from .access.served_users import SHARED_SOCKET_MODE, ServedUsers
+from .access.tls_floor import is_tls_1_3_only
+from .access.usage import descriptors_of
+from .blocking import in_thread
+from .config import DaemonConfig, resolve_config
+from .configuration.keys_plan import KeyPath
+from .configuration.sources import ConfigSources
+from .control.service import ControlServer, serve_control
+from .devices.hand_over import ask_holder
+from .devices.stores import collect_garbage_rarely, use_all_descriptors, use_short_switch_interval
+from .events.event_types import EventKind
+from .fd_store.adoption import adopt_stored
+from .fd_store.inherited_plan import Inherited
+from .health_check.server import serve_health_check
 from .heap import give_freed_memory_back
+from .inherited import listening_socket, take_inherited
+from .log import LogSection, begin_logging, with_environment
 from .node import Node
-from .peer import identify
+from .nodes.service import serve_peers
+from .peer import Peer, identify
 from .service_manager import notify
 from .session import Session
-from .stores import collect_garbage_rarely, use_all_descriptors, use_short_switch_interval
+from .stacks import stacks_on_signal
+from .watchdog import begin_feeding
 
 logger = logging.getLogger(__name__)
 
@@ -46,34 +63,60 @@ class Address(msgspec.Struct, kw_only=True):
     private: bool
 
 
-def run_daemon(*, config_path: Path | None, socket_path: Path | None, private: bool) -> None:
-    """Run a daemon until it is told or has reason to end.
+def run_daemon(
+    *, config_path: Path | None, socket_path: Path | None, private: bool, flags: Sequence[str] = ()
+) -> None:
+    """Run a daemon until it is told or has reason to end. `flags`: `KEY=VALUE` each, before all else.
 
     Raises:
         EverstepError: it cannot start.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    config = load_config(config_path) if config_path is not None else private_config()
+    begin_logging(with_environment(LogSection()), private=private)
+    # What a service manager has handed over: the data socket, and arenas of a daemon before this one.
+    inherited = take_inherited()
+    given = listening_socket(inherited)
+    if given is not None:
+        flags = (*flags, f"daemon.socket={given.getsockname()}")
     if socket_path is not None:
-        config = msgspec.structs.replace(
-            config, daemon=msgspec.structs.replace(config.daemon, socket=str(socket_path))
-        )
+        flags = (*flags, f"daemon.socket={socket_path}")
+    sources = ConfigSources(path=config_path and config_path.absolute(), environment=os.environ, flags=flags)
+    resolved = resolve_config(sources)
+    config = resolved.taken()
+    begin_logging(with_environment(config.log), private=private)
+    if not private:
+        drop_privileges(config.daemon.user)
     os.umask(0o077)
     give_freed_memory_back()
-    with _listen(config.socket_path(), private=private) as listener:
-        asyncio.run(_serve(config, listener, private=private))
+    with (
+        _listen(config, private=private, given=given) as listener,
+        stacks_on_signal(config.socket_path()),
+    ):
+        asyncio.run(
+            _serve(
+                config,
+                listener,
+                private=private,
+                sources=sources,
+                origins=resolved.origins,
+                inherited=inherited,
+            )
+        )
 
 
 @contextlib.contextmanager
-def _listen(path: Path, *, private: bool) -> Generator[socket.socket]:
+def _listen(
+    config: DaemonConfig, *, private: bool, given: socket.socket | None = None
+) -> Generator[socket.socket]:
     """Hold the socket's lock file and listen; what a dead daemon left there is removed.
+
+    `given`: a service manager listens there already, for this daemon and those after it.
 
     The lock is taken before anything is bound: a stale socket file proves nothing, a held lock does. An idle private
     daemon makes way for a node's.
     """
-    ensure_private_directory(path.parent)
+    path = config.socket_path()
+    is_shared = not private and ServedUsers.of(config.daemon.users).are_several
+    ensure_private_directory(path.parent, is_shared=is_shared)
     lock = os.open(
         path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
     )
@@ -85,8 +128,14 @@ def _listen(path: Path, *, private: bool) -> Generator[socket.socket]:
                 f"another daemon{_told(path)} listens on {path}",
                 hint="use it, or stop it first: everstep stop",
             )
-        for stale in (path, control_socket_path(path), _address_path(path)):
+        for stale in (control_socket_path(path), _address_path(path)):
             stale.unlink(missing_ok=True)
+        if given is not None:
+            given.setblocking(False)
+            with given:
+                yield given
+            return
+        path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             try:
                 listener.bind(str(path))
@@ -94,6 +143,8 @@ def _listen(path: Path, *, private: bool) -> Generator[socket.socket]:
                 raise ConfigError(
                     f"cannot listen on {path}: {error.strerror or error}", hint="a shorter path?"
                 ) from error
+            if is_shared:
+                path.chmod(SHARED_SOCKET_MODE)
             listener.listen(ACCEPT_BACKLOG)
             listener.setblocking(False)
             yield listener
@@ -130,34 +181,70 @@ def _address_path(path: Path) -> Path:
     return path.with_name("daemon.json")
 
 
-async def _serve(config: DaemonConfig, listener: socket.socket, *, private: bool) -> None:
+async def _serve(
+    config: DaemonConfig,
+    listener: socket.socket,
+    *,
+    private: bool,
+    sources: ConfigSources,
+    origins: Mapping[KeyPath, str],
+    inherited: Inherited,
+) -> None:
     """Start, serve and end. What can fail for a reason that a user can mend comes before the first task."""
-    use_short_switch_interval()
-    collect_garbage_rarely()
-    use_all_descriptors()
+    _set_up_process()
+    assert is_tls_1_3_only() or not config.control.listen, "the command that starts a daemon says it first"
     path = config.socket_path()
     control_path = control_socket_path(path)
     node = Node(config, private=private, version=VERSION, control_socket=control_path)
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(node.on_loop_error)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, node.lifetime.end, signal.Signals(number).name)
+    _heed_signals(node, sources, origins)
     async with contextlib.AsyncExitStack() as held:
         if config.metrics.enabled:
-            node.metrics_port, server = node.metrics.serve(config.metrics.port)
-            held.callback(server.close)
+            node.open_site()
+        held.callback(node.close_site)
+        held.push_async_callback(in_thread, node.traces.close)
         held.push_async_callback(node.stores.close)
         if not private:
             await node.stores.open(list(config.devices))
         control = await serve_control(node, control_path)
         held.push_async_callback(control.stop)
+        checks = await serve_health_check(node)  # answers until the end: while it drains, that it does
+        if checks is not None:
+            held.push_async_callback(checks.stop)
+        served = await serve_peers(node.peers, node.caches)
+        if served is not None:
+            held.push_async_callback(served.stop)
         async with asyncio.TaskGroup() as tasks:
             node.use_tasks(tasks)
+            if served is not None:
+                node.peers.begin(served.port)
+            await adopt_stored(node, inherited)
+            fed = begin_feeding(node)
             await _until_told(node, listener, control)
-            await _drain(node, config.daemon.drain_s)
+            if served is not None:
+                await served.stop()
+            await node.peers.stop()
+            await _drain(node, node.config.daemon.drain_s)
+            await node.forget_stored()
+            if fed is not None:
+                fed.cancel()
             await control.stop()
     _address_path(path).unlink(missing_ok=True)
     logger.info("daemon_ended")
+
+
+def _set_up_process() -> None:
+    use_short_switch_interval()
+    collect_garbage_rarely()
+    use_all_descriptors()
+
+
+def _heed_signals(node: Node, sources: ConfigSources, origins: Mapping[KeyPath, str]) -> None:
+    node.reloader.use(sources, origins)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(node.on_loop_error)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.lifetime.end, signal.Signals(number).name)
+    loop.add_signal_handler(signal.SIGHUP, node.reloader.on_signal)
 
 
 async def _until_told(node: Node, listener: socket.socket, control: ControlServer) -> None:
@@ -176,6 +263,7 @@ async def _until_told(node: Node, listener: socket.socket, control: ControlServe
         notify("READY=1")
     reason = await node.lifetime.wait()
     logger.info("daemon_draining reason=%s", reason)
+    node.reporter.add(EventKind.DRAINING, f"the daemon ends: {reason}")
     if not node.private:
         notify("STOPPING=1")
     await control.health.set(serving=False)
@@ -186,12 +274,25 @@ async def _drain(node: Node, deadline_s: float) -> None:
     """Let what is sealed reach the devices, then end the sessions; the memory goes with the process."""
     node.verifier.stop()
     node.scrubber.stop()
+    node.pins.stop()
     node.devices.stop()
     try:
         async with asyncio.timeout(deadline_s):
+            await node.persister.settled_by_now()
+            # Who saves without a pause has always something under way: it goes on without a daemon from here on.
+            for session in [each for each in node.sessions if each.lease is not None]:
+                session.end()
             await node.persister.idle()
     except TimeoutError:
         logger.error("drain_incomplete deadline_s=%.0f", deadline_s)
+    unsettled_count = sum(rank.writing for rank in node.registry.ranks())
+    text = (
+        "everything that was sealed is settled"
+        if not unsettled_count
+        else "not all that was sealed is settled"
+    )
+    node.reporter.add(EventKind.DRAINED, text, count=unsettled_count)
+    node.events.close()
     for session in list(node.sessions):
         session.end()
 
@@ -212,13 +313,42 @@ def _accept(node: Node, listener: socket.socket) -> None:
         loop.remove_reader(listener.fileno())
         loop.call_later(ACCEPT_PAUSE_S, _listen_on, node, listener)
         return
+    if _has_left(sock):  # who comes and goes costs others no more than this
+        sock.close()
+        return
     try:
         peer = identify(sock)
     except EverstepError as error:
         logger.warning("peer_unknown reason=%s", error)
         sock.close()
         return
-    node.sessions.add(Session(node, sock, peer))
+    try:
+        now_s = asyncio.get_running_loop().time()
+        wait_s = node.quotas.connect(peer.uid, now_s, descriptors=descriptors_of(node, peer.uid))
+    except QuotaError as error:
+        _refuse(node, sock, peer, error)
+        return
+    node.sessions.add(Session(node, sock, peer, wait_s))
+
+
+def _has_left(sock: socket.socket) -> bool:
+    """Tell whether the other end is closed already, and has said nothing."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _refuse(node: Node, sock: socket.socket, peer: Peer, error: QuotaError) -> None:
+    """Say why, as far as that can be said at once, and close."""
+    node.metrics.sockets.refused_total.labels(error.code).inc()
+    node.refusals.add("connection_refused", f"uid:{peer.uid}", error.code, error.message)
+    sock.setblocking(False)
+    with sock, contextlib.suppress(OSError):  # whoever has left hears nothing
+        sock.send(pack(frames.Failure(re=0, code=error.code, message=error.message, hint=error.hint)))
+    os.close(peer.pidfd)
 
 
 async def _write_address(path: Path, node: Node) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -27,25 +28,42 @@ from ..core.errors import (
 )
 from ..core.ids import CheckpointId, run_id_of
 from ..proto import frames, share_frames
+from .access.access import Access
+from .access.quota_plan import QuotaPlan
+from .access.refusals import RefusalLog
+from .access.served_users import ServedUsers
+from .access.usage import check_arena, limits_of
 from .admission_plan import PAGE_BYTES, Wish
 from .arena import Arena
 from .arena_book import ArenaBook
 from .blocking import in_thread
 from .cache.book import CacheBook
 from .config import DaemonConfig
-from .device_desk import DeviceDesk
-from .device_watch import DeviceWatch
+from .configuration.reloader import Reloader
+from .control.metrics import Metrics
+from .control.tokens import TokenBook
+from .controller.controller_desk import ControllerDesk
+from .devices.device_desk import DeviceDesk
+from .devices.device_watch import DeviceWatch
+from .devices.persist import Persister
+from .devices.pin_keeper import PinKeeper
+from .devices.restore import Restorer
+from .devices.scrubber import Scrubber
+from .devices.stores import OpenStore, StoreBook
+from .devices.verifier import Verifier
+from .events.event_book import EventBook
+from .events.reporter import Reporter
+from .fd_store.fd_store import FdStore
+from .fd_store.state_format import ArenaHead
 from .lifetime import Lifetime
-from .metrics import Metrics
-from .persist import Persister
+from .log import begin_logging, with_environment
+from .nodes.peer_book import PeerBook
 from .registry import Lease, Lessee, RankRecord, Registry, RunRecord
-from .restore import Restorer
-from .scrubber import Scrubber
 from .session import Session
 from .shared.share_book import ShareBook
-from .stores import OpenStore, StoreBook
-from .tokens import TokenBook
-from .verifier import Verifier
+from .traces import Traces
+from .turns import Turns
+from .web.site import Site
 
 logger = logging.getLogger(__name__)
 
@@ -59,30 +77,65 @@ class Node:
     def __init__(self, config: DaemonConfig, *, private: bool, version: str, control_socket: Path) -> None:
         self.config, self.private, self.version = config, private, version
         self.metrics = Metrics(version)
+        self.takes_runs = True
+        """False: the node is being drained."""
         self.metrics_port = 0
-        """Where the metrics are served; 0 when they are not."""
+        """Where the metrics and the web page are served; 0 when they are not."""
+        self.site: Site | None = None
+        self.events = EventBook()
+        self.reporter = Reporter(self.events)
+        self.traces = Traces(config.traces, version)
         self.tokens = TokenBook()
+        self.access = Access(config.control, self.tokens)
+        self.quotas, self.refusals = QuotaPlan(limits=limits_of(config.quota)), RefusalLog()
+        self.served = ServedUsers.of(() if private else config.daemon.users)
+        self.turns = Turns()
         self.registry = Registry()
         self.sessions: set[Session] = set()
         self.lifetime = Lifetime(self)
         self.stores = StoreBook(config, socket=config.socket_path(), private=private)
-        self.arenas = ArenaBook(config.memory, self.metrics, self.spawn)
-        self.caches = CacheBook(self.arenas, self.metrics.caches, self.spawn)
-        self.shares = ShareBook(config.memory, self.arenas, self.metrics.shares)
+        self.fd_store = FdStore(enabled=not private)
+        self.arenas = ArenaBook(config.memory, self.metrics, self.spawn, self.fd_store)
+        self.peers = PeerBook(config.cache, self.metrics.peers, self.spawn)
+        self.caches = CacheBook(self.arenas, self.metrics.caches, self.spawn, self.peers, self.reporter)
+        self.shares = ShareBook(self.arenas, self.metrics.shares, self.reporter)
         self.verifier = Verifier(self)
         self.scrubber = Scrubber(self)
+        self.pins = PinKeeper(self)
         self.devices = DeviceDesk(self)
+        self.controller = ControllerDesk(self)
         self.persister = Persister(self)
         self.restorer = Restorer(self)
         self.device_watch = DeviceWatch(self)
+        self.reloader = Reloader(self)
         self._control_socket = control_socket
         self._tasks: asyncio.TaskGroup | None = None
         self._opening = asyncio.Lock()
         self._watched: set[OpenStore] = set()
+        self.metrics.show(self)
 
     def use_tasks(self, tasks: asyncio.TaskGroup) -> None:
         """Run all background work in `tasks`; called once before the first client."""
         self._tasks = tasks
+        self.metrics.sockets.watch_loop(asyncio.get_running_loop())
+
+    @property
+    def is_started(self) -> bool:
+        """Tell whether background work can be begun."""
+        return self._tasks is not None
+
+    def apply_config(self, config: DaemonConfig) -> None:
+        """Go by another configuration from now on, in one go; what only a start reads is the same in both."""
+        before, self.config = self.config, config
+        self.arenas.bounds = config.memory
+        self.access.use(config.control)
+        self.quotas.use(limits_of(config.quota))
+        if config.log != before.log:
+            begin_logging(with_environment(config.log), private=self.private)
+        if config.scrub.every != before.scrub.every:
+            self.spawn(self.scrubber.keep_other_schedule(), "scheduling scrubs again")
+        if config.retire != before.retire:
+            self.spawn(self.devices.go_by_other_policy(), "watching missing devices again")
 
     def watch(self, opened: OpenStore) -> None:
         """Show what a store is in the metrics, and have its newest checkpoints verified; again is nothing."""
@@ -91,8 +144,10 @@ class Node:
             self.metrics.devices.add_recovery(opened.report)
             self._show_engines(opened)
             self.device_watch.watch(opened)
+            self.reporter.devices(opened)
             self.verifier.watch(opened)
             self.scrubber.watch(opened)
+            self.pins.watch()
             self.devices.watch(opened)
 
     def _show_engines(self, opened: OpenStore) -> None:
@@ -139,6 +194,11 @@ class Node:
             self.metrics.devices.forget(opened.store)
             self.metrics.devices.forget_recovery(opened.report)
 
+    @property
+    def is_draining(self) -> bool:
+        """Tell whether the daemon takes nothing new: it ends, or somebody drains the node."""
+        return self.lifetime.is_ending or not self.takes_runs
+
     def is_writing(self) -> bool:
         """Tell whether a shard is being written, or copied to be."""
         return any(rank.persisting for rank in self.registry.ranks())
@@ -180,6 +240,22 @@ class Node:
 
     # -- leases
 
+    def open_site(self) -> Site:
+        """Return what answers on the metrics port, begun now where it was not.
+
+        Raises:
+            ConfigError: its port or its credentials cannot be had.
+        """
+        if self.site is None:
+            site = Site(self, self.config.metrics)
+            self.metrics_port, self.site = site.start(), site
+        return self.site
+
+    def close_site(self) -> None:
+        """Answer nobody on the metrics port any more."""
+        if self.site is not None:
+            self.site.close()
+
     @property
     def is_opening(self) -> bool:
         """Tell whether a run's store is being opened for a trainer."""
@@ -192,11 +268,12 @@ class Node:
             RunBusyError: a living trainer holds it and `takeover` is not set.
         """
         session.check_may_attach()
-        if session.peer.uid != os.getuid():
-            raise UsageError(
-                f"this daemon serves uid {os.getuid()} only, the client has uid {session.peer.uid}",
-                hint="let the hook start a private daemon: unset EVERSTEP_SOCKET",
+        if not self.takes_runs:
+            raise RunBusyError(
+                "this node is being drained and takes no new runs",
+                hint="start the job on another node; `everstep drain --cancel` ends that",
             )
+        self.served.check_run(session.peer.uid)
         if not 0 <= frame.rank < frame.world_size:
             raise UsageError(f"rank {frame.rank} is not below world_size {frame.world_size}")
         keep = _keep(frame)
@@ -216,7 +293,7 @@ class Node:
             re=frame.request_id,
             run_id=run.run_id,
             highest_attempt=highest_attempt,
-            new_store=run.opened.is_new and not highest_attempt and len(run.opened.store.runs()) == 1,
+            new_store=run.opened.is_new and not highest_attempt and run.is_only_of_its_user,
             devices=devices,
             notes=[*run.opened.notes, *shortages],
         )
@@ -256,6 +333,7 @@ class Node:
         if rank.lessee is not None:
             self._fence(rank, rank.lessee)
         session.lease = rank.grant(session)
+        rank.commits.attached(time.monotonic())
         rank.world_size, rank.attempt = frame.world_size, 0
 
     def _fence(self, rank: RankRecord, holder: Lessee) -> None:
@@ -277,9 +355,16 @@ class Node:
                 )
             if attempt > highest:
                 await in_thread(run.store.begin_attempt, attempt, fresh=fresh)
-            run.attempt = attempt
+            is_new, run.attempt = attempt > highest, attempt
+            if is_new:
+                self.reporter.attached(run, rank.world_size)
         lease.check()
         rank.attempt = attempt
+        unheard, rank.unheard = rank.unheard, []
+        for persisted in unheard:
+            if persisted.attempt == attempt:
+                lease.holder.send(persisted)
+        self.controller.attached(rank)
         if fresh:
             rank.current = None
         logger.info("attempt_begun run=%s rank=%d attempt=%d fresh=%s", run.run_id, rank.rank, attempt, fresh)
@@ -290,12 +375,14 @@ class Node:
         await self.persister.settled(lease.rank)
         lease.check()
         lease.rank.lease = None
+        self.reporter.left(lease.rank)
         self.drop_memory(lease.rank)
         self.lifetime.changed()
 
     def session_ended(self, session: Session) -> None:
         """A client is gone: a trainer's copies are dropped, what it sealed stays, is persisted and kept a while."""
         self.sessions.discard(session)
+        self.quotas.disconnect(session.peer.uid, unread=session.is_unread)
         self.caches.session_ended(session)
         self.leave_share(session)
         if session.lease is not None and session.lease.is_valid:
@@ -304,6 +391,7 @@ class Node:
             rank.kept_until_s = asyncio.get_running_loop().time() + self.config.daemon.linger_s
             self._drop_copies(rank)
             logger.warning("trainer_lost run=%s rank=%d pid=%d", rank.run.run_id, rank.rank, session.peer.pid)
+            self.reporter.lost(rank, self.config.daemon.linger_s)
             if not self.lifetime.is_ending:
                 self._tell_gone(rank)
         self.lifetime.changed()
@@ -354,15 +442,14 @@ class Node:
                 f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible"
             )
         rank = lease.rank
-        arena = await self._allocate(
-            rank,
-            Wish(
-                slot_size_bytes=frame.slot_size_bytes,
-                slot_count=frame.slot_count,
-                ring_size_bytes=frame.ring_size_bytes,
-            ),
-            frame.layout_digest,
+        wish = Wish(
+            slot_size_bytes=frame.slot_size_bytes,
+            slot_count=frame.slot_count,
+            ring_size_bytes=frame.ring_size_bytes,
         )
+        check_arena(self, rank.run.uid, wish)
+        arena = await self._allocate(rank, wish, frame.layout_digest)
+        await self._store_arena(lease, arena)
         try:
             lease.check()
         except FencedError:
@@ -383,6 +470,36 @@ class Node:
             reason=arena.reason,
         )
         return ready, arena.fd
+
+    async def _store_arena(self, lease: Lease, arena: Arena) -> None:
+        """Let an arena outlive this process, so that a daemon after it writes what is sealed there.
+
+        A ring holds no snapshot whole.
+        """
+        rank, opened = lease.rank, lease.rank.run.opened
+        if arena.is_ring or not self.fd_store.enabled:
+            return
+        head = ArenaHead(
+            run_name=rank.run.name,
+            uid=rank.run.uid,
+            store_id=opened.store.store_id,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            device_ids=sorted(rank.device_ids),
+            layout_digest=arena.layout_digest,
+            slot_size_bytes=arena.slot_size_bytes,
+            slot_count=len(arena.machine.slots),
+            arena_inode=os.fstat(arena.fd).st_ino,
+        )
+        arena.stored = await self.fd_store.put(arena.fd, head, mapper_pid=lease.holder.pid)
+
+    async def forget_stored(self) -> None:
+        """At a clean end: keep in the FD store only what holds a snapshot that could not be written."""
+        for rank in self.registry.ranks():
+            for arena in rank.arenas.values():
+                if (stored := arena.stored) is not None and not stored.state.sealed:
+                    arena.stored = None
+                    await self.fd_store.remove(stored)
 
     async def _judge_room(self, lease: Lease) -> None:
         """Tell the trainer, once for an attempt, that one checkpoint has no room, whatever is collected for it."""
@@ -431,11 +548,13 @@ class Node:
         committed = {info.checkpoint for info in rank.run.store.checkpoints() if rank.rank in info.ranks}
         return committed.issuperset(held)
 
-    @staticmethod
-    def begin_snapshot(rank: RankRecord, frame: frames.BeginSnapshot) -> None:
+    def begin_snapshot(self, rank: RankRecord, frame: frames.BeginSnapshot) -> None:
         """The trainer starts to copy; what the slot still held can be restored from memory no more."""
         rank.check_attempt(frame.attempt)
-        rank.arena(frame.arena).machine.begin(frame.slot, CheckpointId(frame.attempt, frame.step))
+        arena = rank.arena(frame.arena)
+        arena.machine.begin(frame.slot, CheckpointId(frame.attempt, frame.step))
+        arena.forget(frame.slot)
+        self.traces.copy_begun(rank, frame.arena, frame.slot)
         rank.snapshots.pop((frame.arena, frame.slot), None)
 
     def abandon(self, rank: RankRecord, arena: int, slot: int) -> None:
@@ -459,17 +578,21 @@ class Node:
             for number, arena in rank.arenas.items():
                 self.free_slots(rank, number, arena.machine.give_up(checkpoint))
             self.drop_outdated_arenas(rank)
+        self.reporter.given_up(rank.run, checkpoint)
         self.persister.give_up(rank.run, checkpoint)
 
     def costs_told(self, rank: RankRecord, costs: frames.Costs) -> None:
         """A trainer says what its checkpoints have cost so far."""
         self.metrics.costs.add(rank.costs, costs)
+        self.reporter.costs(rank, costs)
         rank.costs = costs
 
     def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:
         """Forget the snapshots of freed slots, and tell the trainer of all that it may use and does not know of."""
         for slot in slots:
             rank.snapshots.pop((arena, slot), None)
+            if arena in rank.arenas:
+                rank.arenas[arena].forget(slot)
         if rank.lessee is not None and arena in rank.arenas:
             for slot in rank.arenas[arena].machine.offer():
                 rank.lessee.send(frames.SlotFree(arena=arena, slot=slot))

@@ -37,3 +37,20 @@ async def _read_present(paths: Iterable[Path]) -> list[str] | None:
             return None
         texts.append(await _read(path))
     return texts
+
+
+def memory_bounds_now() -> list[MemoryBound]:
+    """Return the same without an event loop, for a thread that may block for a moment."""
+    bounds = [parse_meminfo(_read_now("/proc/meminfo"))]
+    mounts = parse_cgroup_mounts(_read_now("/proc/self/mounts"))
+    for directory, is_v2 in cgroup_directories(_read_now("/proc/self/cgroup"), mounts):
+        paths = [Path(directory) / name for name in (_V2 if is_v2 else _V1)]
+        if all(path.exists() for path in paths):
+            bound = cgroup_bound(directory, *map(_read_now, paths))
+            if bound is not None:
+                bounds.append(bound)
+    return bounds
+
+
+def _read_now(path: str | Path) -> str:
+    return Path(path).read_text(encoding="utf-8")

@@ -15,8 +15,9 @@ from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import Reply
 from .arena import Arena
+from .commit_times import CommitTimes
+from .devices.stores import OpenStore
 from .slot_machine import SlotState
-from .stores import OpenStore
 
 
 class Lessee(Protocol):
@@ -144,8 +145,12 @@ class RankRecord:
     """Snapshots that are written while they are being copied, by (arena, slot)."""
     costs: frames.Costs | None = None
     """What its trainer has said last; None: nothing since it attached."""
+    commits: CommitTimes = field(default_factory=CommitTimes)
+    """When its shards were committed, for the metrics."""
     drafts: DraftReader = field(default_factory=DraftReader)
     """Reads what its trainer says of its snapshots."""
+    unheard: list[frames.Persisted] = field(default_factory=list[frames.Persisted])
+    """Of the newest attempt, committed while nobody held the rank: its trainer may live, and think that they failed."""
     streams: dict[int, Stream] = field(default_factory=dict[int, Stream])
     """Shards on their way to the lessee, by the arena of their ring."""
 
@@ -177,8 +182,18 @@ class RankRecord:
     @property
     def writing(self) -> bool:
         """Tell whether something sealed is not yet settled."""
+        return bool(self.writing_slots)
+
+    @property
+    def writing_slots(self) -> set[tuple[int, int]]:
+        """Return the (arena, slot) of everything sealed that is not yet settled."""
         states = (SlotState.SEALED, SlotState.PERSISTING, SlotState.ABANDONED)
-        return any(slot.state in states for arena in self.arenas.values() for slot in arena.machine.slots)
+        return {
+            (number, index)
+            for number, arena in self.arenas.items()
+            for index, slot in enumerate(arena.machine.slots)
+            if slot.state in states
+        }
 
     def arena(self, number: int) -> Arena:
         """Return one of this rank's arenas; NotFoundError for any other number."""
@@ -234,11 +249,25 @@ class RunRecord:
     """Held while an attempt is being made durable: ranks that come meanwhile must wait for that."""
     ranks: dict[int, RankRecord] = field(default_factory=dict[int, RankRecord])
 
+    @property
+    def is_only_of_its_user(self) -> bool:
+        """Tell whether its user has no other run in this store; what others have is nothing to them."""
+        return sum(run.owner_uid == self.uid for run in self.opened.store.runs()) == 1
+
     def rank(self, rank: int) -> RankRecord:
         """Return the record of a rank, made now if it is new."""
         if rank < 0:
             raise UsageError(f"a rank is not negative, got {rank}")
         return self.ranks.setdefault(rank, RankRecord(run=self, rank=rank))
+
+    @property
+    def present(self) -> list[RankRecord]:
+        """Return the attached ranks in order, all ranks where none is: what others have left says is over.
+
+        An attempt of fewer ranks leaves the records of those that it has no more, with the memory that they hold.
+        """
+        ranks = [self.ranks[number] for number in sorted(self.ranks)]
+        return [rank for rank in ranks if rank.lease is not None] or ranks
 
     def waiting(self, has: Callable[[RankRecord], bool], *, besides: RankRecord) -> int:
         """Return how many other attached ranks are going to ask for memory, too: those that have none."""

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import EverstepError, FencedError, UsageError, VersionMismatchError
 from ..core.ids import CheckpointId
-from ..proto import frames, share_frames
+from ..proto import frames, peer_frames, share_frames
 from ..proto.frames import PROTOCOL, Failure, Reply, Request, Role
-from .connection import Connection
+from .connection import Connection, Manners
+from .devices import lending
 from .peer import Peer
 from .registry import Lease
 
@@ -29,12 +30,15 @@ Work = Callable[[], Awaitable[Reply | tuple[Reply, int] | None]]
 """A request's work: its answer, with a descriptor perhaps, or None for Done."""
 
 HELLO_DEADLINE_S = 5.0
+HELD_BYTES_MAX = 64 * 1024 * 1024
+"""Of what came and was not served, of all connections of one user."""
 
 
 class Session:
     """A connection with an identity. Owned by the event loop."""
 
-    def __init__(self, node: "Node", sock: socket.socket, peer: Peer) -> None:
+    def __init__(self, node: "Node", sock: socket.socket, peer: Peer, wait_s: float = 0.0) -> None:
+        """`wait_s`: for so long it is not read."""
         self.peer = peer
         self.lease: Lease | None = None
         """What it was granted, which may be over: see Lease.is_valid."""
@@ -43,10 +47,16 @@ class Session:
         self._token = ""
         self._ended = False
         self._allocation: asyncio.Task[None] | None = None
-        self._connection = Connection(sock, self._on_frame, self.end)
         loop = asyncio.get_running_loop()
+        self._connection = Connection(
+            sock,
+            self._on_frame,
+            self.end,
+            Manners(report=self._report, turn=self._turn, pace=self._pace, may_hold=self._may_hold),
+            wait_s,
+        )
         loop.add_reader(peer.pidfd, self.end)
-        self._hello_timer = loop.call_later(HELLO_DEADLINE_S, self.end)
+        self._hello_timer = loop.call_later(wait_s + HELLO_DEADLINE_S, self.end)
 
     @property
     def has_ended(self) -> bool:
@@ -62,6 +72,16 @@ class Session:
     def pid(self) -> int:
         """Process id of the client, for messages to people."""
         return self.peer.pid
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that came and were not served, of frames that have come whole or not."""
+        return self._connection.held_bytes
+
+    @property
+    def is_unread(self) -> bool:
+        """Tell whether nothing of it was looked at yet."""
+        return self._connection.is_unread
 
     def check_may_attach(self) -> None:
         """Raise unless this client may be given a lease now."""
@@ -96,10 +116,30 @@ class Session:
             self._connection.close_when_sent()
         finally:  # whatever becomes of the socket
             self._node.session_ended(self)
+            self.lease = None  # which holds this session: so both go at once, without a look for garbage
+
+    # -- manners
+
+    def _report(self, event: str, text: str) -> None:
+        self._node.metrics.sockets.refused_total.labels(event).inc()
+        self._node.refusals.add(event, f"uid:{self.peer.uid}", "", f"pid={self.peer.pid} {text}")
+
+    def _turn(self) -> int:
+        return self._node.turns.left(self.peer.uid)
+
+    def _pace(self, count: int) -> float:
+        if count:
+            self._node.turns.take(self.peer.uid, count)
+        return self._node.quotas.frames_delay_s(self.peer.uid, count, asyncio.get_running_loop().time())
+
+    def _may_hold(self) -> bool:
+        held_bytes = sum(each.held_bytes for each in self._node.sessions if each.peer.uid == self.peer.uid)
+        return held_bytes <= HELD_BYTES_MAX
 
     # -- frames
 
     def _on_frame(self, frame: Request) -> None:
+        self._node.metrics.sockets.asked(_name(frame))
         with self._refusing(frame):
             self._dispatch(frame)
 
@@ -109,14 +149,26 @@ class Session:
             return
         if self._role is None:
             raise UsageError("the first frame must be Hello")
+        _check_checkpoint(frame)
         match frame:
             case frames.OpenRun():
                 self._answer(frame, lambda: self._node.open_run(self, frame))
+            case frames.ReadManifest():
+                self._answer(frame, lambda: lending.read_manifest(self._node, self.peer.uid, frame))
+            case frames.OpenSegment():
+                self._node.spawn(self._lend(frame), _name(frame))
             case frames.HandOver():
                 self._node.hand_over()
                 self.send(frames.Done(re=frame.request_id))
             case frames.OpenCache() | frames.StageCache() | frames.FillCache() | frames.CacheUse():
                 self._dispatch_cache(frame)
+            case (
+                peer_frames.AskAddress()
+                | peer_frames.OpenInbox()
+                | peer_frames.AskPeers()
+                | peer_frames.FlushPeers()
+            ):
+                self._dispatch_peers(frame)
             case (
                 share_frames.JoinShare()
                 | share_frames.LeaveShare()
@@ -144,6 +196,19 @@ class Session:
                 self._node.caches.fill(self, frame)
             case frames.CacheUse():
                 self._node.caches.use_told(self, frame)
+
+    def _dispatch_peers(self, frame: peer_frames.PeerRequest) -> None:
+        match frame:
+            case peer_frames.AskAddress():
+                if address := self._node.peers.address():
+                    self._node.lifetime.expect_reader()
+                self.send(peer_frames.PeerAddress(re=frame.request_id, address=address))
+            case peer_frames.OpenInbox():
+                self.send(*self._node.caches.open_inbox(self, frame))
+            case peer_frames.AskPeers():
+                self._answer(frame, lambda: self._node.caches.ask_peers(self, frame))
+            case peer_frames.FlushPeers():
+                self._answer(frame, lambda: self._node.caches.flush_peers(frame))
 
     def _dispatch_share(self, frame: share_frames.ShareRequest) -> None:
         match frame:
@@ -187,6 +252,8 @@ class Session:
                 rank.stream(frame.arena).end()
             case frames.Restored():
                 node.metrics.restores.restored_total.labels("memory" if frame.in_memory else "disk").inc()
+                node.reporter.restored(rank, in_memory=frame.in_memory)
+                node.traces.restored(rank, in_memory=frame.in_memory)
             case frames.Seal():
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():
@@ -195,14 +262,24 @@ class Session:
                 node.give_up(rank, CheckpointId(frame.attempt, frame.step), in_memory=frame.in_memory)
             case frames.Costs():
                 node.costs_told(rank, frame)
+            case frames.Skipped():
+                node.reporter.skipped(
+                    rank, CheckpointId(frame.attempt, frame.step), frame.reason.value, frame.text
+                )
+            case frames.ForceHeard():
+                node.controller.force_heard(frame)
             case frames.Complete():
                 node.persister.complete(rank.run, CheckpointId(frame.attempt, frame.step))
             case _:
                 raise UsageError(f"{type(frame).__name__} is not expected here")
 
     def _hello(self, hello: frames.Hello) -> None:
+        if self._role is not None:  # another token would be revoked by nobody
+            raise UsageError("this connection has said Hello already")
+        self._node.served.check_hello(self.peer.uid)
         self._hello_timer.cancel()
-        if hello.protocol != PROTOCOL:
+        # Operators say hello for a token only: what they call, the control API, is one for all versions.
+        if hello.protocol != PROTOCOL and hello.role is not Role.CONTROL:
             raise VersionMismatchError(
                 f"the daemon (pid {os.getpid()}, version {self._node.version}) speaks protocol {PROTOCOL}, "
                 f"the client (version {hello.version}) {hello.protocol}",
@@ -225,10 +302,16 @@ class Session:
         return self._node.spawn(self._carry_out(frame, work), _name(frame))
 
     async def _carry_out(self, frame: Request, work: Work) -> None:
-        with self._refusing(frame):
+        with self._node.metrics.sockets.answering(_name(frame)), self._refusing(frame):
             answer = await work()
             reply, fd = answer if isinstance(answer, tuple) else (answer, None)
             self.send(reply or frames.Done(re=_number(frame)), fd)
+
+    async def _lend(self, frame: frames.OpenSegment) -> None:
+        """Send a descriptor that is not kept here."""
+        with self._node.metrics.sockets.answering(_name(frame)), self._refusing(frame):
+            async with lending.opened_segment(self._node, self.peer.uid, frame) as fd:
+                self.send(frames.SegmentOpened(re=frame.request_id), fd)
 
     @contextmanager
     def _refusing(self, frame: Request) -> Generator[None]:
@@ -241,11 +324,23 @@ class Session:
             self._refuse(_number(frame), self._node.bug(_name(frame), error))
 
     def _refuse(self, request_id: int, error: EverstepError) -> None:
-        self._node.metrics.refused_total.inc()
-        logger.warning("request_refused pid=%d code=%s message=%s", self.peer.pid, error.code, error.message)
+        self._node.metrics.sockets.refused_total.labels(error.code).inc()
+        self._node.refusals.add(
+            "request_refused",
+            f"uid:{self.peer.uid}",
+            error.code,
+            f"pid={self.peer.pid} message={error.message}",
+        )
         self.send(Failure(re=request_id, code=error.code, message=error.message, hint=error.hint))
         if self._role is None:
             self.end()
+
+
+def _check_checkpoint(frame: Request) -> None:
+    """Raise UsageError where a frame names a checkpoint that cannot be."""
+    attempt, step = getattr(frame, "attempt", 1), getattr(frame, "step", 0)
+    if attempt < 1 or step < 0:
+        raise UsageError(f"no checkpoint is of attempt {attempt} and step {step}")
 
 
 def _name(frame: Request) -> str:

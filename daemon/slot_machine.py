@@ -118,6 +118,10 @@ class SlotMachine:
         """A free slot was filled from the devices."""
         self._take(slot, SlotState.FREE, SlotState.KEPT).checkpoint = checkpoint
 
+    def adopt(self, slot: int, checkpoint: CheckpointId) -> None:
+        """A daemon before this one had sealed it, and has not written it."""
+        self._take(slot, SlotState.FREE, SlotState.SEALED).checkpoint = checkpoint
+
     def abandon(self, slot: int) -> list[int]:
         """The trainer gives its copy up; one that is being written is free only later, and a lost slot never."""
         if self._at(slot).state is SlotState.LOST:

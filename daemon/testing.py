@@ -28,12 +28,21 @@ DEADLINE_S = 20.0
 
 
 @contextmanager
-def daemon_process(socket_path: Path, *, linger_s: float = 600.0) -> Generator[subprocess.Popen[bytes]]:
-    """Run a private daemon on `socket_path`; it is ended, and its end checked, when the block is left."""
-    environment = {**os.environ, "EVERSTEP_LINGER_S": str(linger_s)}
+def daemon_process(
+    socket_path: Path,
+    *,
+    linger_s: float = 600.0,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+) -> Generator[subprocess.Popen[bytes]]:
+    """Run a private daemon on `socket_path`; it is ended, and its end checked, when the block is left.
+
+    `environment` is added to this process's; `prefix` goes before the command (`ip netns exec NAME`).
+    """
+    environment = {**os.environ, **(environment or {}), "EVERSTEP_LINGER_S": str(linger_s)}
     socket_path.parent.mkdir(mode=0o700, exist_ok=True)
     arguments = ["-m", "everstep.daemon", "--private", "--socket", str(socket_path)]
-    with _running(arguments, socket_path, environment) as process:
+    with _running(arguments, socket_path, environment, prefix) as process:
         yield process
 
 
@@ -42,7 +51,7 @@ def node_daemon(
     config: Path,
     socket_path: Path,
     *,
-    program: Sequence[str] = ("-m", "everstep.daemon.cli"),
+    program: Sequence[str] = ("-m", "everstep.daemon.cli.main"),
     environment: Mapping[str, str] | None = None,
 ) -> Generator[subprocess.Popen[bytes]]:
     """Run `everstep daemon --config`, which listens on `socket_path`; ended when the block is left.
@@ -56,13 +65,13 @@ def node_daemon(
 
 @contextmanager
 def _running(
-    arguments: list[str], socket_path: Path, environment: dict[str, str]
+    arguments: list[str], socket_path: Path, environment: dict[str, str], prefix: Sequence[str] = ()
 ) -> Generator[subprocess.Popen[bytes]]:
     log = socket_path.with_name("daemon.log")
     with log.open("ab") as output:
         begin = output.tell()  # what a daemon before it has written tells nothing of this one
         process = subprocess.Popen(
-            [sys.executable, "-P", *arguments], stdout=output, stderr=output, env=environment
+            [*prefix, sys.executable, "-P", *arguments], stdout=output, stderr=output, env=environment
         )
     try:
         _wait_for_ready(log, begin, process)
@@ -89,7 +98,14 @@ def _wait_for_ready(log: Path, begin: int, process: subprocess.Popen[bytes]) -> 
 class FakeTrainer:
     """Speaks the data socket by hand: each method is one exchange, everything received is kept."""
 
-    def __init__(self, socket_path: Path, *, protocol: int = frames.PROTOCOL, hello: bool = True) -> None:
+    def __init__(
+        self,
+        socket_path: Path,
+        *,
+        protocol: int = frames.PROTOCOL,
+        role: Role = Role.TRAINER,
+        hello: bool = True,
+    ) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(DEADLINE_S)
         self.sock.connect(str(socket_path))
@@ -98,7 +114,7 @@ class FakeTrainer:
         self.devices: list[frames.DeviceInfo] = []
         self._number = 0
         if hello:
-            self.send(frames.Hello(protocol=protocol, version=VERSION, role=Role.TRAINER))
+            self.send(frames.Hello(protocol=protocol, version=VERSION, role=role))
             self.hello = self.receive()
 
     def __enter__(self) -> "FakeTrainer":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .arguments import BlockShuffle
     from .cache.cached_dataset import CachedDataset
+    from .cache.store_members import members_from_store
     from .holes_format import skip
     from .ledger import Ledger
     from .loader import DataLoader
@@ -32,6 +33,7 @@ __all__ = [
     "OrderBatchSampler",
     "ShardStream",
     "SharedLoader",
+    "members_from_store",
     "skip",
 ]
 
@@ -44,6 +46,7 @@ _HOME = {
     "OrderBatchSampler": "order_batch_sampler",
     "ShardStream": "shard_stream",
     "SharedLoader": "shared.shared_loader",
+    "members_from_store": "cache.store_members",
     "skip": "holes_format",
 }
 

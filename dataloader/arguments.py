@@ -1,12 +1,17 @@
-"""What the arguments of a loader mean, checked: order, split between ranks, seed, and the name of the dataset."""
+"""What the arguments of a loader mean, checked: tier, order, split between ranks, seed, and the name of the dataset."""
 
+import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
 import torch
+import torch.distributed
+from torch.utils.data import IterableDataset
 
 from ..core.errors import UsageError
+from .batch_maker import MapDataset
 from .block_format import WINDOW_DEFAULT, BlockSpec, equal_blocks, listed_blocks
 from .hash_format import SEED_MAX
 from .order_format import OrderKind, OrderSpec
@@ -18,14 +23,53 @@ from .state_format import short_fingerprint
 class BlockShuffle:
     """`shuffle=` for data that is read fast only in blocks (tar files, Parquet row groups): block_format.py.
 
+        loader = everstep.DataLoader(dataset, batch_size=64, shuffle=BlockShuffle(block=1000, window=16))
+
     Args:
         block: samples per block, the last one maybe fewer; or the size of each block in the order of the samples;
             None: `dataset.block_sizes()`.
         window: how many blocks are shuffled together. More is closer to a uniform shuffle, and more is in use at once.
+
+    A value that makes no sense is a UsageError of the loader that it is given to.
     """
 
     block: int | Iterable[int] | None = None
     window: int = WINDOW_DEFAULT
+
+
+def tier_of(dataset: object, sampler: object, batch_sampler: object) -> OrderKind | None:
+    """Return who else decides the order, or None where we do; torch's own checks refuse what excludes each other."""
+    if isinstance(dataset, cast(type, IterableDataset)):
+        return OrderKind.STREAM
+    return None if sampler is None and batch_sampler is None else OrderKind.SAMPLER
+
+
+def check_arguments(dataset: object, kind: OrderKind | None, in_order: bool) -> None:
+    """Return if a loader of this dataset can be resumed exactly; UsageError for what torch would take."""
+    if not in_order:
+        raise UsageError("in_order=False cannot be resumed exactly", hint="leave it out")
+    if kind is None and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise UsageError(f"{type(dataset).__name__} has no __getitem__ or no __len__", hint=hint_for(dataset))
+
+
+def count_of(dataset: object, kind: OrderKind | None) -> int:
+    """Return the number of samples; 0 for a stream, and for what has no length beside a sampler of the user's."""
+    if kind is OrderKind.STREAM or (kind is not None and not hasattr(dataset, "__len__")):
+        return 0
+    return len(cast(MapDataset, dataset))
+
+
+def order_of(
+    dataset: object,
+    kind: OrderKind | None,
+    sample_count: int,
+    shuffle: "bool | str | BlockShuffle | None",
+    seed: int,
+) -> OrderSpec:
+    """Return the order of a loader, whoever decides it."""
+    if kind is not None:
+        return OrderSpec(kind=kind, seed=seed)
+    return parse_order(dataset, sample_count, shuffle, seed)
 
 
 def parse_order(
@@ -93,6 +137,13 @@ def fingerprint_of(dataset: object) -> str:
     return short_fingerprint(value)
 
 
+def hint_for(dataset: object) -> str:
+    """Return what to give in the place of something that is no map-style dataset."""
+    if callable(getattr(dataset, "get_bytes", None)):
+        return "a source is read by everstep.dataloader.sources.SourceDataset(source, decode=...): give that"
+    return "give a map-style dataset: __getitem__ and __len__"
+
+
 def parse_uneven(uneven: str) -> Uneven:
     """Return the choice of this name."""
     try:
@@ -110,6 +161,19 @@ def parse_rank(rank: int | None, world_size: int | None) -> tuple[int, int] | No
             f"rank={rank}, world_size={world_size}", hint="give both with 0 <= rank < world_size, or none"
         )
     return rank, world_size
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return (rank, world size) as torch.distributed says now; (0, 1) where it is not initialized."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if os.environ.get("WORLD_SIZE", "1") not in {"", "1"}:
+        warnings.warn(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} but torch.distributed is not initialized: this rank gets all the "
+            "data; initialize it before the first batch, or pass rank= and world_size=",
+            stacklevel=4,
+        )
+    return 0, 1
 
 
 def parse_seed(seed: int | None, generator: torch.Generator | None) -> int:

@@ -6,7 +6,7 @@ the ids that it really read.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from torch.utils.data import Subset, get_worker_info
@@ -14,6 +14,7 @@ from torch.utils.data import Subset, get_worker_info
 from ..core.errors import UsageError
 from .order_plan import Ids
 from .sample_seed import batch_seed, preserved, sample_seed, seed_generators
+from .stream_plan import Standing, StreamTicket
 from .workers.phase import Phase
 
 
@@ -37,12 +38,20 @@ class Ticket(NamedTuple):
     cursor: int
     ids: list[int]
 
+    @property
+    def worker(self) -> int | None:
+        """Who alone can make it: anybody can."""
+        return None
+
+
+AnyTicket = Ticket | StreamTicket
+
 
 class MadeBatch(NamedTuple):
     """A prepared batch: `ids` as read, `data` as the user's collate_fn returned it.
 
     `left_out` are ids of the ticket that are quarantined and not in it. Where that is all of them, `ids` and `data`
-    are of another sample, a stand-in.
+    are of another sample, a stand-in. A stream's batch has no ids and says where the stream stands behind it.
     """
 
     cursor: int
@@ -50,17 +59,38 @@ class MadeBatch(NamedTuple):
     data: object
     left_out: tuple[int, ...] = ()
     is_stand_in: bool = False
+    standing: Standing | None = None
 
 
-def _note_nothing(_place: int) -> None:
+NAMED_MAX = 8
+"""Samples that the note to an error of collation names."""
+
+
+class Maker(Protocol):
+    """What makes batches of tickets, in a worker or in the trainer."""
+
+    dataset: Any
+    collate: Callable[..., object]
+    is_sent_as_collated: bool
+    """Whether what `collate` returns leaves the worker as it is, or is copied into what does."""
+
+    def report_to(self, note: Callable[[int], None]) -> None:
+        """Call `note` with the place of each sample before it is read, or with a `Phase`."""
+        ...
+
+    def make(self, ticket: AnyTicket, *, is_solo: bool = False) -> MadeBatch:
+        """Return the batch of one ticket."""
+        ...
+
+
+def note_nothing(_place: int) -> None:
     """Where nobody asks."""
 
 
 class BatchMaker:
     """Turns tickets into batches: `maker.make(ticket)`, in a worker or in the trainer."""
 
-    note: Callable[[int], None]
-    """Called with the place in the ticket of the sample that is read next, or a `Phase`; workers replace it."""
+    is_sent_as_collated = True
 
     def __init__(
         self, dataset: MapDataset, collate: Callable[..., object], *, is_batched: bool, augment_seed: bool
@@ -68,16 +98,22 @@ class BatchMaker:
         """Where `is_batched` is false (batch_size=None), `collate` gets the one sample, else a list."""
         self.dataset = dataset
         self.collate = collate
-        self.note = _note_nothing
+        self._note = note_nothing
         self._is_batched = is_batched
         self._augment_seed = augment_seed
         self._read_all = _batched_getter(dataset, augment_seed)
+        self._announce = _announcer(dataset)
 
-    def make(self, ticket: Ticket, *, is_solo: bool = False) -> MadeBatch:
+    def report_to(self, note: Callable[[int], None]) -> None:
+        """Call `note` with the place in its ticket of each sample before it is read, or with a `Phase`."""
+        self._note = note
+
+    def make(self, ticket: AnyTicket, *, is_solo: bool = False) -> MadeBatch:
         """Return the batch of one ticket. In the training process the global generators are left as they were.
 
         With `is_solo` a dataset that reads many samples in one call is asked for one at a time.
         """
+        assert isinstance(ticket, Ticket), ticket
         is_guest = self._augment_seed and get_worker_info() is None
         with preserved() if is_guest else nullcontext():
             if self._read_all is None:
@@ -86,19 +122,31 @@ class BatchMaker:
                 samples = self._read_together(
                     ticket, [[each] for each in ticket.ids] if is_solo else [ticket.ids]
                 )
-            self.note(Phase.COLLATE)
+            self._note(Phase.COLLATE)
             if self._augment_seed:
                 seed_generators(batch_seed(ticket.seed, ticket.epoch, ticket.ids[0]))
-            data = self.collate(samples if self._is_batched else samples[0])
+            try:
+                data = self.collate(samples if self._is_batched else samples[0])
+            except Exception as exc:
+                exc.add_note(
+                    f"while the batch of {_listed(ticket.ids)} of {type(self.dataset).__name__} was collated"
+                )
+                raise
         return MadeBatch(ticket.cursor, np.array(ticket.ids[: len(samples)], dtype=np.int64), data)
 
     def _read_each(self, ticket: Ticket) -> list[object]:
         samples: list[object] = []
+        if self._announce is not None:
+            self._announce(ticket.ids)
         for place, sample_id in enumerate(ticket.ids):
-            self.note(place)
+            self._note(place)
             if self._augment_seed:
                 seed_generators(sample_seed(ticket.seed, ticket.epoch, sample_id))
-            samples.append(self.dataset[sample_id])
+            try:
+                samples.append(self.dataset[sample_id])
+            except Exception as exc:
+                exc.add_note(f"while sample {sample_id} of {type(self.dataset).__name__} was read")
+                raise
         return samples
 
     def _read_together(self, ticket: Ticket, calls: list[list[int]]) -> list[object]:
@@ -108,7 +156,7 @@ class BatchMaker:
             seed_generators(sample_seed(ticket.seed, ticket.epoch, ticket.ids[0]))
         samples: list[object] = []
         for place, ids in enumerate(calls):
-            self.note(place if len(calls) == len(ticket.ids) else Phase.READ_ALL)
+            self._note(place if len(calls) == len(ticket.ids) else Phase.READ_ALL)
             read = list(self._read_all(ids))
             if len(read) != len(ids):
                 raise UsageError(
@@ -120,12 +168,33 @@ class BatchMaker:
         return samples
 
 
+def _listed(ids: list[int]) -> str:
+    """Return `samples 3, 1, 4 …`: the first of them."""
+    more = " …" if len(ids) > NAMED_MAX else ""
+    return f"samples {', '.join(map(str, ids[:NAMED_MAX]))}{more}"
+
+
+def _announcer(dataset: MapDataset) -> Callable[[list[int]], None] | None:
+    """Return what a dataset wants to be told of the samples that are read next, if it does; a Subset hands it on."""
+    told = cast("Callable[[list[int]], None] | None", getattr(dataset, "will_read", None))
+    if told is not None or not isinstance(dataset, Subset):
+        return told
+    subset = cast("Subset[object]", dataset)
+    inner = _announcer(cast(MapDataset, subset.dataset))
+    if inner is None:
+        return None
+    return lambda ids: inner([subset.indices[each] for each in ids])
+
+
 def _batched_getter(dataset: MapDataset, augment_seed: bool) -> Callable[[list[int]], list[object]] | None:
     """Return the dataset's own `__getitems__` where calling it is worth more than a seed for each sample.
 
     torch calls it whenever there is one. Subset always has one, though mostly with a plain dataset under it: there
-    each sample keeps its own seed. A truly batched dataset is seeded once per batch, by its first id.
+    each sample keeps its own seed. A truly batched dataset is seeded once per batch, by its first id. One that only
+    wants to be told what is read next (`will_read`) is none.
     """
+    if hasattr(dataset, "will_read"):
+        return None
     getter = cast("Callable[[list[int]], list[object]] | None", getattr(dataset, "__getitems__", None))
     if augment_seed and isinstance(dataset, Subset):
         inner = cast(MapDataset, cast("Subset[object]", dataset).dataset)

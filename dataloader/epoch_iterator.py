@@ -1,9 +1,11 @@
 """The iterator of a loader: hands out prepared batches and moves the position by each."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import UsageError
+from . import data_wait
 from .batch_maker import MadeBatch
 from .position import Position
 from .split_plan import Split
@@ -50,6 +52,7 @@ class EpochIterator:
         if self._is_finished:
             raise StopIteration
         self._check_usable()
+        asked_s = time.perf_counter()
         try:
             made = self._next_made()
         except BaseException:
@@ -60,6 +63,7 @@ class EpochIterator:
             self._close()
             self._position.finish(self._split.sample_count)
             raise StopIteration
+        data_wait.add(time.perf_counter() - asked_s)
         part = self._split.part(made.cursor)
         assert part is not None
         self._position.hand(part, made.ids, made.left_out, is_stand_in=made.is_stand_in)

@@ -83,6 +83,8 @@ def skip(state: Mapping[str, object], start: int, stop: int) -> dict[str, object
     `loader.span` says which positions a step took: log it beside the loss. The samples are counted in the ledger as
     skipped on purpose, so that `everstep verify --ledger` still proves all others.
 
+        loader.load_state_dict(skip(state, 10_000, 10_200))  # before the first iter()
+
     Raises:
         LoaderStateError: not a state, not a range of its epoch, or some of it was handed out before.
     """
@@ -93,6 +95,11 @@ def skip(state: Mapping[str, object], start: int, stop: int) -> dict[str, object
         raise LoaderStateError(
             f"order {known.order.kind.value!r} is not everstep's own: its positions cannot be skipped",
             hint="leave the samples out in your sampler or stream",
+        )
+    if known.rotation is not None:
+        raise LoaderStateError(
+            f"the state began its epoch at sample {known.rotation[0]}: its positions cannot be skipped",
+            hint="take a state at the end of an epoch",
         )
     if not known.cursor <= start < stop <= known.sample_count:
         raise LoaderStateError(

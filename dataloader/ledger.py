@@ -29,6 +29,11 @@ _CHUNK_COUNT = 1 << 18
 class Ledger:
     """Counts and hashes every sample id that one rank handed out, by epoch; not thread safe.
 
+    A loader keeps one (`loader.ledger`); a run with `attach` saves and restores it. By hand:
+
+        saved = loader.state_dict(), loader.ledger.state()  # plain JSON types, both
+        problems = Ledger.verify([loader.ledger], loader.state_dict())  # []: each sample exactly once
+
     Ids wait in a list and are hashed a few thousand at a time, or when somebody looks: a batch costs about 1 µs.
     """
 

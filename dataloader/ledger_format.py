@@ -229,13 +229,24 @@ def _epoch_problems(tally: Tally, epoch: int, state: LoaderState, forms: ClosedF
         return [
             f"epoch {epoch}: {count} samples should have been handed out{beside}, the ledger counts {tally.count}"
         ]
-    expected = _expected_lanes(epoch, state, end, skipped, forms)
+    if is_present and state.rotation is not None:
+        expected = _lanes_between(epoch, state, state.passed(), forms)
+    else:
+        expected = _expected_lanes(epoch, state, end, skipped, forms)
     without = sum_ids(state.order.seed, epoch, left_out)
     if expected is not None and add_lanes(tally.lanes, without) != expected:
         return [
             f"epoch {epoch}: the count of {count} samples is right, but some were lost and others handed out twice"
         ]
     return []
+
+
+def _lanes_between(epoch: int, state: LoaderState, spans: Spans, forms: ClosedForms) -> Lanes:
+    total = (0, 0)
+    for span in spans:
+        if span[0] < span[1]:
+            total = add_lanes(total, forms.between(state.order, epoch, state.sample_count, span))
+    return total
 
 
 def _expected_lanes(

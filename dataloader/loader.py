@@ -14,58 +14,72 @@ What differs from torch's, and why:
 
 Three tiers, by who decides the order. All of the above holds of map-style data in our order. With a `sampler` or
 `batch_sampler` of one's own (user_sampler.py) and with an IterableDataset (stream.py) the state is what these say of
-themselves, ranks are fixed, and there is nothing to compare the ledger with.
+themselves, ranks are fixed, and there is nothing to compare the ledger with. The workers are those of our own pool in
+all three (workers/): torch's are never started.
 """
 
-import multiprocessing
-import os
 import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-import torch.distributed
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from ..core.errors import LoaderStateError, UsageError
-from .arguments import BlockShuffle, fingerprint_of, parse_order, parse_rank, parse_seed, parse_uneven
+from ..core.errors import UsageError
+from .arguments import (
+    BlockShuffle,
+    check_arguments,
+    count_of,
+    fingerprint_of,
+    order_of,
+    parse_rank,
+    parse_seed,
+    parse_uneven,
+    rank_and_size,
+    tier_of,
+)
 from .batch_maker import BatchMaker, MapDataset
+from .batch_supply import BatchSupply, Work, WorkerArguments
 from .empty_rest import EmptyRest
 from .epoch_iterator import Callback, EpochIterator
 from .ledger import Ledger
-from .order_format import OrderKind, OrderSpec
+from .order_format import OrderKind
 from .position import Position
 from .sample_seed import worker_seed
 from .sampler import EpochPlan, OrderSampler, tickets
 from .split_plan import Split, Uneven
 from .state_format import LoaderState, check_fit, parse_state
-from .stream import (
-    StreamBatch,
-    StreamIterator,
-    StreamMaker,
-    StreamPlan,
-    StreamPosition,
-    StreamWorkerInit,
-    unchanged_stream,
-)
+from .stream import Stream, StreamIterator
 from .user_sampler import DrawnSplit, UserSampler
-from .workers.batches import Batches, PinnedBatches, PoolBatches, TrainerBatches, pinner_for
-from .workers.cargo import WorkerJob
-from .workers.pool import PoolSpec, QuarantinedSample, WorkerPool
+from .workers.batches import Batches
+from .workers.pool import QuarantinedSample
+
+if TYPE_CHECKING:
+    from .shared.shared_loader import SharedLoader
 
 T_co = TypeVar("T_co", covariant=True)
 
-_iterated: "weakref.WeakSet[DataLoader[Any]]" = weakref.WeakSet()
+PREFETCH_DEFAULT = 2
+"""Batches for each worker that are made in advance, as in torch."""
+
+_iterated: "weakref.WeakSet[DataLoader[Any] | SharedLoader[Any]]" = weakref.WeakSet()
 
 
 class DataLoader(TorchDataLoader[T_co]):
     """Batches of a map-style dataset, resumable at any batch, at any number of ranks and workers.
 
     A `sampler` or `batch_sampler` of one's own, or an IterableDataset, is resumed by what it says of itself, at the
-    same number of ranks (an IterableDataset: and of workers). The arguments are torch's, in torch's order, and then:
+    same number of ranks. Batches are what torch's loader makes of the same samples
+    (`default_collate` or `collate_fn`): tensors with `batch_size` as first dimension, fewer in a last batch.
+
+        loader = everstep.DataLoader(dataset, batch_size=64, shuffle=True, seed=0, num_workers=8)
+        state = loader.state_dict()  # a few hundred bytes of plain JSON types, the same on every rank
+        loader.load_state_dict(state)  # in a new loader, before its first iter(): goes on at that batch
+
+    The arguments are torch's, in torch's order, and then:
 
     Args:
         shuffle: True: a keyed permutation of all samples. A `BlockShuffle`, or "blocks": blocks of samples, then the
@@ -75,7 +89,7 @@ class DataLoader(TorchDataLoader[T_co]):
         uneven: "weight", "drop" or "error": what to do when the end of an epoch cannot be shared evenly between
             ranks (split_plan.py). With "weight" multiply the loss by `loader.weight`, so that DDP's mean is exact.
         rank, world_size: both or neither; by default asked of torch.distributed at each iter().
-        augment_seed: seed the global generators before each sample.
+        augment_seed: seed the global generators (random, numpy, torch) before each sample, by (seed, epoch, sample).
 
     Raises:
         UsageError: `in_order=False`, arguments that exclude each other, or a bad value.
@@ -107,33 +121,27 @@ class DataLoader(TorchDataLoader[T_co]):
         world_size: int | None = None,
         augment_seed: bool = True,
     ) -> None:
-        kind = _tier(dataset, sampler, batch_sampler)
-        _check_arguments(dataset, kind, in_order)
-        self._uneven = parse_uneven(uneven)
-        self._fixed_rank = parse_rank(rank, world_size)
-        self._sample_count = 0 if kind is OrderKind.STREAM else _length(dataset, kind)
-        used_seed = parse_seed(seed, generator)
-        self._position = Position(
-            OrderSpec(kind=kind, seed=used_seed)
-            if kind is not None
-            else parse_order(dataset, self._sample_count, shuffle, used_seed)
+        kind = tier_of(dataset, sampler, batch_sampler)
+        check_arguments(dataset, kind, in_order)
+        self._uneven, self._fixed_rank = parse_uneven(uneven), parse_rank(rank, world_size)
+        self.augment_seed = augment_seed
+
+        # Who decides the order, and where the loop stands in it.
+        self._sample_count = count_of(dataset, kind)
+        order = order_of(dataset, kind, self._sample_count, shuffle, parse_seed(seed, generator))
+        self._position = Position(order)
+        self._stream = Stream(dataset, num_workers) if kind is OrderKind.STREAM else None
+        self._user_sampler = (
+            UserSampler(sampler, batch_sampler, batch_size, drop_last) if kind is OrderKind.SAMPLER else None
         )
-        self._has_batch_sampler = batch_sampler is not None
-        self._user_sampler: UserSampler | None = None
-        self._stream: StreamPosition | None = None
-        if kind is OrderKind.SAMPLER:
-            self._user_sampler = UserSampler(sampler, batch_sampler, batch_size, drop_last)
-        elif kind is OrderKind.STREAM:
-            self._stream = StreamPosition(dataset, num_workers)
-        else:
+        if kind is None:
             sampler = OrderSampler(self._position, self._sample_count)
+
+        # What one iterator leaves to the next.
         self._fingerprint: str | None = None
         self._first_batch_callbacks: list[Callback] = []
-        self._pool: WorkerPool | None = None
-        self._kept: Batches | None = None
-        self._quarantined: list[QuarantinedSample] = []
+        self._supply = BatchSupply()
         self._has_warned = False
-        self.augment_seed = augment_seed
         super().__init__(  # pyright: ignore[reportUnknownMemberType]  torch leaves type arguments out
             dataset,
             batch_size=batch_size,
@@ -207,7 +215,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def quarantined(self) -> tuple[QuarantinedSample, ...]:
         """The samples that are left out of their batches, because two workers died while they read them."""
-        return tuple(self._quarantined)
+        return tuple(self._supply.quarantined)
 
     @property
     def in_loop(self) -> tuple[int, int] | None:
@@ -249,8 +257,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """Return what a user's own sampler or stream says of itself."""
         position = self._position
         if self._user_sampler is not None:
-            source = self._user_sampler.source(position.epoch, position.cursor)
-            return {**source, "world_size": self.world_size}
+            return self._user_sampler.said(position.epoch, position.cursor, self.world_size)
         if self._stream is not None:
             if not self._stream.is_in(position.epoch):
                 self._stream.restart(position.epoch)
@@ -266,15 +273,8 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if state_dict == {}:
             return
+        self.check_state(state_dict)
         state = parse_state(state_dict)
-        check_fit(
-            state,
-            LoaderState(
-                fingerprint=self._dataset_fingerprint(),
-                sample_count=self._sample_count,
-                order=self._position.order,
-            ),
-        )
         self._position.check_unmoved()
         self._load_source(state)
         self._position.load(state)
@@ -282,18 +282,21 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _load_source(self, state: LoaderState) -> None:
         if self._user_sampler is not None and state.source is not None:
-            if state.source.get("world_size") != self.world_size:
-                raise LoaderStateError(
-                    f"the state is of {state.source.get('world_size')!r} ranks, here are {self.world_size}: a "
-                    "sampler of one's own splits the data itself",
-                    hint="resume with as many ranks, or leave the sampler out to get everstep's order",
-                )
-            self._user_sampler.load(state.epoch, state.cursor, state.source)
+            self._user_sampler.load(state.epoch, state.cursor, state.source, self.world_size)
         if self._stream is not None and state.source is not None:
             if state.cursor:
                 self._stream.load(state.epoch, state.source, *self._rank_and_size())
             else:
                 self._stream.restart(state.epoch)
+
+    def check_state(self, state_dict: object) -> None:
+        """Return if a state is of this dataset and order; LoaderStateError names the difference. Changes nothing."""
+        here = LoaderState(
+            fingerprint=self._dataset_fingerprint(),
+            sample_count=self._sample_count,
+            order=self._position.order,
+        )
+        check_fit(parse_state(state_dict), here)
 
     def check_unmoved(self) -> None:
         """Return if load_state_dict may still be called; LoaderStateError once iteration has begun."""
@@ -314,7 +317,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __iter__(self) -> EpochIterator | EmptyRest | StreamIterator:  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
         """Return an iterator over the rest of the present epoch; workers start here, as in torch."""
-        _iterated.add(self)
+        note_iterated(self)
         if self._position.is_resumed_by_iter:
             self._position.finish_if_over()
         if self._stream is not None:
@@ -327,7 +330,8 @@ class DataLoader(TorchDataLoader[T_co]):
         made: Batches | None = None
         try:
             if split.part(plan.cursor) is not None:
-                made = self._batches(plan)
+                maker = self._maker()
+                made = self._batches(Work(tickets=tickets(plan), maker=lambda _worker: maker))
         except BaseException:
             position.release(token)
             raise
@@ -345,7 +349,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._check_before_iterating(split)
         return split
 
-    def _iterate_stream(self, stream: StreamPosition) -> StreamIterator:
+    def _iterate_stream(self, stream: Stream) -> StreamIterator:
         position = self._position
         self._source()
         if position.cursor and not stream.is_resumable:
@@ -360,42 +364,19 @@ class DataLoader(TorchDataLoader[T_co]):
             self._warn_of_the_rest()
         token = position.begin()
         try:
-            made = iter(self._torch_stream(stream))
+            work = stream.work(
+                cast(Callable[..., object], self.collate_fn),
+                seed=self.seed,
+                ranks=self._rank_and_size(),
+                batch_size=self.batch_size,
+                drop_last=self.drop_last,
+                augment_seed=self.augment_seed,
+            )
+            made = self._batches(work, worker_count=stream.worker_count)
         except BaseException:
             position.release(token)
             raise
         return StreamIterator(position, token, stream, made, self._first_batch_callbacks)
-
-    def _torch_stream(self, stream: StreamPosition) -> TorchDataLoader[StreamBatch]:
-        """Return torch's loader that makes the batches of the user's stream from where it stands."""
-        set_epoch = getattr(self.dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(self.epoch)
-        plan = StreamPlan(
-            seed=self.seed,
-            epoch=self.epoch,
-            rank=self.rank,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            augment_seed=self.augment_seed,
-            first_worker=stream.next_worker,
-            shards=tuple(stream.shards),
-        )
-        base_seed = torch.Generator().manual_seed(worker_seed(plan.seed, plan.epoch, plan.rank))
-        make = cast(Callable[..., TorchDataLoader[StreamBatch]], TorchDataLoader)
-        return make(  # workers begin anew at each epoch: they hold the place that they begin at
-            StreamMaker(self.dataset, cast(Callable[..., object], self.collate_fn), plan),
-            batch_size=None,
-            num_workers=self.num_workers,
-            collate_fn=unchanged_stream,
-            pin_memory=self.pin_memory,
-            timeout=self.timeout,
-            worker_init_fn=StreamWorkerInit(self.worker_init_fn),
-            multiprocessing_context=cast(object, self.multiprocessing_context),  # pyright: ignore[reportUnknownMemberType]
-            generator=base_seed,
-            prefetch_factor=self.prefetch_factor,
-            pin_memory_device=self.pin_memory_device,
-        )
 
     def _check_before_iterating(self, split: Split) -> None:
         count = len(cast(MapDataset, self.dataset))
@@ -423,54 +404,29 @@ class DataLoader(TorchDataLoader[T_co]):
             self._has_warned = True
             warnings.warn(text, stacklevel=5)
 
-    def _batches(self, plan: EpochPlan) -> Batches:
-        """Return what prepares the plan's batches: the trainer itself, or workers, kept where they are persistent."""
-        pinner = pinner_for(self.pin_memory, self.pin_memory_device)
-        if self.num_workers == 0:
-            if self.timeout:
-                raise UsageError(
-                    f"timeout={self.timeout} needs num_workers > 0", hint="nobody could interrupt it"
-                )
-            return TrainerBatches(self._maker(), tickets(plan), pinner)
-        if self._kept is not None:
-            self._kept.close()  # of an iterator that somebody still holds
-        pool = self._pool
-        if pool is None or not pool.is_open:
-            pool = WorkerPool(self._pool_spec(plan), self._quarantined)
-        of_pool = PoolBatches(pool, tickets(plan), is_kept=self.persistent_workers)
-        batches = of_pool if pinner is None else PinnedBatches(of_pool, pinner)
-        if self.persistent_workers:
-            self._pool, self._kept = pool, batches
-        return batches
+    def _batches(self, work: Work, *, worker_count: int | None = None) -> Batches:
+        """Return what makes the batches; a stream may have to go on with as many workers as its epoch began with."""
+        count = self.num_workers if worker_count is None else worker_count
+        arguments = WorkerArguments(
+            worker_count=count,
+            context=cast("BaseContext | None", self.multiprocessing_context),  # pyright: ignore[reportUnknownMemberType]
+            prefetch=self.prefetch_factor if self.num_workers else PREFETCH_DEFAULT,
+            timeout_s=self.timeout,
+            init=self.worker_init_fn,
+            seed=worker_seed(self.seed, self.epoch, self.rank),
+            is_fixed=not self.augment_seed,
+            is_persistent=self.persistent_workers and count == self.num_workers,
+            pins=self.pin_memory,
+            pin_device=self.pin_memory_device,
+        )
+        return self._supply.batches(work, arguments)
 
     def _maker(self) -> BatchMaker:
         return BatchMaker(
             cast(MapDataset, self.dataset),
             cast(Callable[..., object], self.collate_fn),
-            is_batched=self.batch_size is not None or self._has_batch_sampler,
+            is_batched=cast(object, self.batch_sampler) is not None,  # pyright: ignore[reportUnknownMemberType]
             augment_seed=self.augment_seed,
-        )
-
-    def _pool_spec(self, plan: EpochPlan) -> PoolSpec:
-        if not self.prefetch_factor:
-            raise UsageError(
-                f"prefetch_factor={self.prefetch_factor}", hint="give 1 or more, or leave it out"
-            )
-        context = cast("BaseContext | None", self.multiprocessing_context)  # pyright: ignore[reportUnknownMemberType]
-        generator = torch.Generator().manual_seed(worker_seed(plan.order.seed, plan.epoch, plan.split.rank))
-        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-        maker, init, count = (
-            self._maker(),
-            self.worker_init_fn,
-            self.num_workers,
-        )  # and not self: that were a cycle
-        return PoolSpec(
-            context=context or multiprocessing.get_context(),
-            worker_count=count,
-            prefetch=self.prefetch_factor,
-            timeout_s=self.timeout,
-            is_fixed=not self.augment_seed,
-            job=lambda worker: WorkerJob(maker, init, worker, count, base_seed),
         )
 
     def _split(self) -> Split:
@@ -486,17 +442,7 @@ class DataLoader(TorchDataLoader[T_co]):
         )
 
     def _rank_and_size(self) -> tuple[int, int]:
-        if self._fixed_rank is not None:
-            return self._fixed_rank
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if os.environ.get("WORLD_SIZE", "1") not in {"", "1"}:
-            warnings.warn(
-                f"WORLD_SIZE={os.environ['WORLD_SIZE']} but torch.distributed is not initialized: this rank gets "
-                "all the data; initialize it before the first batch, or pass rank= and world_size=",
-                stacklevel=3,
-            )
-        return 0, 1
+        return self._fixed_rank or rank_and_size()
 
     def _dataset_fingerprint(self) -> str:
         if self._fingerprint is None:
@@ -504,28 +450,11 @@ class DataLoader(TorchDataLoader[T_co]):
         return self._fingerprint
 
 
-def iterated_loaders() -> list[DataLoader[Any]]:
+def iterated_loaders() -> "list[DataLoader[Any] | SharedLoader[Any]]":
     """Return the loaders of this process that live and were ever iterated."""
     return list(_iterated)
 
 
-def _tier(dataset: object, sampler: object, batch_sampler: object) -> OrderKind | None:
-    """Return who else decides the order, or None where we do; torch's own checks refuse what excludes each other."""
-    if isinstance(dataset, cast(type, IterableDataset)):
-        return OrderKind.STREAM
-    return None if sampler is None and batch_sampler is None else OrderKind.SAMPLER
-
-
-def _check_arguments(dataset: object, kind: OrderKind | None, in_order: bool) -> None:
-    if not in_order:
-        raise UsageError("in_order=False cannot be resumed exactly", hint="leave it out")
-    if kind is None and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise UsageError(
-            f"{type(dataset).__name__} has no __getitem__ or no __len__", hint="give a map-style dataset"
-        )
-
-
-def _length(dataset: object, kind: OrderKind | None) -> int:
-    if kind is not None and not hasattr(dataset, "__len__"):
-        return 0
-    return len(cast(MapDataset, dataset))
+def note_iterated(loader: "DataLoader[Any] | SharedLoader[Any]") -> None:
+    """Have a loader among them."""
+    _iterated.add(loader)

@@ -37,6 +37,11 @@ class Located:
 class Mixture(Dataset[object]):
     """A map-style dataset whose sample i is the i-th of an endless mixture; give it to `everstep.DataLoader`.
 
+        mixed = Mixture({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
+        loader = everstep.DataLoader(mixed, batch_size=64)  # no shuffle=: the mixture shuffles
+
+    Samples are those of the datasets as they are: to be collated into one batch they must be alike.
+
     After any number of samples each dataset has given its exact share, rounded up or down (mixture_plan.py). Each
     dataset has a stream of its own: all its samples once in a keyed order, then all of them once in another. Where an
     epoch of the mixture ends, the next one goes on in each of these streams, so that nothing is favoured for standing
@@ -66,6 +71,11 @@ class Mixture(Dataset[object]):
         shuffle: "bool | str | BlockShuffle" = True,
         seed: int = 0,
     ) -> None:
+        if not isinstance(datasets, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  users have no checker
+            raise UsageError(
+                f"the datasets of a mixture have names, got a {type(datasets).__name__}",
+                hint='Mixture({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})',
+            )
         self.datasets = dict(datasets)
         self._names = tuple(self.datasets)
         self._sizes = tuple(len(each) for each in self.datasets.values())

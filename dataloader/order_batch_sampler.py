@@ -15,6 +15,10 @@ from .state_format import LoaderState, check_fit, parse_state
 class OrderBatchSampler(Sampler[list[int]]):
     """`batch_sampler=` for torch's DataLoader or torchdata's StatefulDataLoader: everstep's order, split, and state.
 
+        loader = StatefulDataLoader(dataset, batch_sampler=OrderBatchSampler(dataset, 64, shuffle=True), num_workers=8)
+
+    It yields lists of sample numbers (int), one list for each batch of this rank.
+
     The state is a loader's, `everstep-loader/1`, the same on every rank, and goes on at any number of ranks. It counts
     the batches that were taken from this object: right under torchdata, which asks each time a batch is handed out
     and remembers the answer; under a loader that prefetches and does not remember, it is ahead. Nobody counts what
@@ -24,6 +28,9 @@ class OrderBatchSampler(Sampler[list[int]]):
     Args:
         dataset: what the ids are of; its length, `fingerprint()` and `block_sizes()` are asked.
         batch_size, shuffle, seed, uneven, drop_last, rank, world_size: as for `everstep.DataLoader`.
+
+    Raises:
+        UsageError: a bad value.
     """
 
     def __init__(

@@ -21,13 +21,20 @@ class ShardStream(IterableDataset[T_co]):
     shard, and how many samples of it: resuming opens that shard and reads over those samples, without decoding what
     `transform` decodes. Nothing is read of the shards before.
 
+        stream = ShardStream(["a.jsonl.gz", "b.jsonl.gz"], lambda name: gzip.open(name), transform=json.loads)
+        loader = everstep.DataLoader(stream, batch_size=64, num_workers=2)
+
     Args:
         shards: names of the shards, the same on all ranks.
         open_shard: name -> its samples, in an order that is always the same.
         transform: what is made of each sample; not called for samples that are read over.
         shuffle, seed: order of the shards.
-        ranks: (rank, world size); by default asked of torch.distributed when iteration begins, which a worker process
-            cannot: give them where there are workers.
+        ranks: (rank, world size); by default what everstep's loader says, also in its workers, else what
+            torch.distributed says when iteration begins. Give them to another loader that has workers.
+
+    Raises:
+        UsageError: no shard, or a seed out of range. When iterated: LoaderStateError, where a shard has fewer samples
+            than the state says were read.
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class ShardStream(IterableDataset[T_co]):
         self._open = open_shard
         self._transform = transform
         self._shuffle, self._seed, self._ranks = shuffle, seed, ranks
+        self._are_ranks_given = ranks is not None
         self._epoch = 0
         self._turn = 0
         """How many shards of this worker's share are done."""
@@ -57,6 +65,11 @@ class ShardStream(IterableDataset[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Use the order of this epoch; the loader calls it."""
         self._epoch = epoch
+
+    def set_ranks(self, rank: int, world_size: int) -> None:
+        """Take the shards of this rank, unless `ranks` was given; the loader calls it."""
+        if not self._are_ranks_given:
+            self._ranks = rank, world_size
 
     def state_dict(self) -> dict[str, object]:
         """Return where this worker stands."""

@@ -13,6 +13,10 @@ framework adds are ignored.
   {"window", "count", "digest"} where the runs are many (block_format.py).
 * `holes` are positions of epoch e that are skipped (holes_format.py); they count as passed, not as handed out.
 
+A loader that began its epoch at another position than 0 (a SharedLoader that came late) writes
+`everstep-shared-loader/1`: the same, and `"rotation": [a, m]`. It goes through the positions [a, m), then [0, a); of
+these it has handed out the first `cursor`. No other loader can go on there, so none takes it.
+
 Two more values of `algo` say that somebody else decides the order: "sampler-1" and "stream-1". There `cursor` counts
 the samples of this rank alone, and `source` holds what the user's sampler or stream said of itself.
 """
@@ -26,10 +30,11 @@ from typing import cast
 from ..core.errors import LoaderStateError
 from .block_format import RUNS_IN_STATE_MAX, BlockSpec, spec_of_runs
 from .hash_format import SEED_MAX
-from .holes_format import HOLE_COUNT_MAX, NO_HOLES, Holes, united
+from .holes_format import HOLE_COUNT_MAX, NO_HOLES, Holes, Spans, united
 from .order_format import OrderKind, OrderSpec
 
 STATE_FORMAT = "everstep-loader/1"
+ROTATED_FORMAT = "everstep-shared-loader/1"
 FINGERPRINT_CHARS_MAX = 128
 COUNT_MAX = (1 << 63) - 1  # ids are int64
 _HINT = "give the dict that state_dict() of this loader returned, unchanged"
@@ -47,11 +52,20 @@ class LoaderState:
     holes: Holes = NO_HOLES
     source: Mapping[str, object] | None = None
     """What a sampler or stream of the user's said of itself; None for orders of our own."""
+    rotation: tuple[int, int] | None = None
+    """Where the epoch was begun, and where its end is; None: at 0."""
+
+    def passed(self) -> Spans:
+        """Return the positions of the epoch that were handed out or skipped."""
+        if self.rotation is None:
+            return ((0, self.cursor),)
+        begin, end = self.rotation
+        return ((begin, min(begin + self.cursor, end)), (0, max(0, begin + self.cursor - end)))
 
     def to_dict(self) -> dict[str, object]:
         """Return a fresh dict, of plain JSON types but for what a user's own object put in `source`."""
         state: dict[str, object] = {
-            "format": STATE_FORMAT,
+            "format": STATE_FORMAT if self.rotation is None else ROTATED_FORMAT,
             "dataset": {"fingerprint": self.fingerprint, "n": self.sample_count},
             "order": {
                 "algo": self.order.kind.value,
@@ -64,6 +78,8 @@ class LoaderState:
         }
         if self.source is not None:
             state["source"] = deepcopy(dict(self.source))
+        if self.rotation is not None:
+            state["rotation"] = list(self.rotation)
         return state
 
 
@@ -76,7 +92,7 @@ def _block_dict(blocks: BlockSpec) -> dict[str, object]:
 def parse_state(state: object) -> LoaderState:
     """Return the state that a dict holds; LoaderStateError names what is wrong with any other value."""
     top = _mapping(state, "the state")
-    if top.get("format") != STATE_FORMAT:
+    if top.get("format") not in (STATE_FORMAT, ROTATED_FORMAT):
         raise LoaderStateError(
             f"a loader state has the format {STATE_FORMAT!r}, got {shown(top.get('format'))}", hint=_HINT
         )
@@ -95,7 +111,19 @@ def parse_state(state: object) -> LoaderState:
         cursor=_whole(top.get("cursor"), "cursor", sample_count if kind.is_numbered else COUNT_MAX),
         holes=_holes(top.get("holes"), kind, sample_count),
         source=None if kind.is_numbered else _source(top.get("source")),
+        rotation=_rotation(top, sample_count) if top.get("format") == ROTATED_FORMAT else None,
     )
+
+
+def _rotation(top: Mapping[str, object], sample_count: int) -> tuple[int, int]:
+    pair = top.get("rotation")
+    ((begin, end),) = _pairs([pair], "rotation", 1)
+    is_within = 0 < begin < end <= sample_count and _whole(top.get("cursor"), "cursor", sample_count) <= end
+    if not is_within or top.get("holes") != []:
+        raise LoaderStateError(
+            f"rotation [{begin}, {end}] does not fit {sample_count} samples, or there are holes", hint=_HINT
+        )
+    return begin, end
 
 
 def check_fit(state: LoaderState, here: LoaderState) -> None:
@@ -114,6 +142,11 @@ def check_fit(state: LoaderState, here: LoaderState) -> None:
         raise LoaderStateError(
             f"the state has order {state.order.kind.value!r}, this loader {here.order.kind.value!r}",
             hint="construct the loader with the same shuffle= as before",
+        )
+    if state.rotation is not None and here.rotation is None:
+        raise LoaderStateError(
+            f"the state is of a SharedLoader that began its epoch at sample {state.rotation[0]}",
+            hint="load it into a SharedLoader, or take a state at the end of an epoch",
         )
     theirs, ours = state.order.blocks, here.order.blocks
     if theirs is not None and ours is not None and not ours.is_like(theirs):

@@ -78,8 +78,18 @@ class UserSampler:
         generator = self._generator_state()
         return deepcopy({"batches": 0, "own": own, "generator": generator, "is_over": False})
 
-    def load(self, epoch: int, cursor: int, source: Mapping[str, object]) -> None:
-        """Take over what a state said of the sampler; LoaderStateError if it cannot have come from `source`."""
+    def said(self, epoch: int, cursor: int, world_size: int) -> dict[str, object]:
+        """Return `source` for a state, which is of so many ranks."""
+        return {**self.source(epoch, cursor), "world_size": world_size}
+
+    def load(self, epoch: int, cursor: int, source: Mapping[str, object], world_size: int) -> None:
+        """Take over what a state `said`; LoaderStateError for other ranks, or if `said` did not return it."""
+        if source.get("world_size") != world_size:
+            raise LoaderStateError(
+                f"the state is of {source.get('world_size')!r} ranks, here are {world_size}: a sampler of one's own "
+                "splits the data itself",
+                hint="resume with as many ranks, or leave the sampler out to get everstep's order",
+            )
         if not {"batches", "own", "generator", "is_over"} <= set(source) or not isinstance(
             source["batches"], int
         ):

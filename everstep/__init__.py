@@ -2,15 +2,26 @@
 
     import everstep
 
-    run = everstep.attach("my-run", model=model, optimizer=optimizer, loader=loader, storage=["/nvme0/ckpt"])
-    run.restore()
-    for epoch in run.epochs(10):
-        for batch in loader:
-            ...
-            run.step()
-    run.close()
+    loader = everstep.DataLoader(dataset, batch_size=64, shuffle=True, seed=0)
+    with everstep.attach("my-run", model=model, optimizer=optimizer, loader=loader, storage=["/nvme0/ckpt"]) as run:
+        run.restore()
+        for epoch in run.epochs(10):
+            for batch in loader:
+                ...
+                run.step()
 
-Importing this package imports neither torch nor numpy; the first use of a public name does.
+Checkpoints: `attach` returns a `Run`; `Keep` (what stays), `Limits` (how often), `Preemption` (what announces the end)
+are arguments of it; `run.restore()` returns a `Restored`, `run.report()` a `Report`.
+
+Data: `DataLoader` (resumable, needs no daemon), `CachedDataset` (samples read once for all processes of the node), and
+in `everstep.dataloader`: `SharedLoader` (batches prepared once for several jobs), `Mixture`, `BlockShuffle`,
+`ShardStream`, `OrderBatchSampler`, `skip`, `Ledger`; `everstep.dataloader.sources` reads stored formats,
+`everstep.dataloader.analysis` says what training waits for.
+
+Errors: `except everstep.EverstepError` catches everything that everstep raises on purpose; `errors` has the classes.
+
+Importing this package imports neither torch nor numpy; the first use of a public name does. README.md and docs/ of the
+repository explain the rest; `everstep --help` is the command line.
 """
 
 import sys

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Never
 
 from ..checkpoint.frequency_types import Limits
 from ..checkpoint.keep import Keep
+from ..core.analysed import is_analysed
 from ..core.errors import EverstepError, UsageError
 from ..core.ids import run_id_of
 from ..proto.frames import Reply
+from .analysed_run import AnalysedRun
 from .component import make_components
 from .environment import killed_with_the_job
 from .link import Link, RunAddress
@@ -47,6 +49,13 @@ def attach(  # noqa: PLR0913 - all that a run is
 ) -> Run:
     """Return the run of this name, with everything in `objects` as its state.
 
+        with everstep.attach("my-run", model=model, optimizer=optimizer, loader=loader, storage=["/nvme0/ckpt"]) as run:
+            run.restore()
+            for epoch in run.epochs(10):
+                for batch in loader:
+                    ...
+                    run.step()
+
     Call it after `torch.distributed.init_process_group` and, under DDP, with the wrapped model.
 
     Args:
@@ -80,6 +89,9 @@ def attach(  # noqa: PLR0913 - all that a run is
     directories = _storage(storage)
     _check_arguments(name, every=every, limits=limits, slots=slots, keep=keep, objects=objects)
     pace = Pace(every=every, limits=limits or Limits())
+    if is_analysed():
+        make_components(objects, world_size=1)  # what cannot be saved is refused there, too
+        return AnalysedRun(name, objects, pace)
     ranks = make_ranks(run_id_of(name), pace)
     components = make_components(objects, world_size=ranks.world_size)
     events = _Events()

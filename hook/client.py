@@ -18,7 +18,7 @@ from pathlib import Path
 from ..core.errors import DaemonUnavailableError, DeadlineError, EverstepError, error_from_code
 from ..proto import frames
 from ..proto.frames import FRAME_SIZE_BYTES_MAX, PROTOCOL, Reply, Request, Role
-from ..proto.wire import FrameError, FrameReader, decode_reply, pack
+from ..proto.wire import FrameError, FrameReader, decode_reply, greet, pack
 
 CONNECT_DEADLINE_S = 10.0
 REQUEST_DEADLINE_S = 60.0
@@ -27,7 +27,7 @@ SEND_DEADLINE_S = 10.0
 Answer = tuple[Reply, int | None]
 """A reply and the descriptor that came with it; the caller closes the descriptor."""
 
-CARRY_DESCRIPTOR = frames.ArenaReady | frames.Fetched | frames.Streaming
+CARRY_DESCRIPTOR = frames.ArenaReady | frames.Fetched | frames.Streaming | frames.SegmentOpened
 
 _open_clients: "weakref.WeakSet[DaemonClient]" = weakref.WeakSet()
 
@@ -125,15 +125,10 @@ class DaemonClient:
 
     def _greet(self, role: Role, version: str) -> frames.Welcome:
         try:
-            self._sock.sendall(pack(frames.Hello(protocol=PROTOCOL, version=version, role=role)))
-            reply = self._next_frame()
+            hello = frames.Hello(protocol=PROTOCOL, version=version, role=role)
+            return greet(self._sock, self._frames, hello)
         except (OSError, FrameError) as error:
             raise DaemonUnavailableError(f"the daemon did not answer Hello: {error}") from error
-        if isinstance(reply, frames.Failure):
-            raise error_from_code(reply.code, reply.message, reply.hint)
-        if not isinstance(reply, frames.Welcome):
-            raise DaemonUnavailableError(f"the daemon answered Hello with {type(reply).__name__}")
-        return reply
 
     def _next_frame(self) -> Reply:
         while (body := self._frames.next_body()) is None:

@@ -16,6 +16,8 @@ from .export_folder import published_folder
 from .tool_process import run_tool
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from .export_source import ExportSource
 
 SIDE_FILE = "everstep.json"
@@ -43,6 +45,10 @@ class ExportRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     format: ExportFormat
     destination: str
     shard_size_bytes: int
+    socket: str = ""
+    """Of the daemon that lends the files, where the directories are not this user's to read; empty: they are."""
+    ranks: list[int] = []
+    """Of the checkpoint; for what is lent."""
 
 
 def main() -> int:
@@ -58,23 +64,36 @@ def export(request: ExportRequest) -> dict[str, object]:
         NotFoundError, CorruptDataError, IncompleteError, StorageError: the checkpoint cannot be read whole.
         OSError: the destination cannot be written.
     """
-    from .export_source import opened_source  # noqa: PLC0415  torch is imported where a missing one can be said
-
     destination = Path(request.destination)
-    source_of = opened_source(
-        [Path(each) for each in request.directories],
-        uid=request.uid,
-        owner_uid=request.owner_uid,
-        run_id=request.run_id,
-        checkpoint=CheckpointId.parse(request.checkpoint),
-        rank=request.rank,
-    )
-    with source_of as source, published_folder(destination) as folder:
+    with _source(request) as source, published_folder(destination) as folder:
         _write(folder, source, request)
         (folder / SIDE_FILE).write_text(json.dumps(_side_document(source, request.format), indent=1))
         files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*"))}
         left_out = source.whole.left_out
     return {"destination": str(destination), "files": files, "left_out": left_out}
+
+
+def _source(request: ExportRequest) -> "AbstractContextManager[ExportSource]":
+    # torch is imported where a missing one can be said
+    from .export_source import lent_source, opened_source  # noqa: PLC0415
+
+    checkpoint = CheckpointId.parse(request.checkpoint)
+    if request.socket:
+        return lent_source(
+            Path(request.socket),
+            run_id=request.run_id,
+            checkpoint=checkpoint,
+            ranks=request.ranks,
+            rank=request.rank,
+        )
+    return opened_source(
+        [Path(each) for each in request.directories],
+        uid=request.uid,
+        owner_uid=request.owner_uid,
+        run_id=request.run_id,
+        checkpoint=checkpoint,
+        rank=request.rank,
+    )
 
 
 def _write(folder: Path, source: "ExportSource", request: ExportRequest) -> None:

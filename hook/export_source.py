@@ -1,6 +1,6 @@
 """A committed checkpoint to export: its tensors from the devices, verified, and its documents."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -11,12 +11,14 @@ from ..checkpoint.leaf_reader import LeafReader
 from ..checkpoint.manifest_types import Manifest
 from ..checkpoint.real_storage import RealStorage
 from ..checkpoint.recovery import recover
+from ..checkpoint.segment_files import StoredSegments
 from ..checkpoint.store import open_store
 from ..checkpoint.store_format import LockHolder
 from ..checkpoint.value_format import load_values
 from ..checkpoint.whole_plan import Part, WholeState, WholeTensor, put_together
 from ..core.errors import CorruptDataError, NotFoundError
 from ..core.ids import CheckpointId
+from .lent_segments import lent_segments
 from .tensor_bytes import BufferPin, byte_range, copy_bits, memmove, pinned, torch_dtype
 
 
@@ -115,5 +117,21 @@ def opened_source(
             raise NotFoundError(f"there is no run {run_id} of uid {owner_uid} any more")
         (run,) = runs
         manifests = {number: run.manifest(checkpoint, number) for number in run.info(checkpoint).ranks}
-        with LeafReader(run, manifests) as reader:
+        with LeafReader(StoredSegments(run), manifests) as reader:
             yield ExportSource(reader, manifests, rank)
+
+
+@contextmanager
+def lent_source(
+    socket_path: Path, *, run_id: str, checkpoint: CheckpointId, ranks: Sequence[int], rank: int
+) -> Generator[ExportSource]:
+    """Give a checkpoint whose files the daemon on this socket lends, as they belong to another user.
+
+    Raises:
+        NotFoundError, CorruptDataError, StorageError, DaemonUnavailableError: see lent_segments.
+    """
+    with (
+        lent_segments(socket_path, run_id, checkpoint, ranks) as (files, manifests),
+        LeafReader(files, manifests) as reader,
+    ):
+        yield ExportSource(reader, manifests, rank)

@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..dataloader.loader import DataLoader, iterated_loaders
-from .loaders import AnyLoader
+from ..dataloader.loader import iterated_loaders
+from .loaders import LOADERS, AnyLoader
 
 _DEPTH = 3
 """How deep an attached object is searched for what its own state_dict may speak of."""
@@ -60,8 +60,8 @@ class Forgotten:
             self._told_loader = True
             self._tell(
                 "loader_not_attached",
-                "the loop is fed by an everstep.DataLoader that was not attached: a restart begins its epoch anew, and "
-                "samples come twice; attach(..., loader=loader)",
+                f"the loop is fed by an everstep.{type(loader).__name__} that was not attached: a restart begins its "
+                "epoch anew, and samples come twice; attach(..., loader=loader)",
             )
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -97,7 +97,7 @@ def _held_by(values: Iterable[object]) -> set[int]:
 
     A module's state_dict speaks of modules only, and a schedule's of numbers, though it knows its optimizer.
     """
-    speaking = [value for value in values if not isinstance(value, nn.Module | LRScheduler | DataLoader)]
+    speaking = [value for value in values if not isinstance(value, (nn.Module, LRScheduler, *LOADERS))]
     found: set[int] = set()
     for _ in range(_DEPTH):
         speaking = [part for value in speaking for part in _parts(value) if id(part) not in found]

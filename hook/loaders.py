@@ -4,20 +4,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..dataloader.loader import DataLoader
+from ..dataloader.shared.shared_loader import SharedLoader
 from .rng_state import RngState
 
-AnyLoader = DataLoader[Any]
+AnyLoader = DataLoader[Any] | SharedLoader[Any]
+LOADERS = (DataLoader, SharedLoader)
+"""What is restored to the sample, with a ledger."""
 
 
 def all_loaders(objects: Mapping[str, object]) -> dict[str, AnyLoader]:
     """Return the attached everstep loaders by name."""
-    return {name: value for name, value in objects.items() if isinstance(value, DataLoader)}  # pyright: ignore[reportUnknownVariableType]
+    return {name: value for name, value in objects.items() if isinstance(value, LOADERS)}  # pyright: ignore[reportUnknownVariableType]
 
 
 def position_loader(objects: Mapping[str, object]) -> AnyLoader | None:
     """Return the attached everstep loader that leads: the one named `loader`, or the only one."""
     named = objects.get("loader")
-    if isinstance(named, DataLoader):
+    if isinstance(named, LOADERS):
         return named  # pyright: ignore[reportUnknownVariableType]
     loaders = list(all_loaders(objects).values())
     return loaders[0] if len(loaders) == 1 else None

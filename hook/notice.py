@@ -31,6 +31,8 @@ _CLOSE = b"\0"
 class Preemption:
     """What announces the end of a run, how long before, and whether the run then ends by itself.
 
+        everstep.attach("my-run", ..., preemption=everstep.Preemption(notice_file="/run/spot", grace_s=120.0))
+
     Raises:
         UsageError: a value that makes no sense; the message names it.
     """
@@ -42,7 +44,7 @@ class Preemption:
     notice_command: Sequence[str] | None = None
     """This command's success (exit status 0) does; run every few seconds, without a shell."""
     grace_s: float = GRACE_S
-    """From the announcement to the end."""
+    """Seconds from the announcement to the end."""
     ends: bool = True
     """After its checkpoint the run raises SystemExit; False: it goes on, until somebody ends it."""
 

@@ -10,9 +10,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..core.errors import LoaderStateError, StateTypeError
 from ..dataloader.ledger import Ledger
-from ..dataloader.loader import DataLoader
-from ..dataloader.state_format import check_fit, parse_state
+from ..dataloader.state_format import parse_state
 from .document import Document, mismatch, read_document
+from .loaders import LOADERS, AnyLoader
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names, numpy_module
 from .rng_state import pack_python, unpack_python
 from .state_protocol import Component, Laziness, Sink
@@ -128,8 +128,8 @@ class ScalerState:
         return state
 
 
-def loader_state(name: str, loader: DataLoader[Any]) -> Component:
-    """Return the component of everstep's own DataLoader: its position and its ledger of samples.
+def loader_state(name: str, loader: AnyLoader) -> Component:
+    """Return the component of a loader of everstep's own: its position and its ledger of samples.
 
     The document's key `ledger` is what a merge of ranks and the proof of exactly-once look for.
     """
@@ -148,7 +148,7 @@ def loader_state(name: str, loader: DataLoader[Any]) -> Component:
                 f" {name!r} has {here.fingerprint!r} of {here.sample_count}",
                 hint="give the dataset that the checkpoint was made with",
             )
-        check_fit(saved, here)
+        loader.check_state(parts.value("loader"))
 
     def load(state: dict[str, Any]) -> None:
         loader.load_state_dict(state["loader"])
@@ -163,8 +163,8 @@ def object_component(name: str, value: object) -> Component:
     Raises:
         StateTypeError: it has no state that could be saved; the hint says what to do.
     """
-    if isinstance(value, DataLoader):
-        return loader_state(name, cast("DataLoader[Any]", value))
+    if isinstance(value, LOADERS):
+        return loader_state(name, cast(AnyLoader, value))
     if isinstance(value, GradScaler):
         return ScalerState(name, value)
     made = _torch_generator(name, value) or _python_generator(name, value) or _numpy_generator(name, value)

@@ -9,6 +9,7 @@ from ..core.ids import CheckpointId
 from .end_machine import Ask, Requests
 from .pace import Pace
 from .rank_protocol import Listener
+from .steering_machine import Steering
 
 TOLD_KEPT = 256
 """Checkpoints whose end was told: what this rank does later with one of them is told to nobody again."""
@@ -65,6 +66,10 @@ class OneRank:
         """Make the next boundary due."""
         with self._lock:
             self._requests.add(ask)
+
+    def steer(self, steering: Steering) -> None:
+        """Rank 0 is here."""
+        self._pace.steer(steering)
 
     def end_after(self, step: int) -> str:
         """Whatever boundary comes first is the last one."""

@@ -1,6 +1,7 @@
 """How often this rank's run takes checkpoints: tells the frequency controller what is measured, and asks it."""
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from ..checkpoint.frequency_format import dump_memory, load_memory
 from ..checkpoint.frequency_machine import FixedInterval, Frequency, FrequencyMachine, FrequencyMemory
 from ..checkpoint.frequency_plan import DEADLINE_ROOM
 from ..checkpoint.frequency_types import (
+    BoundKind,
     CheckpointPersisted,
     CheckpointSkipped,
     CheckpointStalled,
@@ -27,6 +29,7 @@ from ..checkpoint.frequency_types import (
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
+from .steering_machine import Steering
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +54,24 @@ class Pace:
         self._others_need_s: float | None = None
         self._slots = 2
         self._storage: StorageKnown | None = None
+        self._steering, self._steering_lock = Steering(), threading.Lock()
 
     def _make(self, step: int) -> Frequency:
         if self._every is not None:
             return FixedInterval(self._every)
         return FrequencyMachine(self._limits, step=step, memory=self._memory)
+
+    # -- what operators ask
+
+    def steer(self, steering: Steering) -> None:
+        """Take what was asked here or elsewhere, as far as it is newer; from any thread. On rank 0 it decides."""
+        with self._steering_lock:
+            self._steering = self._steering.with_newer(steering)
+
+    @property
+    def steering(self) -> Steering:
+        """All that was asked so far."""
+        return self._steering
 
     # -- before training
 
@@ -127,12 +143,26 @@ class Pace:
 
     def due(self, start: int, horizon: int) -> tuple[int, ...]:
         """Return the boundaries among [start, horizon) that get a checkpoint; asked once for each, on rank 0."""
+        steering = self._steering
+        if steering.budget is not None:
+            self._frequency.limit(steering.budget)
+        if steering.is_paused(time.time()):
+            return ()
         return self._frequency.due(start, horizon)
 
     @property
     def decision(self) -> Decision:
         """How often, and why; meaningful on rank 0, which decides."""
-        return self._frequency.decision
+        decision, steering = self._frequency.decision, self._steering
+        if not steering.is_paused(time.time()):
+            return decision
+        until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(steering.paused_until_unix_s))
+        return replace(
+            decision,
+            kind=BoundKind.PAUSED,
+            reason=f"paused until {until} UTC, as asked",
+            paused_until_unix_s=steering.paused_until_unix_s,
+        )
 
     @property
     def slower_steps(self) -> SlowerSteps:

@@ -1,6 +1,6 @@
 """What ranks tell each other through the Store, as JSON: the only writer and the only reader. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -9,6 +9,7 @@ from ..checkpoint.frequency_format import dump_decision, dump_figures, load_deci
 from ..checkpoint.frequency_types import Decision, Figures
 from ..core.errors import CorruptDataError
 from .horizon_machine import Plan
+from .steering_machine import Steering
 from .sweep_machine import Mark
 
 _Kind = TypeVar("_Kind")
@@ -23,6 +24,8 @@ class RankState:
     needed_s: float | None
     """How long a checkpoint takes it (`Pace.own_needed_s`)."""
     mark: Mark
+    steering: Steering = field(default_factory=Steering)
+    """What operators have asked of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class _State(msgspec.Struct):
     figures: object
     needed_s: float | None
     mark: Mark
+    steering: Steering
 
 
 class _Plan(msgspec.Struct):
@@ -79,8 +83,13 @@ def load_plan(text: bytes) -> PlanMessage:
 
 def dump_state(state: RankState) -> str:
     """Return what rank 0 reads."""
-    figures = dump_figures(state.figures)
-    return msgspec.json.encode(_State(figures=figures, needed_s=state.needed_s, mark=state.mark)).decode()
+    said = _State(
+        figures=dump_figures(state.figures),
+        needed_s=state.needed_s,
+        mark=state.mark,
+        steering=state.steering,
+    )
+    return msgspec.json.encode(said).decode()
 
 
 def load_state(text: bytes) -> RankState:
@@ -90,7 +99,8 @@ def load_state(text: bytes) -> RankState:
         CorruptDataError: it is something else.
     """
     said = _read(text, _State)
-    return RankState(figures=load_figures(said.figures), needed_s=said.needed_s, mark=said.mark)
+    figures = load_figures(said.figures)
+    return RankState(figures=figures, needed_s=said.needed_s, mark=said.mark, steering=said.steering)
 
 
 def dump_beat(beat: Beat) -> str:

@@ -6,6 +6,7 @@ from ..checkpoint.frequency_types import Decision
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
 from .end_machine import Ask
+from .steering_machine import Steering
 
 
 class Listener(Protocol):
@@ -86,6 +87,10 @@ class Ranks(Protocol):
 
     def ask_for_checkpoint(self, ask: Ask) -> None:
         """Ask for a checkpoint at one of the next boundaries, maybe as the run's last; from any thread."""
+        ...
+
+    def steer(self, steering: Steering) -> None:
+        """Let rank 0 hear what an operator asks of the controller; from any thread."""
         ...
 
     def end_after(self, step: int) -> str:

@@ -27,6 +27,7 @@ from .rank_ends import RankEnds
 from .rank_format import PlanMessage, RankState, dump_plan, dump_state, load_plan, load_state
 from .rank_protocol import Listener, Ranks
 from .rank_store import name_of, own_client, present, under
+from .steering_machine import Steering
 from .sweep_machine import Mark, Sweep
 
 AGREE_DEADLINE_S = 300.0
@@ -194,6 +195,11 @@ class StoreRanks:
         else:
             self._say(REQUESTS, "+")
 
+    def steer(self, steering: Steering) -> None:
+        """Rank 0 takes it at once; of the others it hears with their next figures, which do not wait for their time."""
+        self._pace.steer(steering)
+        self._figures_at_s = 0.0
+
     def end_after(self, step: int) -> str:
         """Return what the plans say; without them, what this rank has asked for."""
         with self._changed:
@@ -271,7 +277,12 @@ class StoreRanks:
         return Mark(plan=self._horizon.next_number, step=min(self._awaited | {self._step}))
 
     def _state(self) -> RankState:
-        return RankState(figures=self._pace.figures, needed_s=self._pace.own_needed_s, mark=self._mark())
+        return RankState(
+            figures=self._pace.figures,
+            needed_s=self._pace.own_needed_s,
+            mark=self._mark(),
+            steering=self._pace.steering,
+        )
 
     def _figures_due(self) -> bool:
         now_s = time.monotonic()
@@ -375,6 +386,8 @@ class StoreRanks:
         known = present(self._store, keys)
         said = [load_state(item) for item in self._store.multi_get(known)] if known else []
         marks = [state.mark for state in said]
+        for state in said:
+            self._pace.steer(state.steering)
         with self._changed:
             self._peers = [state.figures for state in said]
             self._pace.others_need(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ..checkpoint.frequency_types import Decision, SlowerSteps, StepEnded
 from ..core.durations import duration_text
 from ..core.ids import CheckpointId
+from ..dataloader import data_wait
 from ..proto import frames
 from ..proto.frames import SkipReason
 
@@ -81,6 +82,8 @@ class Report:
     """From the first boundary to the end of the last."""
     decision: Decision
     """How often checkpoints are taken now, and why."""
+    data_wait_s: float = 0.0
+    """Of `train_s`: the loop waited for batches of everstep's loaders. No cost of checkpoints."""
 
     def as_frame(self) -> frames.Costs:
         """Return what the daemon is told of it."""
@@ -95,6 +98,14 @@ class Report:
             interval_steps=self.decision.interval_steps,
             reason=self.decision.reason,
             goal_missed=self.decision.goal_missed,
+            steps=self.steps,
+            data_s=self.data_wait_s,
+            bound=self.decision.kind.value,
+            budget=self.decision.budget,
+            cost_share=self.decision.cost_share,
+            cost_half_width=self.decision.cost_half_width,
+            steps_undecided=self.decision.steps_undecided,
+            paused_until_unix_s=self.decision.paused_until_unix_s,
         )
 
     def __str__(self) -> str:
@@ -221,6 +232,7 @@ class CostBook:
     _quiet_count: int = 0
     _busy_count: int = 0
     _arrived_s: float = 0.0
+    _data_before_s: float = 0.0
     _left_s: float | None = None
     _opened_busy: bool = False
 
@@ -231,7 +243,7 @@ class CostBook:
         """
         self._arrived_s = arrived_s
         if self._left_s is None:
-            self._left_s = arrived_s
+            self._left_s, self._data_before_s = arrived_s, data_wait.total_s()
             return None
         step_s = arrived_s - self._left_s - guard_s
         (self._busy if self._opened_busy else self._quiet).append(step_s)
@@ -294,4 +306,5 @@ class CostBook:
             slower_steps_s=slower.total_s / slower.steps * self._busy_count if slower.steps else 0.0,
             train_s=self.train_s,
             decision=decision,
+            data_wait_s=0.0 if self._left_s is None else data_wait.total_s() - self._data_before_s,
         )

@@ -7,6 +7,8 @@ from collections.abc import Generator, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 
+from msgspec.structs import asdict, replace
+
 from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageError, error_from_code
 from ..core.ids import CheckpointId
 from ..proto import frames
@@ -32,6 +34,7 @@ from .run_state import RunState
 from .shard_stream import StreamEvents
 from .snapshot import Snapshotter
 from .state_protocol import Component
+from .steering_machine import Steering
 from .storage_notes import StorageNotes
 
 logger = logging.getLogger(__name__)
@@ -230,7 +233,8 @@ class Run:
         """Let the daemon's status and metrics know what checkpoints cost, every few seconds."""
         if now_s >= self._costs_at_s:
             self._costs_at_s = now_s + COSTS_S
-            self._link.tell(self.report().as_frame())
+            said = self.report().as_frame()
+            self._link.tell(replace(said, step=self._state.step, step_s=self._pace.step_s))
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""
@@ -348,6 +352,8 @@ class Run:
                 self._storage_notes.take(event)
             case frames.RankGone():
                 self._ranks.gone(event.rank)
+            case frames.Force() | frames.Steer():
+                self._asked(event)
             case frames.Fenced():
                 self._unusable = FencedError(event.message, hint="stop this process")
             case frames.Failure():
@@ -355,6 +361,14 @@ class Run:
                 self._costs.failures.append(event.message)
             case _:
                 logger.error("frame_unexpected kind=%s", type(event).__name__)
+
+    def _asked(self, event: frames.Force | frames.Steer) -> None:
+        """An operator asks something of the controller."""
+        if isinstance(event, frames.Force):
+            self._checkpoints.force(event)
+        else:
+            self._ranks.steer(Steering(**asdict(event)))
+            self._costs_at_s = 0.0  # the daemon waits to hear that it holds
 
     # -- the end
 

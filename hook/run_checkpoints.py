@@ -11,7 +11,7 @@ from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import SkipReason
-from .end_machine import Progress
+from .end_machine import Ask, Progress
 from .link import Link
 from .pace import Pace
 from .rank_protocol import Ranks
@@ -120,6 +120,16 @@ class RunCheckpoints:
             self.keep_daemon()
         return True
 
+    def force(self, wanted: frames.Force) -> None:
+        """Ask all ranks for a checkpoint, and say from which boundary on it is one that was asked for; any thread."""
+        step = self._state.step
+        first = (
+            step + 1 if self._tried_step >= step else step
+        )  # a boundary may be in the middle of being decided
+        heard = frames.ForceHeard(number=wanted.number, attempt=self._parts.attempt, step=first)
+        self._link.tell(heard)
+        self._ranks.ask_for_checkpoint(Ask())
+
     def wait(self, deadline_s: float) -> bool:
         """Wait until memory asked for is there or refused, and all that was taken is complete or has failed.
 
@@ -175,6 +185,7 @@ class RunCheckpoints:
         step = self._state.step
         self._costs.skip(skip_reason(reason), reason)
         self._pace.skipped(step)
+        self._tell_skipped(step, skip_reason(reason), reason)
         logger.warning("checkpoint_skipped run=%s step=%d reason=%s", self._parts.name, step, reason)
         if self._ranks.world_size > 1:
             self._ranks.failed(CheckpointId(self._parts.attempt, step), f"{SKIPPED}{reason}")
@@ -240,6 +251,7 @@ class RunCheckpoints:
         if self._ranks.world_size > 1:
             self._link.tell(frames.Complete(attempt=checkpoint.attempt, step=checkpoint.step))
         self._costs.completed(checkpoint)
+        self._take_back_failure(checkpoint)
         self._failing, self._failed_alike = "", 0
         with self._settled:
             self._complete_step = max(self._complete_step, checkpoint.step)
@@ -248,6 +260,8 @@ class RunCheckpoints:
 
     def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
         """It will never be complete; without all ranks in memory it is of no use at all."""
+        if SKIPPED in reason and not self._is_mine(reason):
+            self._tell_skipped(checkpoint.step, SkipReason.PEER, reason)
         self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step, in_memory=in_memory))
         self._pace.failed(checkpoint, skipped=SKIPPED in reason)
         if SKIPPED in reason:
@@ -256,6 +270,16 @@ class RunCheckpoints:
             self._costs.failures.append(f"{checkpoint}: {reason}")
             self._say_failed(checkpoint, reason)
         self._settle(checkpoint)
+
+    def _take_back_failure(self, checkpoint: CheckpointId) -> None:
+        """The daemon died with it, and the next one has written it all the same."""
+        for said in [each for each in list(self._costs.failures) if each.startswith(f"{checkpoint}: ")]:
+            self._costs.failures.remove(said)
+            logger.warning(
+                "checkpoint_outlived run=%s checkpoint=%s: it is complete, though it was said to have failed",
+                self._parts.name,
+                checkpoint,
+            )
 
     def _say_failed(self, checkpoint: CheckpointId, reason: str) -> None:
         """Log it; of those that fail alike, one after the other, the first, the 10th, the 100th and so on."""
@@ -273,8 +297,18 @@ class RunCheckpoints:
         """A rank had no room or no arena for its part: counted here unless it was this rank, which knows already."""
         with self._settled:
             self._taken_steps.discard(checkpoint.step)
-        if not reason.startswith(f"rank {self._ranks.rank}: "):
+        if not self._is_mine(reason):
             self._costs.skip(SkipReason.PEER, reason)
             logger.warning(
                 "checkpoint_skipped run=%s checkpoint=%s reason=%s", self._parts.name, checkpoint, reason
             )
+
+    def _is_mine(self, reason: str) -> bool:
+        return reason.startswith(f"rank {self._ranks.rank}: ")
+
+    def _tell_skipped(self, step: int, reason: SkipReason, text: str) -> None:
+        """Let the daemon know at once: somebody may wait for this checkpoint."""
+        said = frames.Skipped(
+            attempt=self._parts.attempt, step=step, reason=reason, text=text[: frames.SHORT_TEXT_MAX]
+        )
+        self._link.tell(said)

@@ -2,8 +2,8 @@
 
 Every request that wants an answer carries a `request_id` chosen by the client; its answer carries the same number in
 `re`. Frames without `re` are events. File descriptors travel beside `ArenaReady`, `Fetched`, `Streaming`,
-`CacheOpened` and `StagingReady` (SCM_RIGHTS), never to the daemon. Sizes and offsets are bytes; times are seconds.
-Neither tensor nor sample bytes ever travel here.
+`CacheOpened`, `StagingReady` and `InboxReady` (SCM_RIGHTS), never to the daemon. Sizes and offsets are bytes; times
+are seconds. Neither tensor nor sample bytes ever travel here.
 """
 
 from enum import Enum
@@ -11,9 +11,10 @@ from typing import Annotated
 
 import msgspec
 
+from .peer_frames import MEMBERS_MAX, Address, PeerReply, PeerRequest
 from .share_frames import ShareReply, ShareRequest
 
-PROTOCOL = 8
+PROTOCOL = 10
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -22,7 +23,8 @@ FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
 HELLO_SIZE_BYTES_MAX = 4096
 """What an unknown peer may make the daemon buffer."""
 
-ShortText = Annotated[str, msgspec.Meta(max_length=500)]
+SHORT_TEXT_MAX = 500
+ShortText = Annotated[str, msgspec.Meta(max_length=SHORT_TEXT_MAX)]
 """For people, kept by the daemon."""
 
 
@@ -270,12 +272,84 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     reason: ShortText
     goal_missed: ShortText
     """Why the work that may be lost at most cannot be kept; empty: it can, or nobody asked."""
+    steps: int = 0
+    """Boundaries passed in `train_s`; 0 from a trainer that does not say."""
+    data_s: float = 0.0
+    """Of `train_s`, waits of the loop for batches of everstep's loaders: data, not checkpoints."""
+    bound: ShortText = ""
+    """What the interval is bound by, one word or two; `paused`: an operator asked for no checkpoints."""
+    budget: float | None = None
+    """Share of the time that training takes without checkpoints; None: the interval is fixed."""
+    cost_share: float | None = None
+    """What checkpoints cost at this interval, by what is known now, as such a share; None while nobody knows."""
+    cost_half_width: float | None = None
+    """Half of its interval of confidence."""
+    steps_undecided: int = 0
+    """Steps, about, until that is known well enough; 0: it is."""
+    step: int = 0
+    """Boundaries passed along the lineage of the run."""
+    step_s: float = 0.0
+    """What the newest step took; 0 before the first."""
+    paused_until_unix_s: float = 0.0
+    """As an operator asked, perhaps of another daemon, or of one before this; 0: it is not paused."""
+
+    @property
+    def added_s(self) -> float:
+        """What checkpoints have added to training."""
+        return self.boundary_s + self.guard_s + max(self.slower_s, 0.0)
+
+    @property
+    def added_share(self) -> float:
+        """The same as a share of training without checkpoints."""
+        return self.added_s / (self.train_s - self.added_s) if self.train_s > self.added_s else 0.0
+
+
+class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
+    """A due checkpoint is not taken: this rank could not, or has heard of one that could not."""
+
+    attempt: int
+    step: int
+    reason: SkipReason
+    text: ShortText
+
+
+class ForceHeard(msgspec.Struct, frozen=True, tag="force_heard"):
+    """Answer to Force: the ranks are asked for a checkpoint at one of their next boundaries."""
+
+    number: int
+    attempt: int
+    step: int
+    """The first boundary whose checkpoint is one that was asked for."""
 
 
 class Detach(msgspec.Struct, frozen=True, tag="detach"):
     """The client ends cleanly; answered when everything it sealed is committed or has failed."""
 
     request_id: int
+
+
+class ReadManifest(msgspec.Struct, frozen=True, tag="read_manifest"):
+    """Ask for the manifest of a committed shard of a run of this user, without a lease; see `OpenSegment`."""
+
+    request_id: int
+    run: str
+    """Name or id."""
+    attempt: int
+    step: int
+    rank: int
+
+
+class OpenSegment(msgspec.Struct, frozen=True, tag="open_segment"):
+    """Ask for the file of one segment of such a shard, to read: who exports what a node's daemon has saved for them."""
+
+    request_id: int
+    run: str
+    """Name or id."""
+    attempt: int
+    step: int
+    rank: int
+    segment: int
+    """As the manifest numbers them."""
 
 
 class HandOver(msgspec.Struct, frozen=True, tag="hand_over"):
@@ -290,7 +364,7 @@ class CacheContent(Enum):
     RAW = "raw"
     """As the source stores them."""
     PREPARED = "prepared"
-    """A prepared sample, encoded by dataloader/cache/tree_format.py."""
+    """A prepared sample, encoded by dataloader/tree_format.py."""
 
 
 class OpenCache(msgspec.Struct, frozen=True, tag="open_cache"):
@@ -305,6 +379,8 @@ class OpenCache(msgspec.Struct, frozen=True, tag="open_cache"):
     sample_count: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
     budget_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
     """Bytes that the cache may take, its index included (dataloader/cache/arena_format.py)."""
+    members: Annotated[list[Address], msgspec.Meta(max_length=MEMBERS_MAX)] = []
+    """The nodes that share this dataset, as the trainer found them; empty: those of the daemon's configuration."""
 
 
 class StageCache(msgspec.Struct, frozen=True, tag="stage_cache"):
@@ -335,6 +411,9 @@ class CacheUse(msgspec.Struct, frozen=True, tag="cache_use"):
     """Read from the source."""
     oversized_count: Annotated[int, msgspec.Meta(ge=0)]
     """Of the misses, samples larger than the whole budget."""
+    peer_count: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Read from other nodes' memory."""
+    peer_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 Request = (
@@ -358,12 +437,17 @@ Request = (
     | GiveUp
     | Complete
     | Costs
+    | Skipped
+    | ForceHeard
     | Detach
+    | ReadManifest
+    | OpenSegment
     | HandOver
     | OpenCache
     | StageCache
     | FillCache
     | CacheUse
+    | PeerRequest
     | ShareRequest
 )
 
@@ -498,6 +582,12 @@ class ManifestBytes(msgspec.Struct, frozen=True, tag="manifest_bytes"):
     manifest: bytes
 
 
+class SegmentOpened(msgspec.Struct, frozen=True, tag="segment_opened"):
+    """A segment's file (its descriptor, for reading only, beside this frame)."""
+
+    re: int
+
+
 class ArenaReady(msgspec.Struct, frozen=True, tag="arena_ready"):
     """The arena asked for (fd beside this frame); all its slots are free."""
 
@@ -572,6 +662,26 @@ class RankGone(msgspec.Struct, frozen=True, tag="rank_gone"):
     rank: int
 
 
+class Force(msgspec.Struct, frozen=True, tag="force"):
+    """An operator wants a checkpoint: at one of the next boundaries, the same on all ranks."""
+
+    number: int
+    """For the answer."""
+
+
+class Steer(msgspec.Struct, frozen=True, tag="steer"):
+    """What operators have asked of the run's controller so far; of each wish the one asked last holds on all ranks.
+
+    Times in seconds since 1970-01-01 UTC; 0: never.
+    """
+
+    budget: float | None = None
+    """Share of the time that training takes without checkpoints."""
+    budget_asked_unix_s: float = 0.0
+    paused_until_unix_s: float = 0.0
+    pause_asked_unix_s: float = 0.0
+
+
 class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
     """Somebody took the run over; this client can start nothing new."""
 
@@ -583,11 +693,17 @@ class CacheOpened(msgspec.Struct, frozen=True, tag="cache_opened"):
 
     re: int
     size_bytes: int
-    """Of the memfd: more than is ever used."""
+    """To map: the memfd is as long as it has pages, and may become so long."""
     budget_bytes: int
     """The one that counts."""
     reason: str = ""
     """Why it is not what was asked for, and what to do; empty: it is."""
+    members: list[str] = []
+    """The nodes that share it; empty: this one alone. A `CacheMembers` tells of changes."""
+    me: str = ""
+    """The member that this node is; empty: it is none."""
+    peer_deadline_s: float = 0.0
+    """How long a peer may take to answer."""
 
 
 class StagingReady(msgspec.Struct, frozen=True, tag="staging_ready"):
@@ -610,6 +726,8 @@ class CacheFilled(msgspec.Struct, frozen=True, tag="cache_filled"):
     """Sample ids that are there with other bytes: the fingerprint does not follow the content."""
     reason: str = ""
     """Why others were not admitted; empty: all were."""
+    forwarded_count: int = 0
+    """On their way to the nodes that own them."""
 
 
 Reply = (
@@ -623,6 +741,7 @@ Reply = (
     | Chunk
     | StreamEnd
     | ManifestBytes
+    | SegmentOpened
     | ArenaReady
     | SlotFree
     | SegmentWritten
@@ -631,9 +750,12 @@ Reply = (
     | DevicesChanged
     | Notice
     | RankGone
+    | Force
+    | Steer
     | Fenced
     | CacheOpened
     | StagingReady
     | CacheFilled
+    | PeerReply
     | ShareReply
 )

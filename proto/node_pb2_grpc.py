@@ -114,6 +114,116 @@ class NodeStub:
                 request_serializer=everstep_dot_proto_dot_node__pb2.ShutdownRequest.SerializeToString,
                 response_deserializer=everstep_dot_proto_dot_node__pb2.ShutdownResponse.FromString,
                 _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/everstep.node.v1.Node/WatchEvents',
+                request_serializer=everstep_dot_proto_dot_node__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.Event.FromString,
+                _registered_method=True)
+        self.OpenWebSession = channel.unary_unary(
+                '/everstep.node.v1.Node/OpenWebSession',
+                request_serializer=everstep_dot_proto_dot_node__pb2.OpenWebSessionRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.OpenWebSessionResponse.FromString,
+                _registered_method=True)
+        self.GetController = channel.unary_unary(
+                '/everstep.node.v1.Node/GetController',
+                request_serializer=everstep_dot_proto_dot_node__pb2.GetControllerRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.GetControllerResponse.FromString,
+                _registered_method=True)
+        self.SetBudget = channel.unary_unary(
+                '/everstep.node.v1.Node/SetBudget',
+                request_serializer=everstep_dot_proto_dot_node__pb2.SetBudgetRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.SetBudgetResponse.FromString,
+                _registered_method=True)
+        self.ForceCheckpoint = channel.unary_unary(
+                '/everstep.node.v1.Node/ForceCheckpoint',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ForceCheckpointRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ForceCheckpointResponse.FromString,
+                _registered_method=True)
+        self.PauseCheckpoints = channel.unary_unary(
+                '/everstep.node.v1.Node/PauseCheckpoints',
+                request_serializer=everstep_dot_proto_dot_node__pb2.PauseCheckpointsRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.PauseCheckpointsResponse.FromString,
+                _registered_method=True)
+        self.ResumeCheckpoints = channel.unary_unary(
+                '/everstep.node.v1.Node/ResumeCheckpoints',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ResumeCheckpointsRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ResumeCheckpointsResponse.FromString,
+                _registered_method=True)
+        self.ListRuns = channel.unary_unary(
+                '/everstep.node.v1.Node/ListRuns',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ListRunsRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ListRunsResponse.FromString,
+                _registered_method=True)
+        self.GetRun = channel.unary_unary(
+                '/everstep.node.v1.Node/GetRun',
+                request_serializer=everstep_dot_proto_dot_node__pb2.GetRunRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.GetRunResponse.FromString,
+                _registered_method=True)
+        self.ListSlots = channel.unary_unary(
+                '/everstep.node.v1.Node/ListSlots',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ListSlotsRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ListSlotsResponse.FromString,
+                _registered_method=True)
+        self.PinCheckpoint = channel.unary_unary(
+                '/everstep.node.v1.Node/PinCheckpoint',
+                request_serializer=everstep_dot_proto_dot_node__pb2.PinCheckpointRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.PinCheckpointResponse.FromString,
+                _registered_method=True)
+        self.UnpinCheckpoint = channel.unary_unary(
+                '/everstep.node.v1.Node/UnpinCheckpoint',
+                request_serializer=everstep_dot_proto_dot_node__pb2.UnpinCheckpointRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.UnpinCheckpointResponse.FromString,
+                _registered_method=True)
+        self.ExportCheckpoint = channel.unary_stream(
+                '/everstep.node.v1.Node/ExportCheckpoint',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ExportCheckpointRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ExportCheckpointResponse.FromString,
+                _registered_method=True)
+        self.ListCaches = channel.unary_unary(
+                '/everstep.node.v1.Node/ListCaches',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ListCachesRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ListCachesResponse.FromString,
+                _registered_method=True)
+        self.ListMembers = channel.unary_unary(
+                '/everstep.node.v1.Node/ListMembers',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ListMembersRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ListMembersResponse.FromString,
+                _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/everstep.node.v1.Node/ListGroups',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ListGroupsResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/everstep.node.v1.Node/Drain',
+                request_serializer=everstep_dot_proto_dot_node__pb2.DrainRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.IssueToken = channel.unary_unary(
+                '/everstep.node.v1.Node/IssueToken',
+                request_serializer=everstep_dot_proto_dot_node__pb2.IssueTokenRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.IssueTokenResponse.FromString,
+                _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/everstep.node.v1.Node/ListTokens',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ListTokensResponse.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/everstep.node.v1.Node/RevokeToken',
+                request_serializer=everstep_dot_proto_dot_node__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.RevokeTokenResponse.FromString,
+                _registered_method=True)
+        self.GetQuotas = channel.unary_unary(
+                '/everstep.node.v1.Node/GetQuotas',
+                request_serializer=everstep_dot_proto_dot_node__pb2.GetQuotasRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.GetQuotasResponse.FromString,
+                _registered_method=True)
+        self.ReloadConfig = channel.unary_unary(
+                '/everstep.node.v1.Node/ReloadConfig',
+                request_serializer=everstep_dot_proto_dot_node__pb2.ReloadConfigRequest.SerializeToString,
+                response_deserializer=everstep_dot_proto_dot_node__pb2.ReloadConfigResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -157,8 +267,8 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RemoveRun(self, request, context):
-        """Remove all checkpoints of a run, in memory and tagged ones too; its attempts stay known. FAILED_PRECONDITION while a trainer of the
-        run lives or one of its snapshots is being written.
+        """Remove all checkpoints of a run, those in memory too; its attempts stay known. FAILED_PRECONDITION while a trainer
+        of the run lives or one of its snapshots is being written, and for tags unless forced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -239,6 +349,179 @@ class NodeServicer:
 
     def Shutdown(self, request, context):
         """Persist what is sealed, refuse new snapshots, then exit; returns when nothing is left to persist.
+        PERMISSION_DENIED unless the caller is the daemon's user or root.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvents(self, request, context):
+        """Return what happened on the node, in order: the caller's runs and the node itself. With `follow` it goes on until
+        the daemon ends, and needs no deadline. Nothing waits for a slow reader: what it missed is said by an event of its
+        own. RESOURCE_EXHAUSTED where too many follow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenWebSession(self, request, context):
+        """Let the caller open the page on the metrics port: an address that logs a browser in as this user, once, and for
+        minutes. INVALID_ARGUMENT where the configuration says that nothing is served there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetController(self, request, context):
+        """Return how often runs take checkpoints, why, and what was asked of their controllers. NOT_FOUND for a run that has
+        not attached since the daemon started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetBudget(self, request, context):
+        """Let a run's controller keep to another budget until the attempt ends; on all ranks, also of other nodes. Answers
+        when the trainers say that they do, or after 15 s with what they say then. INVALID_ARGUMENT for a fixed interval.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForceCheckpoint(self, request, context):
+        """Take a checkpoint at one of the next boundaries, the same on all ranks, also while checkpoints are paused. Answers
+        when it is complete on all ranks, or why it is not. NOT_FOUND while no trainer of the run is attached;
+        DEADLINE_EXCEEDED half a second before the call's own deadline: it may still become complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseCheckpoints(self, request, context):
+        """Let a run's controller take no checkpoint for a time; forced ones and the run's last one are taken. Again sets the
+        time anew. Answers like SetBudget.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeCheckpoints(self, request, context):
+        """End a pause at once; without one nothing happens. Answers like SetBudget.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRuns(self, request, context):
+        """Return the caller's runs: those that attached since the daemon started, and those that are only on the devices.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRun(self, request, context):
+        """Return one run with its ranks and slots. NOT_FOUND without it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSlots(self, request, context):
+        """Return the slots of the caller's ranks: what lies in memory, and what is being written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinCheckpoint(self, request, context):
+        """Keep a checkpoint from being collected, durably, for a time or until it is unpinned: for tools that copy it. Again
+        with the same label sets the time anew. NOT_FOUND without the checkpoint, INVALID_ARGUMENT where the label is not
+        allowed or is another checkpoint's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinCheckpoint(self, request, context):
+        """Take a pin away, durably. NOT_FOUND without it, UNAVAILABLE while a device of the store is missing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportCheckpoint(self, request, context):
+        """Say where a checkpoint lies, and keep it from being collected for as long as the call goes on: the caller reads the
+        devices and writes the files itself, with its own rights (the Python client and `everstep export` do). One answer
+        comes at once; the call then lasts until the caller ends it or its deadline. The daemon writes to no path that a
+        client names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCaches(self, request, context):
+        """Return the caches of samples of the caller.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMembers(self, request, context):
+        """Return the nodes that share their caches with this one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListGroups(self, request, context):
+        """Return the caller's groups of jobs that prepare each batch once between them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Take no new run, and answer once everything that is sealed is persisted: for a node that is to be worked on. Runs
+        that are attached go on, and what they seal meanwhile is persisted, too. With `cancel` runs are taken again.
+        PERMISSION_DENIED unless the caller is the daemon's user or root.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def IssueToken(self, request, context):
+        """Make a token for another tool: it may do what the caller may, or only look, until its time is over. The caller has
+        to be known by a connection of the data socket: INVALID_ARGUMENT for one with such a token or a certificate.
+        RESOURCE_EXHAUSTED for a user who has 64.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokens(self, request, context):
+        """Return the caller's tokens that are valid, the one that ends first first; never the tokens themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Make one of the caller's tokens invalid, at once. NOT_FOUND for one of nobody or of somebody else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetQuotas(self, request, context):
+        """Return what the caller (root: everybody) has taken of its quotas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadConfig(self, request, context):
+        """Read the daemon's configuration file again and take what changed in it: all of it, or nothing. INVALID_ARGUMENT
+        where the file is wrong or changes what only a restart can change, and for a private daemon, which has no file.
         PERMISSION_DENIED unless the caller is the daemon's user or root.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -327,6 +610,116 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Shutdown,
                     request_deserializer=everstep_dot_proto_dot_node__pb2.ShutdownRequest.FromString,
                     response_serializer=everstep_dot_proto_dot_node__pb2.ShutdownResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.WatchEventsRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.Event.SerializeToString,
+            ),
+            'OpenWebSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenWebSession,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.OpenWebSessionRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.OpenWebSessionResponse.SerializeToString,
+            ),
+            'GetController': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetController,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.GetControllerRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.GetControllerResponse.SerializeToString,
+            ),
+            'SetBudget': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBudget,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.SetBudgetRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.SetBudgetResponse.SerializeToString,
+            ),
+            'ForceCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForceCheckpoint,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ForceCheckpointRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ForceCheckpointResponse.SerializeToString,
+            ),
+            'PauseCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseCheckpoints,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.PauseCheckpointsRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.PauseCheckpointsResponse.SerializeToString,
+            ),
+            'ResumeCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeCheckpoints,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ResumeCheckpointsRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ResumeCheckpointsResponse.SerializeToString,
+            ),
+            'ListRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRuns,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ListRunsRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'GetRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRun,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.GetRunRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.GetRunResponse.SerializeToString,
+            ),
+            'ListSlots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSlots,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ListSlotsRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ListSlotsResponse.SerializeToString,
+            ),
+            'PinCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinCheckpoint,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.PinCheckpointRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.PinCheckpointResponse.SerializeToString,
+            ),
+            'UnpinCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinCheckpoint,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.UnpinCheckpointRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.UnpinCheckpointResponse.SerializeToString,
+            ),
+            'ExportCheckpoint': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportCheckpoint,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ExportCheckpointRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ExportCheckpointResponse.SerializeToString,
+            ),
+            'ListCaches': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCaches,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ListCachesRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ListCachesResponse.SerializeToString,
+            ),
+            'ListMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMembers,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ListMembersRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ListMembersResponse.SerializeToString,
+            ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ListGroupsRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ListGroupsResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.DrainRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.DrainResponse.SerializeToString,
+            ),
+            'IssueToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.IssueToken,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.IssueTokenRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.IssueTokenResponse.SerializeToString,
+            ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ListTokensRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ListTokensResponse.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.RevokeTokenResponse.SerializeToString,
+            ),
+            'GetQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetQuotas,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.GetQuotasRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.GetQuotasResponse.SerializeToString,
+            ),
+            'ReloadConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadConfig,
+                    request_deserializer=everstep_dot_proto_dot_node__pb2.ReloadConfigRequest.FromString,
+                    response_serializer=everstep_dot_proto_dot_node__pb2.ReloadConfigResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -761,6 +1154,600 @@ class Node:
             '/everstep.node.v1.Node/Shutdown',
             everstep_dot_proto_dot_node__pb2.ShutdownRequest.SerializeToString,
             everstep_dot_proto_dot_node__pb2.ShutdownResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/everstep.node.v1.Node/WatchEvents',
+            everstep_dot_proto_dot_node__pb2.WatchEventsRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.Event.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenWebSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/OpenWebSession',
+            everstep_dot_proto_dot_node__pb2.OpenWebSessionRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.OpenWebSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetController(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/GetController',
+            everstep_dot_proto_dot_node__pb2.GetControllerRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.GetControllerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBudget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/SetBudget',
+            everstep_dot_proto_dot_node__pb2.SetBudgetRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.SetBudgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForceCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ForceCheckpoint',
+            everstep_dot_proto_dot_node__pb2.ForceCheckpointRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ForceCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/PauseCheckpoints',
+            everstep_dot_proto_dot_node__pb2.PauseCheckpointsRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.PauseCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ResumeCheckpoints',
+            everstep_dot_proto_dot_node__pb2.ResumeCheckpointsRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ResumeCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ListRuns',
+            everstep_dot_proto_dot_node__pb2.ListRunsRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/GetRun',
+            everstep_dot_proto_dot_node__pb2.GetRunRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.GetRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSlots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ListSlots',
+            everstep_dot_proto_dot_node__pb2.ListSlotsRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ListSlotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/PinCheckpoint',
+            everstep_dot_proto_dot_node__pb2.PinCheckpointRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.PinCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/UnpinCheckpoint',
+            everstep_dot_proto_dot_node__pb2.UnpinCheckpointRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.UnpinCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/everstep.node.v1.Node/ExportCheckpoint',
+            everstep_dot_proto_dot_node__pb2.ExportCheckpointRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ExportCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCaches(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ListCaches',
+            everstep_dot_proto_dot_node__pb2.ListCachesRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ListCachesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ListMembers',
+            everstep_dot_proto_dot_node__pb2.ListMembersRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ListMembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ListGroups',
+            everstep_dot_proto_dot_node__pb2.ListGroupsRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/Drain',
+            everstep_dot_proto_dot_node__pb2.DrainRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IssueToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/IssueToken',
+            everstep_dot_proto_dot_node__pb2.IssueTokenRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.IssueTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ListTokens',
+            everstep_dot_proto_dot_node__pb2.ListTokensRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ListTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/RevokeToken',
+            everstep_dot_proto_dot_node__pb2.RevokeTokenRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.RevokeTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/GetQuotas',
+            everstep_dot_proto_dot_node__pb2.GetQuotasRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.GetQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.node.v1.Node/ReloadConfig',
+            everstep_dot_proto_dot_node__pb2.ReloadConfigRequest.SerializeToString,
+            everstep_dot_proto_dot_node__pb2.ReloadConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Word = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 LEAVES_MAX = 4100
 """Of a first batch."""
+Quarantined = Annotated[list[tuple[Count, Count, Word]], msgspec.Meta(max_length=256)]
+"""Samples that kill workers: id, deaths, how the last worker ended."""
 
 
 class ShareKey(msgspec.Struct, frozen=True):
@@ -75,6 +77,8 @@ class PublishShare(msgspec.Struct, frozen=True, tag="publish_share"):
     offset_bytes: Count
     size_bytes: Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
     xxh3: Annotated[int, msgspec.Meta(ge=0)]
+    left_out: Quarantined = []
+    """Samples of the batch that are not in it; from now on the group leaves them out."""
 
 
 class FailShare(msgspec.Struct, frozen=True, tag="fail_share"):
@@ -91,7 +95,7 @@ class WantShare(msgspec.Struct, frozen=True, tag="want_share"):
 
 
 class TookShare(msgspec.Struct, frozen=True, tag="took_share"):
-    """The job has this batch, by copy or by itself, and goes on with the next one."""
+    """The job has this batch and goes on with the next one, which it does not want yet; wanting it says as much."""
 
     batch: Count
 
@@ -121,6 +125,8 @@ class ShareJoined(msgspec.Struct, frozen=True, tag="share_joined"):
     re: int
     jobs: int
     """That take part now, with this one."""
+    quarantined: list[tuple[int, int, str]] = []
+    """What the group leaves out."""
 
 
 class ShareStaged(msgspec.Struct, frozen=True, tag="share_staged"):
@@ -134,14 +140,21 @@ class ShareLeased(msgspec.Struct, frozen=True, tag="share_leased"):
     """The job is to prepare these batches now, in this order."""
 
     batches: list[int]
+    quarantined: list[tuple[int, int, str]] = []
+    """What the group has come to leave out since the job was told last."""
 
 
 class ShareReady(msgspec.Struct, frozen=True, tag="share_ready"):
-    """The batch asked for lies in a memfd that nobody can change (fd beside this frame); answered by `TookShare`."""
+    """The batch asked for lies in a memfd that nobody can change (fd beside this frame).
+
+    Answered by `TookShare` or the next `WantShare`.
+    """
 
     re: int
     batch: int
     size_bytes: int
+    left_out: list[tuple[int, int, str]] = []
+    """As in `PublishShare`."""
 
 
 class SharePrivate(msgspec.Struct, frozen=True, tag="share_private"):

@@ -16,6 +16,9 @@ START_DEADLINE_S = 30.0
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2000
 
+PRIVATE_VARIABLE = "EVERSTEP_PRIVATE_DAEMON"
+"""`never`: on a node that has a daemon of its own, nobody starts a private one while that one is away for a moment."""
+
 T = TypeVar("T")
 
 
@@ -23,9 +26,14 @@ def start_and_connect(path: Path, connect: Callable[[], T]) -> T:
     """Return what `connect` returns once a private daemon answers on `path`: started here unless one does by now.
 
     Raises:
-        DaemonUnavailableError: it could not be started; the message holds the end of its log.
+        DaemonUnavailableError: it could not be started, or must not be; the message holds the end of its log.
         EverstepError: as `connect` raises it.
     """
+    if os.environ.get(PRIVATE_VARIABLE) == "never":
+        raise DaemonUnavailableError(
+            f"no daemon answers on {path}, and ${PRIVATE_VARIABLE} is 'never'",
+            hint="start the node's: everstep daemon --config FILE",
+        )
     ensure_private_directory(path.parent)
     with _start_lock(path.parent):
         with contextlib.suppress(DaemonUnavailableError):  # somebody else was faster

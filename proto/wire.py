@@ -1,6 +1,7 @@
 """Framing of the data socket: 4-byte little-endian length, then msgpack; descriptors ride on a frame's first byte."""
 
 import array
+import contextlib
 import socket
 import struct
 from collections import deque
@@ -8,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from ..core.errors import DaemonUnavailableError
-from .frames import FRAME_SIZE_BYTES_MAX, Reply, Request
+from ..core.errors import DaemonUnavailableError, error_from_code
+from .frames import FRAME_SIZE_BYTES_MAX, Failure, Hello, Reply, Request, Welcome
 
 _LENGTH: Final = struct.Struct("<I")
 _FDS_MAX: Final = 4
@@ -77,6 +78,11 @@ class FrameReader:
         return self._fds.popleft()
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes received of frames that were not handed out."""
+        return len(self._buffer)
+
+    @property
     def fd_count(self) -> int:
         """Descriptors received and not yet taken."""
         return len(self._fds)
@@ -101,3 +107,25 @@ def decode_reply(body: bytes) -> Reply:
         return _replies.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DaemonUnavailableError(f"the daemon sent a frame that cannot be read: {error}") from error
+
+
+def greet(sock: socket.socket, reader: FrameReader, hello: Hello) -> Welcome:
+    """Say Hello to a daemon and return its Welcome.
+
+    Raises:
+        EverstepError: the daemon's own reason where it refuses.
+        DaemonUnavailableError: it says something else, or nothing.
+        FrameError: it is no daemon.
+        OSError: as of the socket.
+    """
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused already: why waits to be read
+        sock.sendall(pack(hello))
+    while (body := reader.next_body()) is None:
+        if not reader.receive(sock):
+            raise DaemonUnavailableError("the daemon did not answer Hello: it closed the connection")
+    reply = decode_reply(body)
+    if isinstance(reply, Failure):
+        raise error_from_code(reply.code, reply.message, reply.hint)
+    if not isinstance(reply, Welcome):
+        raise DaemonUnavailableError(f"the daemon answered Hello with {type(reply).__name__}")
+    return reply

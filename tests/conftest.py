@@ -40,6 +40,7 @@ _others: set[tuple[str, str]] = set()
 """Processes, by number and start, that no test has started; none ever becomes one."""
 
 LONGEST_FIRST = (
+    "soak/test_node_soak.py",
     "durability/test_power_cut.py",
     "durability/test_crash_explorer.py",
     "durability/test_mutants.py",
@@ -68,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job ignores SIGINT, and so would every program that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[SESSION_VARIABLE] = SESSION
+    os.environ.setdefault("EVERSTEP_LOG", "text")  # most tests read the daemon's log as a person does
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays where it is kept
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="es-")
     # multiprocessing has one for the whole process, made at first use: not in the folder of whichever test is first.
@@ -226,6 +228,17 @@ def _left_beyond(before: Held) -> list[str]:
             break
         time.sleep(0.02)
     return left
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    """Take back what a daemon's command made of logging, if it began in this process."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if type(each).__module__ == "everstep.daemon.log"]:
+        root.removeHandler(handler)
 
 
 @pytest.fixture

@@ -26,18 +26,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected_files() -> set[str]:
     """Return what the wheel has to hold, as paths inside it."""
-    files = {"everstep/__init__.py", "everstep/py.typed"}
+    files = {"everstep/__init__.py", "everstep/client.py", "everstep/py.typed"}
     for folder in FOLDERS:
         wanted = ("*.py", "*.pyi", "*.proto") if folder == "proto" else ("*.py",)
         for pattern in wanted:
             paths = (path.relative_to(ROOT) for path in (ROOT / folder).rglob(pattern))
             files |= {f"everstep/{path}" for path in paths}
+    web = ROOT / "daemon" / "web" / "static"
+    files |= {f"everstep/{path.relative_to(ROOT)}" for path in web.iterdir()}
     return files
 
 
 def test_wheel_holds_exactly_the_modules_on_disk(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    page = f"everstep-{everstep.__version__}.data/data/share/man/man1/everstep.1"
+    assert page in names
+    names.remove(page)
     assert names == expected_files()
 
 
@@ -47,7 +52,7 @@ def test_wheel_is_pure_and_carries_the_license(wheel: Path) -> None:
         names = set(archive.namelist())
         entry_points = archive.read(f"everstep-{everstep.__version__}.dist-info/entry_points.txt").decode()
     assert f"everstep-{everstep.__version__}.dist-info/licenses/LICENSE" in names
-    assert "everstep = everstep.daemon.cli:main" in entry_points
+    assert "everstep = everstep.daemon.cli.main:main" in entry_points
 
 
 def test_version_is_the_installed_one() -> None:

@@ -69,11 +69,21 @@ def test_nothing_is_left_to_do() -> None:
     assert found == []
 
 
-def test_every_field_and_call_of_the_control_api_is_explained() -> None:
-    lines = (ROOT / "proto" / "node.proto").read_text().splitlines()
-    for before, line in itertools.pairwise(lines):
-        if re.match(r"\s+(rpc |(repeated |map<|\w+ )[^=]*= \d+;)", line) and "_UNSPECIFIED" not in line:
-            assert before.strip().startswith("//"), f"node.proto: no comment above {line.strip()!r}"
+@pytest.mark.parametrize("name", ["node.proto", "peer.proto"])
+def test_every_field_value_and_call_of_our_protocols_is_explained(name: str) -> None:
+    lines = (ROOT / "proto" / name).read_text().splitlines()
+    said = list(itertools.pairwise(each.strip() for each in lines))
+    needing = [pair for pair in said if re.match(r"rpc |[\w<]", pair[1]) and pair[1].endswith(";")]
+    needing = [pair for pair in needing if not re.match(r"syntax |package |\w+_UNSPECIFIED = 0;", pair[1])]
+    assert len(needing) > 20
+    assert [line for before, line in needing if not re.match(r"// ?\w|// ?[\"'`(]", before)] == []
+
+
+def test_every_fraction_of_the_control_api_is_a_time_or_says_what_it_is_a_share_of() -> None:
+    text = (ROOT / "proto" / "node.proto").read_text()
+    fields = re.findall(r"((?: *//[^\n]*\n)+) +(?:optional )?(?:double|float) (\w+) = ", text)
+    assert len(fields) > 20
+    assert [each for comment, each in fields if not each.endswith("_s") and "hare" not in comment] == []
 
 
 def test_pinned_versions_are_exact_and_name_no_index() -> None:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("pyproject.toml", "README.md", "LICENSE")
+FILES = ("pyproject.toml", "README.md", "LICENSE", "docs/everstep.1")
 FOLDERS = ("everstep", "core", "proto", "checkpoint", "dataloader", "daemon", "hook")
 
 
@@ -21,6 +21,7 @@ def build_wheel(target: Path) -> Path:
         copy = Path(temporary) / "everstep"
         copy.mkdir()
         for name in FILES:
+            (copy / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
         for name in FOLDERS:
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,27 +1,78 @@
-"""Generate proto/node_pb2.py, node_pb2.pyi and node_pb2_grpc.py from proto/node.proto; with --check only compare.
+"""Generate the code of every proto/NAME.proto (NAME_pb2.py, .pyi, NAME_pb2_grpc.py); --check compares.
+
+And node_pb2_grpc.pyi, the types of its stub and servicer, which no compiler makes; that of peer.proto is by hand.
 
 The generated files are committed, so that nobody needs a compiler to use everstep. The virtual path in `-I` makes
 the generated imports say `everstep.proto`. The versions that generated them are those of constraints.txt.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+LINE_CHARS_MAX = 110
+STUB_DOC = (
+    "Types of the generated service code: a blocking stub (clients) and an asyncio servicer (the daemon)."
+)
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = "proto/node.proto"
-GENERATED = ("node_pb2.py", "node_pb2.pyi", "node_pb2_grpc.py")
+NAMES = ("node", "peer", "nvhcd")
+GENERATED = tuple(name + ending for name in NAMES for ending in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py"))
 
 
 def generate(target: Path) -> dict[str, bytes]:
     """Run protoc into `target` and return the generated files by name."""
     outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-Ieverstep/proto=proto", *outputs, SOURCE]
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-Ieverstep/proto=proto", *outputs]
+    command += [f"proto/{name}.proto" for name in NAMES]
     subprocess.run(command, cwd=ROOT, check=True)
     folder = target / "everstep" / "proto"
-    return {name: (folder / name).read_bytes().rstrip(b"\n") + b"\n" for name in GENERATED}
+    found = {name: (folder / name).read_bytes().rstrip(b"\n") + b"\n" for name in GENERATED}
+    return found | {"node_pb2_grpc.pyi": stub_types((ROOT / "proto" / "node.proto").read_text()).encode()}
+
+
+def stub_types(proto: str) -> str:
+    """Return the types of the code that is generated of a service: a blocking stub and an asyncio servicer."""
+    rpcs = re.findall(r"^  rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);$", proto, flags=re.MULTILINE)
+    stub = [_stub_line(name, given, answer, stream) for name, given, stream, answer in rpcs]
+    servicer = [
+        f"    def {name}(\n        self,\n        request: node_pb2.{given},\n"
+        f"        context: grpc.aio.ServicerContext[node_pb2.{given}, node_pb2.{answer}],\n"
+        f"    ) -> {'AsyncGenerator' if stream else 'Awaitable'}[node_pb2.{answer}]: ..."
+        for name, given, stream, answer in rpcs
+    ]
+    return "\n".join(
+        [
+            f'"""{STUB_DOC}"""',
+            "",
+            "from collections.abc import AsyncGenerator, Awaitable",
+            "",
+            "import grpc",
+            "import grpc.aio",
+            "",
+            "from . import node_pb2",
+            "",
+            "class NodeStub:",
+            *stub,
+            "    def __init__(self, channel: grpc.Channel) -> None: ...",
+            "",
+            "class NodeServicer:",
+            *servicer,
+            "",
+            "def add_NodeServicer_to_server(servicer: NodeServicer, server: grpc.aio.Server) -> None: ...",
+            "",
+        ]
+    )
+
+
+def _stub_line(name: str, given: str, answer: str, stream: str) -> str:
+    kind = "UnaryStreamMultiCallable" if stream else "UnaryUnaryMultiCallable"
+    line = f"    {name}: grpc.{kind}[node_pb2.{given}, node_pb2.{answer}]"
+    if len(line) <= LINE_CHARS_MAX:
+        return line
+    return f"    {name}: grpc.{kind}[\n        node_pb2.{given}, node_pb2.{answer}\n    ]"
 
 
 def main() -> int:

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "durability"), str(ROOT / "tests" / "fuzz")]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("durability", "fuzz", "soak", "support")]
+sys.path.append(str(ROOT / "bench"))
 
 from bit_flips import flip_bits
 from crash_explorer import explore
@@ -30,10 +31,14 @@ from kill_daemon import kill_daemon
 from kill_recovery import kill_recovery
 from loop_disk import SIZES_MIB, missing_tools
 from mutant_search import run_mutants
+from node_soak import soak_node
 from power_cut import power_cut
 from soaking import Search, Soak
 from spoil_search import spoil_stores
 from summary import Summary
+
+NODE_LEAST_S = 60.0
+"""A node takes longer to come up and to be read back than a short turn lasts."""
 
 
 def searches() -> list[Search]:
@@ -52,6 +57,7 @@ def searches() -> list[Search]:
         Search("crash", 2.0, _crash),
         Search("mutants", 2.0, lambda seconds, seed: run_mutants(duration_s=seconds, seed=seed)),
         Search("fuzz", 2.0, lambda seconds, seed: fuzz(duration_s=seconds, seed_number=seed)),
+        Search("node", 4.0, _node, is_one_turn=True),
     ]
     for kind in SIZES_MIB:
         reason = "needs root" if os.geteuid() else f"needs {' '.join(missing_tools(kind))}"
@@ -60,6 +66,10 @@ def searches() -> list[Search]:
         else:
             found += [Search(f"power-{kind}", 2.0, _power(kind)), Search(f"full-{kind}", 1.0, _full(kind))]
     return found
+
+
+def _node(seconds: float, seed: int) -> Summary:
+    return soak_node(duration_s=max(NODE_LEAST_S, seconds), seed=seed, output=ROOT / "build" / "soak")
 
 
 def _power(kind: str) -> Callable[[float, int], Summary]:

@@ -5,18 +5,19 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...core.errors import UsageError
 from ...core.sizes import size_text
+from ...dataloader.cache.arena_format import record_bytes
 from ...proto import frames
 from ..admission_plan import ALLOCATION_STEP_BYTES
+from ..nodes.peer_book import Sharing
 from .arena import Item
 from .space_plan import Refusal
-from .staging import Staging
+from .staging import Bytes
 
 if TYPE_CHECKING:
-    from ..session import Session
     from .book import CacheBook
     from .cache import Cache
 
@@ -27,23 +28,46 @@ STEP_BYTES = ALLOCATION_STEP_BYTES // 4
 SHORT_PAUSE_S = 10.0
 """Where the node had no memory for more it is asked again after this."""
 BATCHES_WAITING_MAX = 256
-"""Of one client: each names samples in its staging, so an honest one has far fewer."""
+"""Of one client: an honest one (dataloader/cache/link.py) has fewer."""
+ITEMS_WAITING_MAX = 32_768
+"""In these: samples of 0 bytes take no room in a staging, but some here."""
+
+
+class Filler(Protocol):
+    """Who brings samples: a reader of this node, another node, or this daemon with what it fetched from one."""
+
+    @property
+    def pid(self) -> int:
+        """Return the process, for people; 0: another node's."""
+        ...
+
+    def send(self, frame: frames.Reply) -> None:
+        """Hear what became of them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One FillCache that waits."""
+    """One FillCache that waits, or what came from another node."""
 
-    session: "Session"
+    filler: Filler
     request_id: int
     items: tuple[Item, ...]
-    staging: Staging
+    staging: Bytes
+    is_foreign: bool = False
+    """It came from another node: nothing of it is sent on."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its samples."""
+        return sum(item.length for item in self.items)
 
 
 @dataclass(slots=True)
 class _Outcome:
     published: int = 0
     known: int = 0
+    forwarded: int = 0
     refused: list[tuple[Item, Refusal]] = field(default_factory=list[tuple[Item, Refusal]])
 
 
@@ -63,13 +87,18 @@ class Filling:
         """Tell whether the arena is being written to."""
         return self._worker is not None or self._grower is not None
 
+    @property
+    def is_filling(self) -> bool:
+        """Tell whether batches wait or are being copied."""
+        return self._worker is not None
+
     def add(self, batch: Batch) -> None:
         """Queue a batch, whose answer goes to its session.
 
         Raises:
-            UsageError: it names what is not in the staging or the dataset, or too many batches wait.
+            UsageError: it names what is not in the staging or the dataset, or too much waits.
         """
-        if sum(each.session is batch.session for each in self._batches) >= BATCHES_WAITING_MAX:
+        if sum(each.filler is batch.filler for each in self._batches) >= BATCHES_WAITING_MAX:
             raise UsageError(f"{BATCHES_WAITING_MAX} batches of this client wait already")
         for item in batch.items:
             if not 0 <= item.sample < self._cache.arena.space.sample_count:
@@ -80,6 +109,16 @@ class Filling:
                 )
             if not 0 <= item.digest < 1 << 64:
                 raise UsageError(f"{item.digest} is no XXH3-64")
+        waiting = [each for each in (*self._batches, batch) if each.staging is batch.staging]
+        waiting_bytes = sum(each.size_bytes for each in waiting)
+        if (
+            waiting_bytes > batch.staging.size_bytes
+            or sum(len(each.items) for each in waiting) > ITEMS_WAITING_MAX
+        ):
+            raise UsageError(
+                f"samples of {waiting_bytes} bytes wait in a staging of {batch.staging.size_bytes}",
+                hint="a place may be used again when its sample was answered",
+            )
         self._batches.append(batch)
         if self._worker is None:
             self._worker = self._book.spawn(self._work(), "filling a cache")
@@ -89,17 +128,22 @@ class Filling:
             while self._batches:
                 batch = self._batches.popleft()
                 outcome = await self._fill(batch)
-                batch.session.send(self._answer(batch, outcome))
+                batch.filler.send(self._answer(batch, outcome))
         finally:
             self._worker = None
 
     async def _fill(self, batch: Batch) -> _Outcome:
         arena, outcome = self._cache.arena, _Outcome()
         waiting = self._unknown(batch.items, outcome)
+        sharing = self._book.peers.sharing(self._cache.dataset)
+        if sharing is not None:
+            if not batch.is_foreign:
+                outcome.forwarded = await self._book.forward(self._cache, batch.staging, waiting, sharing)
+            waiting = self._kept(waiting, sharing)
         while waiting:
             copied, refused = await self._cache.copy(batch.staging, waiting)
             arena.publish(copied)
-            self._count(copied)
+            self._count(copied, sharing)
             outcome.published += len(copied)
             outcome.refused += refused
             waiting = waiting[len(copied) + len(refused) :]
@@ -126,8 +170,24 @@ class Filling:
                 outcome.refused.append((item, Refusal.DIFFERS))
         return list(fresh.values())
 
-    def _count(self, copied: Sequence[tuple[Item, int]]) -> None:
-        metrics = self._book.metrics
+    def _kept(self, items: Sequence[Item], sharing: Sharing) -> list[Item]:
+        """Return the samples that this node owns, and copies of others as far as there is room beside those."""
+        room_bytes = self._cache.copy_room_bytes(sharing.member_count if sharing.me else 0)
+        kept: list[Item] = []
+        for item in items:
+            if sharing.owner(item.sample) is not None:
+                size_bytes = record_bytes(item.length)
+                if size_bytes > room_bytes:
+                    continue
+                room_bytes -= size_bytes
+            kept.append(item)
+        return kept
+
+    def _count(self, copied: Sequence[tuple[Item, int]], sharing: Sharing | None) -> None:
+        metrics, held = self._book.metrics, self._cache.held
+        for item, _ in copied:
+            is_owned = sharing is None or sharing.owner(item.sample) is None
+            held.add(record_bytes(item.length), is_owned=is_owned)
         metrics.filled_total.inc(len(copied))
         metrics.filled_bytes.inc(sum(item.length for item, _ in copied))
 
@@ -143,7 +203,7 @@ class Filling:
                 logger.warning(
                     "cache_sample_refused reason=%s pid=%d count=%d",
                     refusal.value,
-                    batch.session.peer.pid,
+                    batch.filler.pid,
                     len(reasons[refusal]),
                 )
         others = sorted({each.value for each in reasons} - {Refusal.CORRUPT.value, Refusal.DIFFERS.value})
@@ -154,6 +214,7 @@ class Filling:
             corrupt=reasons.get(Refusal.CORRUPT, []),
             differing=reasons.get(Refusal.DIFFERS, []),
             reason=", ".join(others),
+            forwarded_count=outcome.forwarded,
         )
 
     # -- pages

@@ -6,7 +6,7 @@ from ...proto import frames
 from .space_plan import Refusal
 
 if TYPE_CHECKING:
-    from ..metrics import Maker
+    from ..control.metrics import Maker
 
 
 class CacheMetrics:
@@ -18,6 +18,12 @@ class CacheMetrics:
             "cache_allocated_bytes", "Bytes of memory that all caches take, of which cache_bytes are used"
         )
         self.budget_bytes = make.gauge("cache_budget_bytes", "Bytes that all caches may take")
+        self.largest_user_bytes = make.gauge(
+            "cache_largest_user_bytes", "Bytes of memory that the caches of the user who has most take"
+        )
+        self.short = make.gauge(
+            "caches_short", "Caches that got less memory than their budget: everstep cache list says why"
+        )
         self.samples = make.gauge("cache_samples", "Samples in all caches")
         self.caches = make.gauge("caches", "Caches, one for each dataset and user")
         self.clients = make.gauge("cache_clients", "Processes that read a cache")
@@ -35,8 +41,10 @@ class CacheMetrics:
         self._reads = make.counter(
             "cache_reads", "Samples that readers asked for, as they report it", "source"
         )
-        self._read_bytes = make.counter("cache_read_bytes", "Bytes of these", "source")
-        for place in ("memory", "dataset"):
+        self._read_bytes = make.counter(
+            "cache_read_bytes", "Bytes of the samples that readers asked for", "source"
+        )
+        for place in ("memory", "dataset", "peers"):
             self._reads.labels(place)
             self._read_bytes.labels(place)
 
@@ -46,4 +54,6 @@ class CacheMetrics:
         self._reads.labels("dataset").inc(use.miss_count)
         self._read_bytes.labels("memory").inc(use.hit_bytes)
         self._read_bytes.labels("dataset").inc(use.miss_bytes)
+        self._reads.labels("peers").inc(use.peer_count)
+        self._read_bytes.labels("peers").inc(use.peer_bytes)
         self.refused_total.labels(Refusal.OVERSIZED.value).inc(use.oversized_count)

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from ...core.sizes import size_text
 from ...dataloader.cache.arena_format import base_bytes, record_bytes
+from ..admission_plan import Room
 
 
 class Refusal(Enum):
@@ -87,6 +89,23 @@ class Space:
         if missing_bytes <= 0 or (lacking_bytes <= 0 and ahead_bytes >= step_bytes // 2):
             return 0
         return min(max(step_bytes, lacking_bytes), missing_bytes)
+
+
+def bounded_room(
+    uid: int, *, user_bytes: int, user_max_bytes: int, all_bytes: int, all_max_bytes: int
+) -> Room:
+    """Return what the bounds on one user's caches, and on those of all, leave for one more; never below 0."""
+    of_user = Room(
+        size_bytes=max(0, user_max_bytes - user_bytes),
+        why=f"the caches of user {uid} have {size_text(user_bytes)} of {size_text(user_max_bytes)}",
+        hint="drop some (everstep cache list), lower budget=, or have memory.cache_user_max_bytes raised",
+    )
+    of_all = Room(
+        size_bytes=max(0, all_max_bytes - all_bytes),
+        why=f"the caches of all users have {size_text(all_bytes)} of {size_text(all_max_bytes)}",
+        hint="lower budget=, or have memory.cache_max_bytes raised",
+    )
+    return min(of_user, of_all, key=lambda room: room.size_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

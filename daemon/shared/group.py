@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import msgspec
 from ...core.errors import UsageError
 from ...proto.frames import Reply
 from ...proto.share_frames import JoinShare, ShareLeased, SharePrivate, ShareReady
+from ..control.views import ShareGroupView
 from ..peer import Peer
 from .metrics import ShareMetrics
 from .share_machine import Outcome, ShareMachine
@@ -28,6 +30,19 @@ class Client(Protocol):
     def send(self, frame: Reply, fd: int | None = None) -> None:
         """Queue a frame; the descriptor is duplicated."""
         ...
+
+
+QUARANTINED_MAX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A batch that is ready."""
+
+    fd: int
+    size_bytes: int
+    left_out: list[tuple[int, int, str]]
+    """Samples that are not in it, because they kill workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,12 @@ class Member:
     offered: int = 0
     """Batches that it can prepare now."""
     want: Want | None = None
+    wanted_s: float = 0.0
+    """When it asked, of the loop's clock."""
+    private_from: int | None = None
+    """The batch from which on it was told to prepare for itself, until it asks again."""
+    told_count: int = 0
+    """Quarantined samples that it was told of."""
     staging: int | None = None
     staged_bytes: int = 0
 
@@ -57,13 +78,19 @@ class Member:
 class Group:
     """Owned by the event loop. Whatever happens, `settle` does next what can be done."""
 
-    def __init__(self, first: JoinShare, metrics: ShareMetrics) -> None:
-        self.name = first.group
+    def __init__(
+        self, first: JoinShare, *, uid: int, metrics: ShareMetrics, give_back: Callable[[int], None]
+    ) -> None:
+        """`give_back` hears of bytes that `keep` took over and that are free again."""
+        self.name, self.uid = first.group, uid
         self.members: list[Member] = []
         self.machine = ShareMachine(budget_bytes=first.budget_bytes)
-        self._first, self._metrics = first, metrics
-        self._kept: dict[int, tuple[int, int]] = {}
-        """Descriptor and size of each batch that is ready."""
+        self._first, self._metrics, self._give_back = first, metrics, give_back
+        self._claimed_bytes = 0
+        self._prepared_count = self._served_count = self._private_count = 0
+        self._kept: dict[int, Kept] = {}
+        """The batches that are ready."""
+        self._quarantined: dict[int, tuple[int, int, str]] = {}
         self._is_gathering = first.jobs > 1
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -72,7 +99,12 @@ class Group:
     @property
     def size_bytes(self) -> int:
         """Bytes of the batches that are kept."""
-        return sum(size for _, size in self._kept.values())
+        return sum(kept.size_bytes for kept in self._kept.values())
+
+    @property
+    def quarantined(self) -> list[tuple[int, int, str]]:
+        """Samples that one of its jobs found to kill workers, and that all leave out."""
+        return list(self._quarantined.values())
 
     def check(self, frame: JoinShare) -> None:
         """Raise UsageError naming the first difference, if a job's batches would be others than the group's."""
@@ -85,6 +117,7 @@ class Group:
 
     def add(self, member: Member, frame: JoinShare) -> None:
         """Take a job in."""
+        member.told_count = len(self._quarantined)
         self.members.append(member)
         self.machine.budget_bytes = max(self.machine.budget_bytes, frame.budget_bytes)
         self.machine.join(member.number, frame.position, frame.first_batch_size_bytes)
@@ -99,13 +132,18 @@ class Group:
         self.machine.leave(member.number)
         self.settle()
 
-    def keep(self, batch: int, fd: int, size_bytes: int) -> None:
+    def keep(self, batch: int, kept: "Kept") -> None:
         """Take over the descriptor of a copied batch."""
+        for each in kept.left_out[: QUARANTINED_MAX - len(self._quarantined)]:
+            self._quarantined.setdefault(each[0], each)
+        self._claimed_bytes += kept.size_bytes
         if self.machine.published(batch):
             self._metrics.published_total.inc()
-            self._kept[batch] = (fd, size_bytes)
+            self._prepared_count += 1
+            self._kept[batch] = kept
         else:
-            os.close(fd)
+            os.close(kept.fd)
+        self._drop()
 
     def close(self) -> None:
         """Nobody takes part any more."""
@@ -113,6 +151,39 @@ class Group:
             if timer is not None:
                 timer.cancel()
         self._drop()
+        self._give_back(self._claimed_bytes)
+        self._claimed_bytes = 0
+
+    def wanted(self, member: Member, want: Want) -> None:
+        """A job asks for a batch."""
+        if member.private_from is not None:
+            self._private_count += max(0, want.batch - member.private_from)
+            member.private_from = None
+        member.want, member.wanted_s = want, self._loop.time()
+
+    def view(self) -> ShareGroupView:
+        """Return what operators see."""
+        machine, start = self.machine, self.machine.window[0]
+        positions = [(machine.position(each.number), each) for each in self.members]
+        fastest = max((position for position, _ in positions), default=start)
+        slowest, member = min(positions, key=lambda each: each[0], default=(fastest, None))
+        return ShareGroupView(
+            name=self.name,
+            uid=self.uid,
+            job_count=len(self.members),
+            outside_count=sum(not machine.is_inside(each.number) for each in self.members),
+            window=machine.window,
+            ready_count=len(self._kept),
+            leased_count=machine.leased_count,
+            prepared_count=self._prepared_count,
+            served_count=self._served_count,
+            private_count=self._private_count,
+            used_bytes=self.size_bytes,
+            budget_bytes=machine.budget_bytes,
+            slowest_pid=member.client.peer.pid if member is not None else 0,
+            slowest_behind=fastest - slowest,
+            quarantined=tuple(sorted(self._quarantined)),
+        )
 
     def settle(self) -> None:
         """Answer who can be answered, and lease what can be leased."""
@@ -137,17 +208,24 @@ class Group:
             if answer.outcome is Outcome.WAIT:
                 continue
             member.want = None
+            self._metrics.wait_s.observe(self._loop.time() - member.wanted_s)
             if member.helps_while_waiting:
                 member.offered = 0
             if answer.outcome is Outcome.PRIVATE:
                 self._metrics.private_total.inc()
+                member.private_from = want.batch
                 member.client.send(SharePrivate(re=want.request_id, batch=want.batch, until=answer.until))
             else:
                 self._metrics.taken_total.inc()
-                fd, size_bytes = self._kept[want.batch]
-                member.client.send(
-                    ShareReady(re=want.request_id, batch=want.batch, size_bytes=size_bytes), fd
+                self._served_count += 1
+                kept = self._kept[want.batch]
+                ready = ShareReady(
+                    re=want.request_id,
+                    batch=want.batch,
+                    size_bytes=kept.size_bytes,
+                    left_out=kept.left_out,
                 )
+                member.client.send(ready, kept.fd)
 
     def _lease(self) -> None:
         """Lease one batch to each in turn, first to those that wait, while anybody offers to prepare one."""
@@ -163,7 +241,8 @@ class Group:
                 else:
                     asking.remove(member)
         for member, batches in leased.items():
-            member.client.send(ShareLeased(batches=batches))
+            told, member.told_count = member.told_count, len(self._quarantined)
+            member.client.send(ShareLeased(batches=batches, quarantined=self.quarantined[told:]))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -182,8 +261,10 @@ class Group:
     def _drop(self) -> None:
         stored = self.machine.stored
         for batch in [batch for batch in self._kept if batch not in stored]:
-            fd, _ = self._kept.pop(batch)
-            os.close(fd)
+            os.close(self._kept.pop(batch).fd)
+        free_bytes = self._claimed_bytes - self.size_bytes - self.machine.let_go_bytes
+        self._claimed_bytes -= free_bytes
+        self._give_back(free_bytes)
 
 
 def _key_difference(mine: JoinShare, theirs: JoinShare) -> str:

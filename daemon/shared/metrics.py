@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..metrics import Maker
+    from ..control.metrics import Maker
+
+_WAIT_BUCKETS_S = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
 class ShareMetrics:
@@ -22,4 +24,9 @@ class ShareMetrics:
         self.expired_total = make.counter("share_leases_expired", "Leases that took longer than their time")
         self.refused_total = make.counter(
             "share_publications_refused", "Prepared batches that did not hold or had no room"
+        )
+        self.wait_s = make.histogram(
+            "share_wait_duration_seconds",
+            "Time that a job waited for the batch it asked for, or to be told to prepare it itself",
+            _WAIT_BUCKETS_S,
         )

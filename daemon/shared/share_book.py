@@ -21,12 +21,12 @@ from ...proto.share_frames import (
     TookShare,
     WantShare,
 )
-from ..admission_plan import room_left
 from ..arena_book import ArenaBook
 from ..blocking import in_thread
-from ..config import MemorySection
-from ..node_memory import read_memory_bounds
-from .group import Client, Group, Member, Want
+from ..control.views import ShareGroupView
+from ..events.event_types import EventKind
+from ..events.reporter import Reporter
+from .group import Client, Group, Kept, Member, Want
 from .metrics import ShareMetrics
 from .staging import copy_batch, make_staging
 
@@ -36,13 +36,11 @@ logger = logging.getLogger(__name__)
 class ShareBook:
     """Owned by the event loop. A group is known by its user and its name; nobody learns of another user's."""
 
-    def __init__(self, memory: MemorySection, arenas: ArenaBook, metrics: ShareMetrics) -> None:
-        self._memory, self._arenas, self._metrics = memory, arenas, metrics
+    def __init__(self, arenas: ArenaBook, metrics: ShareMetrics, reporter: Reporter) -> None:
+        self._arenas, self._metrics, self._reporter = arenas, metrics, reporter
         self._groups: dict[tuple[int, str], Group] = {}
         self._members: dict[Client, Member] = {}
         self._numbers = 0
-        self._promised_bytes = 0
-        """Admitted, and being allocated."""
 
     @property
     def has_jobs(self) -> bool:
@@ -54,6 +52,11 @@ class ShareBook:
         """Bytes of kept batches and of stagings."""
         kept = sum(group.size_bytes for group in self._groups.values())
         return kept + sum(member.staged_bytes for member in self._members.values())
+
+    def views(self, uid: int | None) -> tuple[ShareGroupView, ...]:
+        """Return the groups of this user (None: all), by name."""
+        groups = [each for each in self._groups.values() if uid in (None, each.uid)]
+        return tuple(each.view() for each in sorted(groups, key=lambda each: (each.name, each.uid)))
 
     def join(self, client: Client, frame: JoinShare) -> None:
         """Let a client take part; refused where its batches would be others than the group's.
@@ -68,7 +71,9 @@ class ShareBook:
         place = (client.peer.uid, frame.group)
         group = self._groups.get(place)
         if group is None:
-            group = self._groups[place] = Group(frame, self._metrics)
+            group = self._groups[place] = Group(
+                frame, uid=client.peer.uid, metrics=self._metrics, give_back=self._arenas.give_back
+            )
         group.check(frame)
         self._numbers += 1
         member = Member(
@@ -83,8 +88,11 @@ class ShareBook:
         logger.info(
             "share_joined group=%s pid=%d jobs=%d", frame.group, client.peer.pid, len(group.members) + 1
         )
-        client.send(ShareJoined(re=frame.request_id, jobs=len(group.members) + 1))
+        client.send(
+            ShareJoined(re=frame.request_id, jobs=len(group.members) + 1, quarantined=group.quarantined)
+        )
         group.add(member, frame)
+        self._tell(EventKind.GROUP_JOINED, group, client)
 
     def leave(self, client: Client) -> bool:
         """End a client's part, if it has one, and tell whether it had."""
@@ -92,8 +100,7 @@ class ShareBook:
         if member is None:
             return False
         group = member.group
-        if member.staging is not None:
-            os.close(member.staging)
+        self._drop_staging(member)
         group.remove(member)
         if not group.members:
             group.close()
@@ -101,7 +108,13 @@ class ShareBook:
         self._metrics.jobs.set(len(self._members))
         self._metrics.bytes.set(self.size_bytes)
         logger.info("share_left group=%s pid=%d jobs=%d", group.name, client.peer.pid, len(group.members))
+        self._tell(EventKind.GROUP_LEFT, group, client)
         return True
+
+    def _tell(self, kind: EventKind, group: Group, client: Client) -> None:
+        does, count = "joined" if kind is EventKind.GROUP_JOINED else "left", len(group.members)
+        text = f"job {client.peer.pid} {does} group {group.name!r}, which has {count} now"
+        self._reporter.add(kind, text, owner_uid=group.uid, subject=group.name, count=count)
 
     def on_frame(
         self,
@@ -121,7 +134,7 @@ class ShareBook:
             case FailShare():
                 group.machine.failed(frame.batch)
             case WantShare():
-                member.want = Want(request_id=frame.request_id, batch=frame.batch)
+                group.wanted(member, Want(request_id=frame.request_id, batch=frame.batch))
             case TookShare():
                 group.machine.took(member.number, frame.batch)
             case LocateShare():
@@ -143,13 +156,12 @@ class ShareBook:
                 f"a batch of {frame.size_bytes} bytes is above the group's budget of {budget_bytes}",
                 hint="raise budget=, or each job prepares it for itself",
             )
-        async with self._admitted(frame.size_bytes, "a staging"):
+        async with self._claimed(frame.size_bytes, "a staging"):
             fd = await in_thread(make_staging, frame.size_bytes)
-        if self._members.get(client) is not member:
-            os.close(fd)
-            raise NotFoundError("the job has left its group")
-        if member.staging is not None:
-            os.close(member.staging)
+            if self._members.get(client) is not member:
+                os.close(fd)
+                raise NotFoundError("the job has left its group")
+        self._drop_staging(member)
         member.staging, member.staged_bytes = fd, frame.size_bytes
         self._metrics.bytes.set(self.size_bytes)
         return ShareStaged(re=frame.request_id, size_bytes=frame.size_bytes), fd
@@ -169,7 +181,7 @@ class ShareBook:
             return
         staging = os.dup(member.staging)
         try:
-            async with self._admitted(frame.size_bytes, "a batch"):
+            async with self._claimed(frame.size_bytes, "a batch"):
                 fd = await in_thread(copy_batch, staging, frame.offset_bytes, frame.size_bytes, frame.xxh3)
         except BaseException:
             group.machine.failed(frame.batch)
@@ -178,7 +190,7 @@ class ShareBook:
             raise
         finally:
             os.close(staging)
-        group.keep(frame.batch, fd, frame.size_bytes)
+        group.keep(frame.batch, Kept(fd=fd, size_bytes=frame.size_bytes, left_out=frame.left_out))
         group.settle()
         self._metrics.bytes.set(self.size_bytes)
 
@@ -188,19 +200,22 @@ class ShareBook:
             raise NotFoundError("this connection takes part in no group", hint="send JoinShare first")
         return member
 
+    def _drop_staging(self, member: Member) -> None:
+        if member.staging is not None:
+            os.close(member.staging)
+            self._arenas.give_back(member.staged_bytes)
+            member.staging, member.staged_bytes = None, 0
+
     @contextlib.asynccontextmanager
-    async def _admitted(self, size_bytes: int, what: str) -> AsyncGenerator[None]:
-        """Allocate in the block, if there is room for so many bytes more."""
-        room = room_left(
-            self._memory.arena_max_bytes - self._arenas.size_bytes - self.size_bytes - self._promised_bytes,
-            await read_memory_bounds(),
-            reserve_bytes=self._memory.reserve_bytes,
-            promised_bytes=self._promised_bytes,
-        )
-        if size_bytes > room.size_bytes:
-            raise MemoryRefusedError(f"{what} of {size_bytes} bytes: {room.why}", hint=room.hint)
-        self._promised_bytes += size_bytes
+    async def _claimed(self, size_bytes: int, what: str) -> AsyncGenerator[None]:
+        """Allocate in the block, if there is room for so many bytes more; they count until they are given back."""
+        claim = await self._arenas.claim(size_bytes)
         try:
+            if claim.size_bytes < size_bytes:
+                raise MemoryRefusedError(f"no room for {what} of {size_bytes} bytes: {claim.reason}")
             yield
+        except BaseException:
+            self._arenas.give_back(claim.size_bytes)
+            raise
         finally:
-            self._promised_bytes -= size_bytes
+            self._arenas.settle(claim)

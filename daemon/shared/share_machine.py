@@ -87,8 +87,26 @@ class ShareMachine:
     @property
     def used_bytes(self) -> int:
         """Bytes of all batches in memory, and reserved for those that are being prepared."""
-        held = sum(batch.size_bytes for batch in self._batches.values())
-        return held + sum(batch.size_bytes for _, batch in self._let_go)
+        return sum(batch.size_bytes for batch in self._batches.values()) + self.let_go_bytes
+
+    @property
+    def let_go_bytes(self) -> int:
+        """Bytes of batches that were dropped while somebody read them, and reads still."""
+        return sum(batch.size_bytes for _, batch in self._let_go)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """The batches [start, stop) that may be leased, coming or ready."""
+        return self.floor, self._front() + self._ahead_max
+
+    @property
+    def leased_count(self) -> int:
+        """Batches that are being prepared, or copied."""
+        return len(self._batches) - len(self.stored)
+
+    def position(self, job: int) -> int:
+        """Return the batch that a job wants next."""
+        return self._positions[job]
 
     @property
     def stored(self) -> frozenset[int]:
@@ -223,6 +241,10 @@ class ShareMachine:
 
     def _move(self, job: int, position: int) -> None:
         was_inside = job in self._positions and self.is_inside(job)
+        if (
+            was_inside and self._positions[job] == position
+        ):  # it asks again, as whoever waits does with every frame
+            return
         self._positions[job] = position
         if was_inside and position <= self.floor + self._lag_max + self._ahead_max:
             self.floor = max(self.floor, position - self._lag_max)
@@ -236,12 +258,13 @@ class ShareMachine:
 
     def _settle(self) -> None:
         """Drop what nobody inside needs."""
+        lowest = min((position for _, position in self._inside()), default=None)
         for g, batch in list(self._batches.items()):
             if isinstance(batch, _Coming):
                 continue
             if g < self.floor:
                 self._drop(g)
-            elif isinstance(batch, _Ready) and not self.missing(g):
+            elif isinstance(batch, _Ready) and (lowest is None or g < lowest):
                 self._drop(g)
                 self._gone.add(g)
         self._gone = {g for g in self._gone if g >= self.floor}

@@ -41,7 +41,8 @@ def copy_batch(staging: int, offset_bytes: int, size_bytes: int, xxh3: int) -> i
         )
     fd = _allocated("everstep-share-batch", size_bytes)
     try:
-        with mmap.mmap(fd, size_bytes) as target, memoryview(target) as view:
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # the kernel maps its pages many at a time
+        with mmap.mmap(fd, size_bytes, flags) as target, memoryview(target) as view:
             _read_all(staging, offset_bytes, view)
             found = block_checksum(view)
         if found != xxh3:

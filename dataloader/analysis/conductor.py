@@ -19,6 +19,7 @@ import torch
 from .device_clock import CopyWatch, DeviceMarks
 from .instrument import AnyLoader, Instrument
 from .loader_facts import facts_of
+from .lone_worker import lone_cpu_s
 from .measured_format import LoaderFacts, Phase
 from .recorder_machine import STEPS_MIN, Budget, Recorder, warmup_for
 from .replay import Replay
@@ -48,6 +49,10 @@ class View:
         self.replay = Replay()
         self.is_replaying = False
         self.trains = False
+        self.make: Callable[[AnyLoader], Iterator[object]] | None = None
+        """What its iterators were made by."""
+        self.lone_cpu_s: float | None = None
+        """Processor time per sample of one worker alone; None: not measured."""
 
     def facts_with(self, batch_size: float | None) -> LoaderFacts:
         """Return what the loader is, with the batch size that was seen."""
@@ -106,6 +111,7 @@ class Conductor:
             self._before_epoch()
             view.window.close()
             view.recorder.began()
+        view.make = make
         with view.instrument.making():
             inner = make(loader)
         return TappedIterator(self, view, inner)
@@ -155,6 +161,9 @@ class Conductor:
             view.begin_replay()
             return
         self._is_over = True
+        loader = view.loader()
+        if self.phase is Phase.WARM and loader is not None and view.make is not None:
+            view.lone_cpu_s = lone_cpu_s(loader, view.instrument.another(), view.make)
         self._finished(view)
         raise Enough
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from .declared import declared_files
 from .open_watch import OpenWatch
 from .work_meter import TimedCollate, begin_meter, end_meter, timed
 from .worker_counters import Counters, WorkTotals
@@ -30,6 +31,20 @@ class Instrument:
         self._watch = watch
         self._counters = Counters()
         self._restore: Callable[[], None] | None = None
+        self._has_declared = False
+        self.notes: list[str] = []
+        """What could not be learnt of the loader."""
+
+    def another(self) -> "Instrument":
+        """Return one that counts anew and watches the same.
+
+        Raises:
+            RuntimeError: the loader is gone.
+        """
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("the loader is gone")
+        return Instrument(loader, watching=self._watching, watch=self._watch)
 
     def totals(self) -> WorkTotals:
         """Return what all workers have counted so far."""
@@ -42,6 +57,7 @@ class Instrument:
         if loader is None:  # `for batch in DataLoader(...)`: gone once its iterator is made
             yield
             return
+        self._declare(loader)
         user_init, user_collate = loader.worker_init_fn, cast(Callable[[Any], object], loader.collate_fn)
         is_batched = cast(object, loader.batch_sampler) is not None or loader.batch_size is not None  # pyright: ignore[reportUnknownMemberType]
         if not isinstance(user_collate, TimedCollate):
@@ -66,6 +82,14 @@ class Instrument:
         """End, and let the counters go."""
         self.ended()
         self._counters.close()
+
+    def _declare(self, loader: AnyLoader) -> None:
+        """Name the files that the dataset's sources declare: native code may open them unseen."""
+        if self._watch is not None and not self._has_declared:
+            self._has_declared = True
+            declared = declared_files(cast(object, loader.dataset))
+            self._watch.declare(declared.paths)
+            self.notes += declared.notes
 
     def _begin_here(self, loader: AnyLoader) -> None:
         meter = begin_meter(self._counters.path, None, counts_bytes=self._watching is not None)

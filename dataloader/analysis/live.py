@@ -44,6 +44,11 @@ class StepSums:
 class StallMeter(Generic[T]):
     """A loader whose loop is timed: `for batch in meter`. All else of the loader is reached through it.
 
+        meter = StallMeter(loader)
+        for batch in meter:
+            train(batch)
+        print(meter.split())  # the mean step, in seconds: fetch_s, preparation_s, copy_s, compute_s
+
     The loop's wait for a batch is shared between fetch and preparation in proportion to the workers' time for both
     (work_meter.py says what counts as fetch). Copies to a CUDA device are timed on the device, by Tensor.to and
     Tensor.cuda. What is left of a step is compute. Numbers are as of the last `period` steps that have ended.

@@ -100,6 +100,8 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kept_in_memory: list[str] = []
     """Files that did not leave memory."""
     notes: list[str] = []
+    lone_cpu_s: float | None = None
+    """Processor time of a worker per sample, with one worker and an idle trainer; None where that was not measured."""
 
 
 class RunFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -153,12 +155,18 @@ class ModelReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     handover_s: float
     preparation_s: float
     cpu_s: float
+    trainer_cpu_s: float
+    """Of `cpu_s`, the trainer's."""
     latency_s: float
     sample_bytes: float
     storage_bytes_per_s: float | None
     """None where nothing was read from storage."""
     cores: float
     workers: int
+    alone_s: float | None = None
+    """Of a sample from storage that is little used, where that is less than at the full bandwidth."""
+    crowding: float = 1.0
+    """How many times as long preparation takes while all cores compute."""
 
 
 class PredictionReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

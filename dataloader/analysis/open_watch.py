@@ -3,7 +3,8 @@
 An audit hook sees every `open` of Python code, whatever library it is in, before the file is opened; it cannot be
 removed, so there is one for each process, and it is inherited by forked workers. Native code (an image library that
 takes a path, a database) opens files without it. What it holds open or mapped when a batch ends is found in
-/proc/self/fd and /proc/self/maps; what it opened and closed within a batch leaves bytes read that no name explains.
+/proc/self/fd and, at most every so often, /proc/self/maps; what is gone by then leaves bytes read that no name
+explains.
 
 Names go to a file for each process, one a line, as soon as they are known: nobody has to end properly.
 """
@@ -12,32 +13,46 @@ Names go to a file for each process, one a line, as soon as they are known: nobo
 
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from .page_cache import drop_open
-from .proc_files import held_files
+from .proc_files import mapped_files, open_files
 
 NATIVE = "native\t"
 """Before the names of files that native code opened."""
 WROTE = "wrote\t"
 """Before the names of files that were opened to write."""
+LOOK_SHARE = 0.02
+"""Of a process' time, spent at most on looking at what it has mapped: workers must not become slower."""
 _NO_DATA = (".py", ".pyc", ".pyi", ".so", ".pth", ".egg-link")
 _NO_FILES = ("/proc/", "/sys/", "/dev/", "/memfd:")
-_NO_DATASETS = ("/usr/lib/", "/usr/share/", "/lib/", "/lib64/", "/etc/")
+_NO_DATASETS = ("/usr/lib/", "/usr/share/", "/lib/", "/lib64/", "/etc/", "/bin/", "/usr/bin/")
 """The system's own: locales, fonts, certificates."""
+_NO_FOLDER = (-1, None)
+"""The descriptor of the folder that a path is relative to: none, so that it is the working folder."""
+_INTERPRETER = os.path.realpath(sys.executable)
+"""Mapped by every process; some libraries read it to learn of its C library."""
 _CHANGES = {
-    "os.remove": 1,
-    "os.rmdir": 1,
-    "os.mkdir": 1,
-    "os.rename": 2,
-    "os.truncate": 1,
-    "shutil.rmtree": 1,
+    "os.remove": (1, 1, False),
+    "os.mkdir": (1, 2, False),
+    "os.rename": (2, 2, False),
+    "os.rmdir": (1, 1, True),
+    "os.truncate": (1, 9, True),
+    "os.chmod": (1, 2, True),
+    "os.chown": (1, 3, True),
+    "os.utime": (1, 3, True),
+    "os.setxattr": (1, 9, True),
+    "shutil.rmtree": (1, 1, True),
 }
-"""Events that change what stands at a path -> how many of their first arguments are paths."""
+"""Events that change what stands at a path -> how many of their first arguments are paths, which argument is the
+descriptor of a folder, if any, and whether it is what stands there that changes: a link must not be in its place then,
+which would lead the change on, or be refused. What is below an open folder is the scratch folder's own already, or
+was opened by an absolute path."""
 
 BeforeChange = Callable[[str, bool], None]
-"""Called with a path that is about to be written (True), or made, removed or renamed (False)."""
+"""Called with a path that is about to be changed itself (True), or made, removed or renamed (False)."""
 
 
 class OpenWatch:
@@ -52,6 +67,7 @@ class OpenWatch:
         self._pid = 0
         self._known: set[str] = set()
         self._busy = False
+        self._maps_due_s = 0.0
 
     def begin(self, folder: str, *, drops: bool, before_change: BeforeChange | None) -> None:
         """Name files from now on, in `folder`; what lies beside it is no data of the script."""
@@ -60,6 +76,7 @@ class OpenWatch:
             return
         self._folder = folder
         self._scratch = os.path.dirname(os.path.realpath(folder)) + "/"
+        self._maps_due_s = 0.0
         self._know_held()
 
     def end(self) -> None:
@@ -79,10 +96,22 @@ class OpenWatch:
             if event == "open":
                 self._opens(arguments)
             elif self._before_change is not None:
-                for argument in arguments[: _CHANGES[event]]:
-                    path = _path(argument)
-                    if path is not None:
-                        self._before_change(path, False)
+                self._changes(event, arguments, self._before_change)
+        finally:
+            self._busy = False
+
+    def declare(self, paths: Iterable[str]) -> None:
+        """Name files that a source says it reads, whoever opens them."""
+        if self._folder is None:
+            return
+        self._busy = True
+        try:
+            self._renew()
+            for path in paths:
+                real = os.path.realpath(path)
+                if real not in self._known and os.path.isfile(real):
+                    self._known.add(real)
+                    self._write(real)
         finally:
             self._busy = False
 
@@ -93,19 +122,28 @@ class OpenWatch:
         self._busy = True
         try:
             self._renew()
-            for path in set(held_files()) - self._known:
+            for path in self._held_now():
                 self._known.add(path)
-                if self._is_data(path):
+                if self._is_data(path) and WROTE + path not in self._known:
                     self._write(NATIVE + path)
         finally:
             self._busy = False
+
+    def _held_now(self) -> Iterator[str]:
+        """Yield what is held and not known yet; mappings only as often as LOOK_SHARE allows."""
+        yield from open_files(self._known)
+        begun_s = time.monotonic()
+        if begun_s >= self._maps_due_s:
+            yield from mapped_files(self._known)
+            ended_s = time.monotonic()
+            self._maps_due_s = ended_s + (ended_s - begun_s) / LOOK_SHARE
 
     def _know_held(self) -> None:
         """Take what is held now for known: opened before anybody watched, by whom cannot be told; it is data still."""
         self._busy = True
         try:
             self._renew()
-            for path in set(held_files()) - self._known:
+            for path in self._held_now():
                 self._known.add(path)
                 if self._is_data(path):
                     self._write(path)
@@ -131,6 +169,15 @@ class OpenWatch:
             if self._drops:
                 _drop(real)
 
+    def _changes(self, event: str, arguments: tuple[object, ...], before_change: BeforeChange) -> None:
+        count, folder, is_written = _CHANGES[event]
+        if len(arguments) > folder and arguments[folder] not in _NO_FOLDER:
+            return
+        for argument in arguments[:count]:
+            path = _path(argument)
+            if path is not None:
+                before_change(path, is_written)
+
     def _about_to_write(self, path: str) -> None:
         if self._before_change is not None:
             self._before_change(path, True)
@@ -143,7 +190,7 @@ class OpenWatch:
     def _is_data(self, path: str) -> bool:
         if path.startswith((*_NO_FILES, *_NO_DATASETS, self._scratch)) or path.endswith(_NO_DATA):
             return False
-        return ".so." not in path
+        return ".so." not in path and path != _INTERPRETER
 
     def _renew(self) -> None:
         """Have a file of this process' own: a forked one starts with its parent's."""

@@ -12,6 +12,7 @@ import cffi
 LOOKS = 256
 """At so many files at most it is seen whether their pages are gone."""
 _PAGE = mmap.PAGESIZE
+_LOW_BIT = bytes(value & 1 for value in range(256))
 
 _ffi = cffi.FFI()
 _ffi.cdef("int mincore(void *address, size_t length, unsigned char *resident);")
@@ -51,7 +52,13 @@ def drop(paths: Iterable[str]) -> Dropped:
 
 
 def drop_open(fd: int) -> None:
-    """Let the kernel forget an open file's pages; those not written yet are written first, or they would stay."""
+    """Let the kernel forget an open file's pages; those not written yet are written first, or they would stay.
+
+    A file that was at rest is not synced: that flushes the drive's cache, for each of a hundred thousand files.
+    """
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident_share(fd) == 0.0:
+        return
     try:
         os.fdatasync(fd)
     except OSError as error:
@@ -77,4 +84,5 @@ def resident_share(fd: int) -> float:
                 return 0.0
         finally:
             _ffi.release(view)
-    return sum(value & 1 for value in bytes(_ffi.buffer(resident))) / pages
+        found = bytes(_ffi.buffer(resident))
+    return found.translate(_LOW_BIT).count(1) / pages

@@ -60,6 +60,15 @@ def facts_line(analysis: Analysis) -> str:
     )
 
 
+def stalls_line(analysis: Analysis) -> str:
+    """Return how much of a step each of the two stalls is."""
+    stalls = analysis.stalls
+    return (
+        f"preparation stall {100 * stalls.preparation_share:.0f} % of a step with everything in memory,"
+        f" fetch stall {100 * stalls.fetch_share:.0f} % of a step with nothing in memory"
+    )
+
+
 def bound_text(run: RunReport) -> str:
     """Return the sign before a speed that is only a bound, or nothing."""
     if not run.is_bound:
@@ -92,7 +101,8 @@ def _runs(analysis: Analysis) -> str:
     ]  # fmt: skip
     return (
         '<section class="wide"><h2>Where a step goes</h2><p>The wait of the loop for a batch, shared between fetch and'
-        " preparation as the workers' time was; means over all steps.</p>"
+        " preparation as the workers' time was; means over all steps."
+        f" {html.escape(stalls_line(analysis).capitalize())}.</p>"
         f'{bars("Time of a step in each run", rows, unit="ms")}<ul class="key">{key}</ul>'
         f"{_table(head, cells)}</section>"
     )
@@ -131,7 +141,7 @@ def _workers(analysis: Analysis) -> str:
 def _storage(analysis: Analysis) -> str:
     rows = [row for row in analysis.what_if.storage if row.storage_bytes_per_s is not None]
     if not rows:
-        said = "Nothing was read from storage, so nothing is known of it."
+        said = "Nothing was read from storage, or reading cost too little to be seen: nothing is known of it."
         return f"<section><h2>Faster storage</h2><p>{said}</p></section>"
     points = [((row.storage_bytes_per_s or 0.0) / 1e6, row.samples_per_s) for row in rows]
     plot = curve(

@@ -19,7 +19,8 @@ section>p{color:var(--soft);margin:0 0 14px;font-size:14px}
 .grid{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:20px;margin-top:20px}
 svg{display:block;width:100%;height:auto;max-width:600px;margin:0 auto}
 .wide svg{max-width:760px}
-.wide th,.wide td{padding-left:7px;padding-right:7px}
+.wide th,.wide td{padding-left:5px;padding-right:5px}
+.wide table{font-size:13px}
 .wide td:nth-child(2),.wide th:nth-child(2){text-align:left;color:var(--soft)}
 svg text{fill:var(--ink);font:13px system-ui,sans-serif;font-variant-numeric:tabular-nums}
 svg .tick{fill:var(--soft);font-size:12px}

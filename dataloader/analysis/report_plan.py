@@ -131,6 +131,8 @@ def observed_in(seen: Seen) -> Observed:
         cores=seen.cores,
         warm_work=worker_times(warm),
         cpu_s=worker_cpu_s + trainer_cpu_s,
+        trainer_cpu_s=trainer_cpu_s,
+        lone_cpu_s=warm.lone_cpu_s,
         sample_bytes=size if seen.sample_bytes is None else seen.sample_bytes,
         probe=seen.probe,
     )
@@ -237,6 +239,7 @@ def _model(costs: Costs, now: Setting) -> ModelReport:
     bandwidth = costs.storage_bytes_per_s
     return ModelReport(
         compute_s=costs.compute_s, handover_s=costs.handover_s, preparation_s=costs.preparation_s,
-        cpu_s=costs.cpu_s, latency_s=costs.latency_s, sample_bytes=costs.sample_bytes,
+        cpu_s=costs.cpu_s, trainer_cpu_s=costs.trainer_cpu_s, latency_s=costs.latency_s,
+        sample_bytes=costs.sample_bytes, alone_s=costs.alone_s, crowding=costs.crowding,
         storage_bytes_per_s=bandwidth if math.isfinite(bandwidth) else None, cores=now.cores, workers=now.workers,
     )  # fmt: skip

@@ -54,7 +54,7 @@ def analyze_script(asked: Asked, progress: Callable[[str], None] = lambda _: Non
     """
     if not asked.script.is_file():
         raise UsageError(
-            f"there is no script {asked.script}", hint="everstep analyze script.py [-- its arguments]"
+            f"there is no script {asked.script}", hint="`everstep analyze SCRIPT [-- its arguments]`"
         )
     names = Names()
     found: dict[Phase, Measured] = {}

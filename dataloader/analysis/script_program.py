@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.analysed import mark_analysed
 from ...core.errors import EverstepError, UsageError
 from .measured_format import (
     Measured,
@@ -39,6 +40,7 @@ SEED = 0
 def main() -> int:
     """Run the program."""
     request = decode(sys.stdin.buffer.read(), ScriptRequest)
+    mark_analysed()
     _keep_output_apart(Path(request.scratch))
     try:
         ScriptRun(request).run()
@@ -71,7 +73,11 @@ class ScriptRun:
 
         request = self._request
         folder = self._enter_folder()
-        watching = Watching(folder=str(Path(request.scratch) / NAMES), drops=request.phase is Phase.COLD)
+        watching = Watching(
+            folder=str(Path(request.scratch) / NAMES),
+            drops=request.phase is Phase.COLD,
+            work_folder=folder,
+        )
         watch = watch_opens(watching.folder, drops=watching.drops, before_change=folder.own)
         conductor = self._conductor = Conductor(
             phase=request.phase,
@@ -153,6 +159,7 @@ def measured(conductor: "Conductor", view: "View", kept: Sequence[str]) -> Measu
         loaders_seen=len(conductor.views),
         kept_in_memory=list(kept),
         notes=_notes(view),
+        lone_cpu_s=view.lone_cpu_s,
     )  # fmt: skip
 
 
@@ -168,12 +175,13 @@ def times_of(each_s: Sequence[float], waits_s: Sequence[float]) -> Times:
 def _notes(view: "View") -> list[str]:
     recorder = view.recorder
     if view.is_replaying or recorder.enough:
-        return []
+        return view.instrument.notes
     return [
+        *view.instrument.notes,
         (
             f"the loop was shorter than asked: {len(recorder.steps)} of {recorder.budget.steps} steps"
             f" ({recorder.longest_epoch} batches an epoch, {recorder.budget.warmup} of each not counted)"
-        )
+        ),
     ]
 
 

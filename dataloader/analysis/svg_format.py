@@ -124,7 +124,7 @@ def curve(
         x, _ = at(mark[0], 0)
         side = "end" if x > WIDTH / 2 else "start"
         out.append(_line(x, _TOP, x, HEIGHT - _BOTTOM, "mark"))
-        out.append(_text(x + (-6 if side == "end" else 6), HEIGHT / 2, mark[1], side, "value"))
+        out.append(_text(x + (-6 if side == "end" else 6), HEIGHT - _BOTTOM - 8, mark[1], side, "value"))
     out.append(_text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 8, x_label, "middle", "label"))
     out.append(
         f'<text class="label" text-anchor="middle" transform="rotate(-90 14 {HEIGHT / 2:.0f})" x="14"'

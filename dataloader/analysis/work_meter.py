@@ -88,7 +88,7 @@ def timed(dataset: object, meter: WorkMeter) -> Callable[[], None]:
     collation is seen.
     """
     undo: list[Callable[[], None]] = []
-    for source in _sources(dataset):
+    for source in sources_of(dataset):
         meter.has_source = _derive(source, _timed_source(meter), undo) or meter.has_source
     if not hasattr(dataset, "get_bytes"):
         _derive(dataset, lambda kind: _timed_reads(kind, meter), undo)
@@ -141,7 +141,7 @@ def end_meter(path: str) -> None:
     _meters.pop((os.getpid(), path), None)
 
 
-def _sources(dataset: object) -> list[object]:
+def sources_of(dataset: object) -> list[object]:
     """Return the objects with `get_bytes` that the dataset reads from, the nearest to storage of each chain only."""
     found: list[object] = []
     seen: set[int] = set()

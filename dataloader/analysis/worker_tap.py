@@ -7,6 +7,7 @@ from typing import cast
 from torch.utils.data import get_worker_info
 
 from .open_watch import OpenWatch, watch_opens
+from .work_folder import WorkFolder
 from .work_meter import begin_meter, timed
 
 
@@ -18,6 +19,8 @@ class Watching:
     """Where the names go, a file for each process."""
     drops: bool
     """Whether files leave memory when they are opened."""
+    work_folder: WorkFolder | None = None
+    """What takes the files that are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,4 +48,9 @@ class WorkerTap:
     def _watch(self) -> OpenWatch | None:
         if self.watching is None:
             return None
-        return watch_opens(self.watching.folder, drops=self.watching.drops)
+        work_folder = self.watching.work_folder
+        return watch_opens(
+            self.watching.folder,
+            drops=self.watching.drops,
+            before_change=None if work_folder is None else work_folder.own,
+        )

@@ -1,18 +1,17 @@
 """A cache arena as a reader has it: mapped for reading, hits without a message or a system call."""
 
-import contextlib
-import mmap
 import os
 
+from ...core.mapping import map_shared
 from .arena_format import (
     CAPACITY_WORD,
     FREE_WORD,
     INDEX_WORD,
+    WORD_BYTES,
     Header,
+    base_bytes,
     read_header,
 )
-
-_MADV_DONTDUMP = 16
 
 
 class ArenaView:
@@ -25,19 +24,18 @@ class ArenaView:
     __slots__ = ("octets", "places", "words")
 
     def __init__(self, fd: int, size_bytes: int, sample_count: int) -> None:
-        """Map the arena and close `fd`.
+        """Map the arena, as far as it may grow, and close `fd`.
 
         Raises:
             ValueError: it is no arena of this format, or of another number of samples.
             OSError: it cannot be mapped.
         """
         try:
-            mapping = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+            if os.fstat(fd).st_size < base_bytes(sample_count) or size_bytes % WORD_BYTES:
+                raise ValueError("this is no cache arena of so many samples")
+            self.octets = map_shared(fd, size_bytes)
         finally:
             os.close(fd)
-        with contextlib.suppress(OSError):  # it only keeps the cache out of core dumps
-            mapping.madvise(_MADV_DONTDUMP)
-        self.octets = memoryview(mapping)
         self.words = self.octets.cast("Q")
         """All of it as aligned words of 8 bytes: reading one is one load."""
         if self.header().sample_count != sample_count:

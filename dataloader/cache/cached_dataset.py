@@ -5,7 +5,7 @@ access once an epoch, each epoch after the first finds exactly the cached share 
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, SupportsIndex, TypeVar, cast
 
@@ -18,11 +18,10 @@ from ...proto.frames import CacheContent
 from ..batch_maker import MapDataset
 from ..sources.protocol import Source
 from ..state_format import short_fingerprint
+from ..tensor_tree import decode_sample, encode_sample
 from .arena_format import RECORD_HEAD_BYTES, WORD_BYTES, base_bytes
 from .link import Wanted
-from .placement import Placement, ThisNode
 from .reader import Reader
-from .sample_tree import decode_sample, encode_sample
 
 T = TypeVar("T")
 
@@ -49,6 +48,9 @@ class CacheInfo:
     hit_bytes: int
     miss_count: int
     miss_bytes: int
+    peer_count: int
+    """Samples from other nodes' memory, neither hits nor misses."""
+    peer_bytes: int
     oversized_count: int
     """Of the misses, samples larger than the whole budget."""
     deferred_count: int
@@ -61,8 +63,14 @@ class CachedDataset(Dataset[T], Generic[T]):
     Any process may use it, and pickles of it hold settings only: each attaches to the daemon when it first needs to.
     Where there is no daemon, or no memory, samples come from the source; a warning says so once.
 
-        images = CachedDataset(source, decode=decode_jpeg, budget="40GB")
+    Samples are `bytes`, or what `decode` makes of them; with `prepared` the dataset's own items: tensors and arrays
+    keep dtype and shape. It is a source itself, so that labels are added on top:
+
+        cached = CachedDataset(source, budget="40GB")
+        dataset = SourceDataset(cached, decode=decode_jpeg, label=source.label)
         samples = CachedDataset(dataset, prepared=True, fingerprint="v3", budget="40GB")
+
+    `cache_info()` counts what this process read (workers count for themselves) and how full the cache is.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class CachedDataset(Dataset[T], Generic[T]):
         decode: Callable[[bytes], T] | None = None,
         prepared: bool = False,
         fingerprint: str | None = None,
+        members: Sequence[str] = (),
     ) -> None:
         """Attach to the node's daemon (a private one is started where there is none).
 
@@ -84,12 +93,13 @@ class CachedDataset(Dataset[T], Generic[T]):
             prepared: cache the items of the dataset as they are: trees (dict, list, tuple) of tensors, numpy arrays,
                 numbers, strings and bytes. What is random in them is drawn once.
             fingerprint: what tells this content from any other; None: `dataset.fingerprint()`.
+            members: addresses of the nodes that share it, the same on all of them (`members_from_store`); empty:
+                those of the daemon's configuration, if any.
 
         Raises:
             UsageError: a bad argument, or the cache of this fingerprint has another number of samples.
         """
         self._dataset, self._decode, self._is_prepared = dataset, decode, prepared
-        self._placement: Placement = ThisNode()
         content = CacheContent.PREPARED if prepared else CacheContent.RAW
         _check(dataset, has_decode=decode is not None, prepared=prepared)
         self._count = len(dataset)
@@ -98,6 +108,7 @@ class CachedDataset(Dataset[T], Generic[T]):
             content=content,
             sample_count=self._count,
             budget_bytes=_budget(budget),
+            members=tuple(members),
         )
         self._path = data_socket_path()
         self._reader = self._new_reader()
@@ -134,19 +145,37 @@ class CachedDataset(Dataset[T], Generic[T]):
         data = self.get_bytes(index)
         return cast(T, data) if self._decode is None else self._decode(data)
 
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[T]:
+        """Return samples as `__getitem__` does; what other nodes have of them is fetched together."""
+        numbers = [operator.index(each) for each in indices]
+        self.will_read(numbers)
+        return [self[each] for each in numbers]
+
+    def will_read(self, indices: Sequence[int]) -> None:
+        """Say which samples are read next: what other nodes have of them is fetched together. Does not wait.
+
+        `everstep.DataLoader` calls it for each batch; a dataset around this one may hand it on.
+        """
+        if self._reader.has_peers:
+            self._reader.announce([self._number(each) for each in indices])
+
     def get_bytes(self, index: SupportsIndex) -> bytes:
         """Return the stored bytes of a sample, neither decoded nor augmented; not with `prepared`.
 
         Raises:
             IndexError: there is no such sample.
+            UsageError: the source returned what is no bytes.
             Exception: whatever the source raises.
         """
         number = self._number(operator.index(index))
         found = self._find(number)
         if found is not None:
             return bytes(found)
+        if self._reader.has_peers and (fetched := self._reader.from_peers(number)) is not None:
+            return fetched
         data = cast(Source, self._dataset).get_bytes(number)
-        data = data if type(data) is bytes else bytes(data)
+        if type(data) is not bytes:
+            data = _copied(data, number, self._dataset)
         self._reader.offer(number, data)
         return data
 
@@ -168,9 +197,10 @@ class CachedDataset(Dataset[T], Generic[T]):
         found = self._find(number)
         if found is not None:
             return decode_sample(bytearray(found))
+        if self._reader.has_peers and (fetched := self._reader.from_peers(number)) is not None:
+            return decode_sample(bytearray(fetched))
         sample = cast(MapDataset, self._dataset)[number]
-        pieces = encode_sample(sample)
-        self._reader.offer(number, b"".join(pieces))
+        self._reader.offer(number, encode_sample(sample))
         return sample
 
     def _find(self, number: int) -> memoryview | None:
@@ -204,6 +234,12 @@ class CachedDataset(Dataset[T], Generic[T]):
 
     # -- the rest
 
+    @property
+    def block_sizes(self) -> Callable[[], Sequence[int]] | None:
+        """Those of the source or dataset, for a block shuffle; None where it has no blocks."""
+        own = getattr(self._dataset, "block_sizes", None)
+        return cast("Callable[[], Sequence[int]]", own) if callable(own) else None
+
     def fingerprint(self) -> str:
         """Return what tells the content from any other."""
         return self._wanted.fingerprint
@@ -223,6 +259,8 @@ class CachedDataset(Dataset[T], Generic[T]):
             hit_bytes=use.hit_bytes,
             miss_count=use.miss_count,
             miss_bytes=use.miss_bytes,
+            peer_count=use.peer_count,
+            peer_bytes=use.peer_bytes,
             oversized_count=use.oversized_count,
             deferred_count=use.deferred_count,
         )
@@ -265,6 +303,17 @@ def _fingerprint(dataset: object, given: str | None) -> str:
             hint="give fingerprint=, a text that changes whenever the content does",
         )
     return short_fingerprint(value)
+
+
+def _copied(data: object, number: int, source: object) -> bytes:
+    """Return what a source gave as bytes. Of a number bytes() would make so many zeros."""
+    try:
+        return memoryview(cast(bytes, data)).tobytes()
+    except TypeError as error:
+        raise UsageError(
+            f"sample {number} of {type(source).__name__} is {type(data).__name__}, not bytes",
+            hint="get_bytes returns the stored bytes; what is made of them belongs into decode=",
+        ) from error
 
 
 def _budget(budget: int | str) -> int:

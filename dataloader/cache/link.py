@@ -6,8 +6,8 @@ No thread: answers are read, and what could not be sent is sent, when the reader
 
 import contextlib
 import itertools
-import mmap
 import os
+import select
 import socket
 import time
 import weakref
@@ -19,11 +19,13 @@ from pathlib import Path
 import xxhash
 
 from ...core.errors import DaemonUnavailableError, EverstepError, error_from_code
+from ...core.mapping import give_pages_back, map_shared
 from ...core.version import VERSION
-from ...proto import frames
-from ...proto.frames import FRAME_SIZE_BYTES_MAX, PROTOCOL, CacheContent, Reply, Request, Role
-from ...proto.wire import FrameError, FrameReader, decode_reply, pack
+from ...proto import frames, peer_frames
+from ...proto.frames import FILL_ITEMS_MAX, FRAME_SIZE_BYTES_MAX, PROTOCOL, CacheContent, Reply, Request, Role
+from ...proto.wire import FrameError, FrameReader, decode_reply, greet, pack
 from .arena_view import ArenaView
+from .inbox import INBOX_BYTES, Inbox
 from .ring_plan import Ring
 
 STAGING_BYTES = 32 * 1024 * 1024
@@ -32,6 +34,10 @@ OUTSTANDING_MAX = 4
 """With fewer messages unanswered a sample is sent at once, so that none waits for another that may not come."""
 STAGING_KEPT_BYTES = 4 * 1024 * 1024
 """What was touched beyond this is given back when the staging is empty: it counts for the reader's job."""
+SENT_MAX = 128
+"""With so many unanswered the daemon hangs, or nearly: what is staged then goes in few messages, later."""
+WAITING_MAX = 2 * FILL_ITEMS_MAX
+"""So many wait meanwhile: samples of a few bytes would take more memory here than in the staging."""
 BATCH_ITEMS = 64
 BATCH_BYTES = 4 * 1024 * 1024
 BATCH_AGE_S = 0.005
@@ -40,8 +46,7 @@ UNSENT_BYTES_MAX = 1 << 20
 LARGER_DEADLINE_S = 0.2
 """For a larger staging, asked for when a sample does not fit at all."""
 FLUSH_POLL_S = 0.0005
-
-_CARRY_DESCRIPTOR = frames.CacheOpened | frames.StagingReady
+INBOX_DEADLINE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +57,19 @@ class Wanted:
     content: CacheContent
     sample_count: int
     budget_bytes: int
+    members: tuple[str, ...] = ()
+    """The nodes that share it; empty: those of the daemon's configuration."""
 
 
 class CacheLink:
-    """One connection with one cache. `on_filled` hears of every answer to a fill."""
+    """One connection with one cache. `on_filled` hears of every answer to a fill, `on_members` of other nodes."""
 
     def __init__(
         self,
         path: Path,
         wanted: Wanted,
         on_filled: Callable[[frames.CacheFilled], None],
+        on_members: Callable[[peer_frames.CacheMembers], None],
         *,
         deadline_s: float,
     ) -> None:
@@ -73,7 +81,7 @@ class CacheLink:
             UsageError: the fingerprint is known with another number of samples.
             MemoryRefusedError: the node has no memory for it.
         """
-        self._on_filled = on_filled
+        self._on_filled, self._on_members = on_filled, on_members
         self._numbers = itertools.count(1)
         self._frames = FrameReader(size_bytes_max=FRAME_SIZE_BYTES_MAX)
         self._unsent = bytearray()
@@ -82,16 +90,20 @@ class CacheLink:
         self._waiting_since_s = 0.0
         self._sent: deque[tuple[int, int]] = deque()
         """(request id, places in the ring) of fills that are not answered yet, in the order of their answers."""
-        self._staging: mmap.mmap | None = None
+        self._staging: memoryview | None = None
         self._ring = Ring(0)
         self._touched_bytes = 0
+        self.inbox = Inbox()
+        self._flushed_number = 0
         self._until_s = time.monotonic() + deadline_s
-        self._sock = _connect(path, deadline_s)
-        weakref.finalize(self, self._sock.close)  # nobody has to close a dataset
+        self._sock = connected_socket(path, deadline_s)
+        # Nobody has to close a dataset. At the end of the process reader.py does it, after its last words.
+        weakref.finalize(self, self._sock.close).atexit = False
         try:
             self._greet()
             self.opened, self.view = self._open(wanted)
             self._stage(STAGING_BYTES)
+            on_members(peer_frames.CacheMembers(members=self.opened.members, me=self.opened.me))
         except BaseException:
             self.close()
             raise
@@ -108,10 +120,10 @@ class CacheLink:
         length = len(data)
         if length > self._ring.size_bytes:
             self._enlarge(length)
-        begin = self._ring.take(length)
+        begin = self._take(length)
         if begin is None:
             self.poll()
-            begin = self._ring.take(length)
+            begin = self._take(length)
         if begin is None:
             return False
         assert self._staging is not None
@@ -124,12 +136,18 @@ class CacheLink:
         self.poll()
         return True
 
+    def _take(self, length: int) -> int | None:
+        """Return a free place in the staging; None: there is none, or too many samples wait."""
+        return None if len(self._waiting) >= WAITING_MAX else self._ring.take(length)
+
     @property
     def is_behind(self) -> bool:
         """Tell whether something waits to be sent: then `poll` soon."""
         return bool(self._waiting or self._unsent)
 
     def _is_due(self) -> bool:
+        if len(self._sent) >= SENT_MAX:
+            return False
         return bool(self._waiting) and (
             len(self._sent) < OUTSTANDING_MAX
             or len(self._waiting) >= BATCH_ITEMS
@@ -138,7 +156,8 @@ class CacheLink:
         )
 
     def _send_waiting(self) -> None:
-        items, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        items, self._waiting = self._waiting[:FILL_ITEMS_MAX], self._waiting[FILL_ITEMS_MAX:]
+        self._waiting_bytes -= sum(length for _, _, length, _ in items)
         number = next(self._numbers)
         self._sent.append((number, len(items)))
         self.send(frames.FillCache(request_id=number, items=items))
@@ -149,7 +168,7 @@ class CacheLink:
         Raises:
             DaemonUnavailableError: the connection is lost.
         """
-        with _telling_loss():
+        with telling_loss():
             self._receive_all()
             if self._is_due():
                 self._send_waiting()
@@ -162,15 +181,68 @@ class CacheLink:
             DaemonUnavailableError: the connection is lost.
         """
         until_s = time.monotonic() + deadline_s
-        if self._waiting:
-            self._send_waiting()
         while True:
+            if self._waiting and len(self._sent) < SENT_MAX:
+                self._send_waiting()
             self.poll()
-            if not self._sent and not self._unsent:
+            if not self._sent and not self.is_behind:
                 return True
             if time.monotonic() > until_s:
                 return False
             time.sleep(FLUSH_POLL_S)
+
+    def flush_peers(self, deadline_s: float) -> bool:
+        """Wait until nothing waits any more in the daemon to be sent to its owner; tell whether so, in time.
+
+        Raises:
+            DaemonUnavailableError: the connection is lost.
+        """
+        number = next(self._numbers)
+        self.send(peer_frames.FlushPeers(request_id=number))
+        self._wait(lambda: self._flushed_number == number, deadline_s)
+        return self._flushed_number == number
+
+    # -- other nodes
+
+    def ask_peers(self, samples: list[int]) -> None:
+        """Have the daemon fetch samples into the inbox, over what lies there; `wait_peers` waits for them.
+
+        Raises:
+            DaemonUnavailableError: the connection is lost.
+        """
+        if self.inbox.mapping is None:
+            self._open_inbox()
+        number = next(self._numbers)
+        self.inbox.asked(number, samples)
+        self.send(peer_frames.AskPeers(request_id=number, samples=samples))
+
+    def wait_peers(self, deadline_s: float) -> None:
+        """Return when the daemon has answered `ask_peers`.
+
+        Raises:
+            DaemonUnavailableError: it has not, in time, or the connection is lost.
+        """
+        self._wait(lambda: not self.inbox.is_waiting, deadline_s)
+        if self.inbox.is_waiting:
+            raise DaemonUnavailableError(f"the daemon has not answered for {deadline_s:.1f} s")
+
+    def _wait(self, is_done: Callable[[], bool], deadline_s: float) -> None:
+        """Read and send until it is done, or the deadline has passed."""
+        until_s = time.monotonic() + deadline_s
+        with select.epoll() as poller:
+            poller.register(self._sock, select.EPOLLIN)
+            self.poll()
+            while not is_done() and (left_s := until_s - time.monotonic()) > 0:
+                poller.poll(min(left_s, FLUSH_POLL_S if self._unsent or self._waiting else left_s))
+                self.poll()
+
+    def _open_inbox(self) -> None:
+        number = next(self._numbers)
+        self.inbox.number = number
+        self.send(peer_frames.OpenInbox(request_id=number, size_bytes=INBOX_BYTES))
+        self._wait(lambda: self.inbox.mapping is not None, INBOX_DEADLINE_S)
+        if self.inbox.mapping is None:
+            raise DaemonUnavailableError("the daemon gives no inbox")
 
     def send(self, frame: Request) -> None:
         """Queue a frame and send what the socket takes.
@@ -181,7 +253,7 @@ class CacheLink:
         self._unsent += pack(frame)
         if len(self._unsent) > UNSENT_BYTES_MAX:
             raise DaemonUnavailableError("the daemon takes nothing")
-        with _telling_loss():
+        with telling_loss():
             self._push()
 
     def _push(self) -> None:
@@ -203,6 +275,22 @@ class CacheLink:
                 self._answered(decode_reply(body))
 
     def _answered(self, reply: Reply) -> None:
+        match reply:
+            case peer_frames.CacheMembers():
+                self._on_members(reply)
+            case peer_frames.PeersGave():
+                self.inbox.gave(reply)
+            case peer_frames.InboxReady():
+                with telling_loss():
+                    self.inbox.use(self._frames.take_fd(), reply.size_bytes)
+            case frames.Done():
+                self._flushed_number = reply.re
+            case frames.Failure() if reply.re in (self.inbox.number, self.inbox.asked_number):
+                raise error_from_code(reply.code, reply.message, reply.hint)
+            case _:
+                self._fill_answered(reply)
+
+    def _fill_answered(self, reply: Reply) -> None:
         if not isinstance(reply, frames.CacheFilled | frames.Failure):
             raise DaemonUnavailableError(f"the daemon sent {type(reply).__name__}")
         if not self._sent or self._sent[0][0] != reply.re:
@@ -218,17 +306,16 @@ class CacheLink:
         """Free the pages of an empty staging but for its first ones, if there may be more."""
         if self._touched_bytes > STAGING_KEPT_BYTES and not len(self._ring):
             assert self._staging is not None
-            self._staging.madvise(mmap.MADV_REMOVE, STAGING_KEPT_BYTES)
+            give_pages_back(self._staging, STAGING_KEPT_BYTES)
             self._touched_bytes = STAGING_KEPT_BYTES
 
     # -- opening
 
     def _greet(self) -> None:
-        with _telling_loss():
-            self._sock.sendall(pack(frames.Hello(protocol=PROTOCOL, version=VERSION, role=Role.TRAINER)))
-            reply = self._next()
-        if not isinstance(reply, frames.Welcome):
-            raise DaemonUnavailableError(f"the daemon answered Hello with {type(reply).__name__}")
+        with telling_loss():
+            hello = frames.Hello(protocol=PROTOCOL, version=VERSION, role=Role.TRAINER)
+            self._sock.settimeout(max(0.001, self._until_s - time.monotonic()))
+            greet(self._sock, self._frames, hello)
 
     def _open(self, wanted: Wanted) -> tuple[frames.CacheOpened, ArenaView]:
         reply = self._request(
@@ -238,6 +325,7 @@ class CacheLink:
                 content=wanted.content,
                 sample_count=wanted.sample_count,
                 budget_bytes=wanted.budget_bytes,
+                members=list(wanted.members),
             )
         )
         if not isinstance(reply, frames.CacheOpened):
@@ -253,16 +341,14 @@ class CacheLink:
         reply = self._request(frames.StageCache(request_id=next(self._numbers), size_bytes=size_bytes))
         if not isinstance(reply, frames.StagingReady):
             raise DaemonUnavailableError(f"the daemon answered StageCache with {type(reply).__name__}")
-        with _telling_loss():
+        with telling_loss():
             fd = self._frames.take_fd()
         try:
-            staging = mmap.mmap(fd, reply.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            staging = map_shared(fd, reply.size_bytes, is_writable=True)
         except OSError as error:
             raise DaemonUnavailableError(f"the staging cannot be mapped: {error}") from error
         finally:
             os.close(fd)
-        if self._staging is not None:
-            self._staging.close()
         self._staging, self._ring, self._touched_bytes = staging, Ring(reply.size_bytes), 0
 
     def _enlarge(self, length: int) -> None:
@@ -278,17 +364,21 @@ class CacheLink:
 
     def _request(self, frame: Request) -> Reply:
         """Return the answer to a request, waiting for it."""
-        with _telling_loss():
+        with telling_loss():
             self._sock.settimeout(max(0.001, self._until_s - time.monotonic()))
             self._sock.sendall(pack(frame))
             return self._next()
 
     def _next(self) -> Reply:
-        while (body := self._frames.next_body()) is None:
-            self._sock.settimeout(max(0.001, self._until_s - time.monotonic()))
-            if not self._frames.receive(self._sock):
-                raise DaemonUnavailableError("the daemon closed the connection")
-        reply = decode_reply(body)
+        while True:
+            while (body := self._frames.next_body()) is None:
+                self._sock.settimeout(max(0.001, self._until_s - time.monotonic()))
+                if not self._frames.receive(self._sock):
+                    raise DaemonUnavailableError("the daemon closed the connection")
+            reply = decode_reply(body)
+            if not isinstance(reply, peer_frames.CacheMembers | peer_frames.PeersGave):
+                break
+            self._answered(reply)  # they come when they like
         if isinstance(reply, frames.Failure):
             raise error_from_code(reply.code, reply.message, reply.hint)
         return reply
@@ -299,10 +389,9 @@ class CacheLink:
         """Close the connection and the staging. The view lives on for whoever has it."""
         self._sock.close()
         self._frames.close()
-        if self._staging is not None:
-            self._staging.close()
-            self._staging = None
+        self._staging = None
         self._ring = Ring(0)
+        self.inbox.close()
 
     def abandon(self) -> None:
         """After a fork: let go of what was inherited, without a word to the daemon."""
@@ -311,7 +400,7 @@ class CacheLink:
         self.close()
 
 
-def _connect(path: Path, deadline_s: float) -> socket.socket:
+def connected_socket(path: Path, deadline_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(deadline_s)
     try:
@@ -323,7 +412,7 @@ def _connect(path: Path, deadline_s: float) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _telling_loss() -> Generator[None]:
+def telling_loss() -> Generator[None]:
     """Turn what a socket or a stream of frames raises into DaemonUnavailableError."""
     try:
         yield

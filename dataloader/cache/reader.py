@@ -4,23 +4,27 @@ Nothing here keeps a reader from its sample: where the cache is of no use, for w
 source. Why is logged once for each reason, and the daemon is asked again, ever more rarely.
 """
 
+import contextlib
 import logging
 import os
 import socket
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.util import Finalize
 from pathlib import Path
 
 from ...core.errors import EverstepError, UsageError
 from ...core.sizes import size_text
-from ...proto import frames
+from ...proto import frames, peer_frames
 from ...proto.starting import start_and_connect
 from .arena_format import record_bytes
 from .arena_view import ArenaView
+from .inbox import INBOX_BYTES
 from .link import CacheLink, Wanted
+from .placement import ThisNode, placement
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +34,10 @@ PAUSE_S, PAUSE_MAX_S = 1.0, 60.0
 """Between two attempts to reach a daemon that is gone: doubled each time, so that an hour without one costs nothing."""
 REPORT_S = 5.0
 """How often a reader says what it has read."""
+PEER_SLACK_S = 1.0
+"""The daemon answers within the peers' deadline; a daemon that takes so much longer is taken for hung."""
 EXIT_DEADLINE_S = 1.0
-"""How long the end of a process waits for what it staged last."""
+"""How long the end of a process waits for what it staged last, in all its datasets together."""
 
 _readers: "weakref.WeakSet[Reader]" = weakref.WeakSet()
 _watched_pid = 0
@@ -46,6 +52,9 @@ class Use:
     hit_bytes: int = 0
     miss_count: int = 0
     miss_bytes: int = 0
+    peer_count: int = 0
+    """Read from other nodes' memory."""
+    peer_bytes: int = 0
     oversized_count: int = 0
     """Of the misses, samples larger than the whole budget."""
     deferred_count: int = 0
@@ -62,7 +71,10 @@ class Reader:
         """What was mapped last. It is read further when the daemon is gone, until another one answers."""
         self.is_behind = False
         """Samples wait to be sent: call `catch_up` soon."""
+        self.has_peers = False
+        """Other nodes own some of the samples: ask `from_peers` before the source."""
         self.use = Use()
+        self._placement = placement(wanted.fingerprint, (), "")
         self._path, self._wanted = path, wanted
         self._link: CacheLink | None = None
         self._lock = threading.Lock()
@@ -117,7 +129,9 @@ class Reader:
         deadline_s = ATTACH_DEADLINE_S if is_first else REATTACH_DEADLINE_S
 
         def connect() -> CacheLink:
-            return CacheLink(self._path, self._wanted, self._on_filled, deadline_s=deadline_s)
+            return CacheLink(
+                self._path, self._wanted, self._on_filled, self._on_members, deadline_s=deadline_s
+            )
 
         return (
             start_and_connect(self._path, connect) if is_first and nobody_listens(self._path) else connect()
@@ -143,7 +157,8 @@ class Reader:
     def offer(self, index: int, data: bytes | bytearray | memoryview) -> None:
         """A sample was missing and has been read: stage it if the cache might take it."""
         self.attach()
-        if self.may_take(len(data)):
+        is_elsewhere = self.has_peers and self._placement.owner(index) is not None
+        if (len(data) <= INBOX_BYTES) if is_elsewhere else self.may_take(len(data)):
             with self._lock:
                 try:
                     if self._link is not None:
@@ -154,6 +169,61 @@ class Reader:
         self.use.miss_count += 1
         self.use.miss_bytes += len(data)
         self.tick()
+
+    # -- other nodes
+
+    def _on_members(self, frame: peer_frames.CacheMembers) -> None:
+        self._placement = placement(self._wanted.fingerprint, frame.members, frame.me)
+        self.has_peers = not isinstance(self._placement, ThisNode)
+
+    def announce(self, indices: Sequence[int]) -> None:
+        """These samples are about to be read: have the daemon fetch what is missing and other nodes own."""
+        view = self.view
+        if not self.has_peers or view is None:
+            return
+        wanted = self._placement.elsewhere([each for each in indices if not view.places[each]])
+        if wanted:
+            with self._lock:
+                try:
+                    if self._link is not None and not self._link.inbox.is_waiting:
+                        self._link.ask_peers(wanted[: peer_frames.ASK_SAMPLES_MAX])
+                except EverstepError as error:
+                    self._without(error)
+
+    def from_peers(self, index: int) -> bytes | None:
+        """Return a sample that another node owns and has; None: read it from the source.
+
+        Waits for one deadline of the peers at most, for all that was announced together.
+        """
+        if self._placement.owner(index) is None:
+            return None
+        with self._lock:
+            try:
+                data = self._from_peers(self._link, index) if self._link is not None else None
+            except EverstepError as error:
+                self._without(error)
+                return None
+        if data is not None:
+            self.use.peer_count += 1
+            self.use.peer_bytes += len(data)
+            self.tick()
+        return data
+
+    def _from_peers(self, link: CacheLink, index: int) -> bytes | None:
+        inbox, deadline_s = link.inbox, link.opened.peer_deadline_s + PEER_SLACK_S
+        if inbox.is_waiting:
+            link.wait_peers(deadline_s)
+        if index in inbox.absent:
+            inbox.absent.discard(index)  # asked again when it is read again
+            return None
+        if not inbox.expects(index):
+            others = [each for each in inbox.unread() if each != index]
+            link.ask_peers([index, *others][: peer_frames.ASK_SAMPLES_MAX])
+            link.wait_peers(deadline_s)
+            inbox.absent.discard(index)
+        return inbox.take(index)
+
+    # -- what the cache takes
 
     def may_take(self, length: int) -> bool:
         """Tell whether the cache might take a sample of so many bytes now."""
@@ -193,7 +263,7 @@ class Reader:
 
     def _report(self, link: CacheLink) -> None:
         use, before = self.use, self._reported
-        now = Use(use.hit_count, use.hit_bytes, use.miss_count, use.miss_bytes, use.oversized_count)
+        now = replace(use)
         link.send(
             frames.CacheUse(
                 hit_count=now.hit_count - before.hit_count,
@@ -201,6 +271,8 @@ class Reader:
                 miss_count=now.miss_count - before.miss_count,
                 miss_bytes=now.miss_bytes - before.miss_bytes,
                 oversized_count=now.oversized_count - before.oversized_count,
+                peer_count=now.peer_count - before.peer_count,
+                peer_bytes=now.peer_bytes - before.peer_bytes,
             )
         )
         self._reported = now
@@ -216,7 +288,7 @@ class Reader:
         if filled.corrupt:
             self._tell("corrupt", f"sample {filled.corrupt[0]} changed on its way into the cache")
         if "memory" in filled.reason:
-            self._tell("less", "the node has no memory for the whole budget")
+            self._tell("less", "there is no memory for the whole budget: `everstep cache list` says why")
 
     # -- end
 
@@ -226,16 +298,21 @@ class Reader:
             if self._link is None:
                 return False
             try:
+                until_s = time.monotonic() + deadline_s
                 self._report(self._link)
-                return self._link.flush(deadline_s)
+                if not self._link.flush(deadline_s):
+                    return False
+                return not self.has_peers or self._link.flush_peers(until_s - time.monotonic())
             except EverstepError as error:
                 self._without(error)
                 return False
 
     def close(self) -> None:
-        """Let go of connection and memory; the next use attaches again."""
+        """Report what was read, and let go of connection and memory; the next use attaches again."""
         with self._lock:
             if self._link is not None:
+                with contextlib.suppress(EverstepError):  # the daemon is gone: nobody counts
+                    self._report(self._link)
                 self._link.close()
             self._link = self.view = None
             self.is_behind = False
@@ -260,8 +337,9 @@ def _watch_exit() -> None:
 
 
 def _flush_all() -> None:
+    until_s = time.monotonic() + EXIT_DEADLINE_S
     for reader in list(_readers):
-        reader.flush(EXIT_DEADLINE_S)
+        reader.flush(until_s - time.monotonic())
         reader.close()
 
 

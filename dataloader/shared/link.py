@@ -8,10 +8,10 @@ import select
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import xxhash
+import numpy as np
 
 from ...core.errors import DaemonUnavailableError, error_from_code
 from ...core.paths import data_socket_path
@@ -20,7 +20,8 @@ from ...proto.frames import FRAME_SIZE_BYTES_MAX, PROTOCOL, Failure, Hello, Repl
 from ...proto.share_frames import SHARE_CARRIES_DESCRIPTOR, PublishShare, ShareStaged, StageShare
 from ...proto.starting import start_and_connect
 from ...proto.wire import FrameError, FrameReader, decode_reply, pack
-from .batch_tree import EncodedBatch
+from ..tensor_tree import octets_of
+from .batch_bytes import BatchBytes
 
 CALL_DEADLINE_S = 10.0
 
@@ -95,22 +96,26 @@ class ShareLink:
                 break  # said again by the next call
         return found
 
-    def publish(self, batch: int, encoded: EncodedBatch | bytes | bytearray) -> int:
+    def publish(self, batch: int, prepared: BatchBytes, left_out: Sequence[tuple[int, int, str]] = ()) -> int:
         """Put a batch into the staging and say so; return the number of the request.
 
         Raises:
             MemoryRefusedError: it is too large to be shared.
         """
-        size_bytes = encoded.size_bytes if isinstance(encoded, EncodedBatch) else len(encoded)
-        with memoryview(self._staging_of(size_bytes)) as whole, whole[:size_bytes] as view:
-            if isinstance(encoded, EncodedBatch):
-                encoded.write(view)
-            else:
-                view[:] = encoded
-            digest = xxhash.xxh3_64_intdigest(view)
+        with memoryview(self._staging_of(prepared.size_bytes)) as staging:
+            np.copyto(
+                np.frombuffer(staging, dtype=np.uint8)[: prepared.size_bytes], octets_of(prepared.octets)
+            )
         number = self.number()
         self.send(
-            PublishShare(request_id=number, batch=batch, offset_bytes=0, size_bytes=size_bytes, xxh3=digest)
+            PublishShare(
+                request_id=number,
+                batch=batch,
+                offset_bytes=0,
+                size_bytes=prepared.size_bytes,
+                xxh3=prepared.xxh3,
+                left_out=list(left_out),
+            )
         )
         return number
 

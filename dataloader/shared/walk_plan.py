@@ -45,6 +45,14 @@ class Walk:
         """Return the number of batches that are left."""
         return self.cut.batch_count - self.taken
 
+    @property
+    def samples_taken(self) -> int:
+        """Samples of the batches that were taken."""
+        cut, count = self.cut, self.cut.batch_count
+        missing_in_last = cut.batch_size - cut.size(count - 1) if count else 0
+        has_last = self.start + self.taken >= count and self.taken > 0
+        return self.taken * cut.batch_size - (missing_in_last if has_last else 0)
+
     def batch(self, index: int) -> int:
         """Return the number g of the index-th batch that is left."""
         count = self.cut.batch_count
@@ -58,6 +66,11 @@ class BatchIds:
         self._spec, self._cut = spec, cut
         self._epoch = -1
         self._order: Order | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order."""
+        return self._spec.seed
 
     def of(self, g: int) -> tuple[int, int, list[int]]:
         """Return epoch, first position and sample ids of batch g."""

@@ -1,6 +1,7 @@
 """One row of an Arrow table as bytes: a binary or text cell as it is, or the row as an Arrow IPC stream."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from ...core.errors import CorruptDataError, UsageError
 from .extras import import_extra
@@ -12,17 +13,43 @@ def read_row(data: bytes | bytearray | memoryview) -> dict[str, object]:
     try:
         table = import_extra("pyarrow.ipc", "arrow", "read_row").open_stream(pa.py_buffer(data)).read_all()
         table.validate(full=True)
-        rows: list[dict[str, object]] = table.to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as exc:
+        if table.num_rows != 1:
+            raise CorruptDataError(f"the bytes hold {table.num_rows} rows, expected one")
+        (row,) = cast("list[dict[str, object]]", table.to_pylist())
+    except arrow_errors() as exc:
         raise CorruptDataError(f"the bytes are no row: {exc}") from exc
-    if len(rows) != 1:
-        raise CorruptDataError(f"the bytes hold {len(rows)} rows, expected one")
-    return rows[0]
+    return row
+
+
+def arrow_errors() -> tuple[type[Exception], ...]:
+    """Return what pyarrow raises on damaged bytes: times out of Python's range and unknown zones among it."""
+    pa = import_extra("pyarrow", "arrow", "Arrow data")
+    return pa.ArrowException, OSError, EOFError, ValueError, LookupError, OverflowError, TypeError
+
+
+def check_names(schema: Any, wanted: Sequence[str] | None, where: str) -> None:
+    """Return if each of the columns, all without `wanted`, is there once; UsageError otherwise."""
+    names: list[str] = list(schema.names)
+    if wanted is not None and not wanted:
+        raise UsageError(
+            "columns= is empty", hint="name the columns of a row, or leave it away for all of them"
+        )
+    for name in wanted if wanted is not None else names:
+        if name not in names:
+            raise UsageError(
+                f"{where} has no column {name!r}, only {', '.join(names[:20])}", hint="look at its schema"
+            )
+        if names.count(name) > 1:
+            raise UsageError(
+                f"{where} has the column {name!r} twice", hint="rename one: a row is a mapping of names"
+            )
 
 
 def check_column(schema: Any, column: str, where: str) -> None:
     """Return if a column, or `struct.field`, holds bytes or text; UsageError names what there is otherwise."""
     pa = import_extra("pyarrow", "arrow", "a column")
+    if list(schema.names).count(column) > 1:
+        raise UsageError(f"{where} has the column {column!r} twice", hint="rename one of them")
     try:
         kind = schema.field(column).type if column in schema.names else _nested_type(schema, column)
     except KeyError:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import CorruptDataError, SourceChangedError, UsageError
-from .arrow_rows import cell_bytes, check_column, row_bytes
+from .arrow_rows import arrow_errors, cell_bytes, check_column, check_names, row_bytes
 from .extras import import_extra
 from .hf_format import JSON_BYTES_MAX, SPLITS_FILE, STATE_FILE, parse_splits, parse_state
-from .open_files import OPEN_MAX, OpenFile, open_indexed, sampled_digest
+from .open_files import OPEN_MAX, OpenFile, open_data, open_indexed, sampled_digest
 from .paths import Paths, joined_fingerprint, listed
 from .per_process import PerProcess
 from .protocol import checked_index
@@ -23,6 +23,8 @@ FILE_MAGIC = b"ARROW1"
 
 class ArrowSource:
     """Each row is a sample: one cell's bytes, or the row as an Arrow IPC stream (`read_row`).
+
+        rows = SourceDataset(ArrowSource("saved", split="train"), decode=read_row)  # dicts
 
     Reads IPC files and IPC streams, and what `datasets.save_to_disk` wrote, without `datasets`. At the opening the
     position of each record batch is found, without reading their data. The page cache holds the data once for all
@@ -59,7 +61,7 @@ class ArrowSource:
         counts: list[int] = []
         file_batches: list[int] = []
         for path in self._paths:
-            mapped = _Mapped(path, OpenFile(path))
+            mapped = _Mapped(path, open_data(path))
             self._check_columns(mapped.schema, path)
             positions, rows = mapped.scan()
             self._batches.append(positions)
@@ -84,7 +86,9 @@ class ArrowSource:
         try:
             table = pa.Table.from_batches([mapped.batch(self._batches[file], number).slice(row, 1)])
             table.validate(full=True)  # of this row: offsets that lead out of the file end here
-        except (pa.ArrowException, OSError, IndexError) as exc:
+            if table.num_rows != 1:
+                raise IndexError(f"it has no row {row}")
+        except arrow_errors() as exc:
             raise CorruptDataError(f"{self._paths[file]}, batch {number} (sample {index}): {exc}") from exc
         if self._column is not None:
             return cell_bytes(table, 0, self._column, index)
@@ -102,9 +106,8 @@ class ArrowSource:
     def _check_columns(self, schema: Any, path: str) -> None:
         if self._column is not None:
             check_column(schema, self._column, path)
-        for name in self._wanted or ():
-            if name not in schema.names:
-                raise UsageError(f"{path} has no column {name!r}, only {', '.join(schema.names[:20])}")
+        else:
+            check_names(schema, self._wanted, path)
 
     def __getstate__(self) -> dict[str, object]:
         """Return everything but mappings."""
@@ -122,7 +125,7 @@ class _Mapped:
     def __init__(self, path: str, file: OpenFile) -> None:
         pa = import_extra("pyarrow", "arrow", "ArrowSource")
         self._ipc = import_extra("pyarrow.ipc", "arrow", "ArrowSource")
-        self._errors = (pa.ArrowException, OSError)
+        self._errors = arrow_errors()
         self.path = path
         self.file = file
         self.size_bytes = file.size_bytes
@@ -132,6 +135,7 @@ class _Mapped:
                 raise SourceChangedError(f"{path} was replaced while it was opened", hint=_GONE)
             self._file = self._ipc.open_file(self._map) if self._has_footer() else None
             self.schema = self._file.schema if self._file else self._ipc.open_stream(self._map).schema
+            list(self.schema.names)  # which must be text
         except self._errors as exc:
             raise CorruptDataError(f"{path} is no Arrow file: {exc}") from exc
         self._lock = threading.Lock()

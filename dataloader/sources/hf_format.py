@@ -39,7 +39,7 @@ def parse_state(data: bytes) -> tuple[list[str], str]:
     """
     try:
         state = msgspec.json.decode(data, type=_State)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise CorruptDataError(f"{STATE_FILE}: {exc}") from exc
     if state.indices_files or state.indices_file:
         raise UsageError(
@@ -57,7 +57,7 @@ def parse_splits(data: bytes) -> list[str]:
     """Return the names of the splits of a dataset_dict.json; CorruptDataError otherwise."""
     try:
         splits = msgspec.json.decode(data, type=_Splits).splits
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise CorruptDataError(f"{SPLITS_FILE}: {exc}") from exc
     if any(not name or "/" in name or "\0" in name or name in {".", ".."} for name in splits):
         raise CorruptDataError(f"{SPLITS_FILE} names the splits {splits!r}")

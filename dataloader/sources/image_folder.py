@@ -17,8 +17,14 @@ from .protocol import checked_index
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
+_CHANGED = "put the file back, or make the source anew with refresh=True"
+
+
 class ImageFolderSource:
     """Each image file below `root` is one sample; classes, labels and order are those of torchvision's ImageFolder.
+
+        source = ImageFolderSource("photos/train")  # photos/train/cat/1.jpg, …
+        dataset = SourceDataset(source, decode=decode_jpeg, label=source.label)
 
     The index is built at the first opening (every directory read, every file's size asked for) and kept as
     `.everstep-index` in `root`, or in the directory `index`. Later openings look at the times of the directories only,
@@ -29,6 +35,7 @@ class ImageFolderSource:
         root: the folder that holds the class folders.
         index: a directory for the index, for data that cannot be written to.
         extensions: endings of the files that are samples, in any case; () takes every file.
+        refresh: read the tree again although no directory has changed: files were overwritten in place.
 
     Raises:
         UsageError: no class folders, a class without images, or no place for the index.
@@ -40,6 +47,7 @@ class ImageFolderSource:
         *,
         index: str | os.PathLike[str] | None = None,
         extensions: Sequence[str] = IMAGE_EXTENSIONS,
+        refresh: bool = False,
     ) -> None:
         self.root = str(Path(root).absolute())
         self._root = os.fsencode(self.root)
@@ -54,7 +62,7 @@ class ImageFolderSource:
             index_path(self.root, directory, name=name, inside=True),
             KIND,
             self.root,
-            self._is_current,
+            lambda index: self._is_current(index) and not refresh,
             lambda: self._build(endings),
         )
         self._count = self._handle.count
@@ -67,7 +75,7 @@ class ImageFolderSource:
         """Return the file as it is; errors as in the protocol."""
         number = checked_index(index, self._count, self)
         image = image_at(self._handle.get(), number)
-        file = open_indexed(self._root + b"/" + image.path, image.size_bytes, number)
+        file = open_indexed(self._root + b"/" + image.path, image.size_bytes, number, _CHANGED)
         return read_indexed(file, 0, image.size_bytes, number)
 
     def fingerprint(self) -> str:

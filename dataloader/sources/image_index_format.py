@@ -84,8 +84,11 @@ def image_at(index: Index, sample: int) -> Image:
     """Return sample number `sample`; CorruptDataError where its path would lead out of the folder."""
     label = _class_of(index, sample)
     folder, below = index.name(2, label), index.name(4, sample)
-    if not below or below.startswith(b"/") or b".." in below.split(b"/") or folder in {b"", b".", b".."}:
-        raise CorruptDataError(f"the index has the path {below!r} for sample {sample}")
+    leaves = (
+        below.startswith(b"/") or b".." in below.split(b"/") or b"/" in folder or folder in {b"", b".", b".."}
+    )
+    if not below or leaves or b"\0" in folder + below:
+        raise CorruptDataError(f"the index has the path {folder!r}, {below!r} for sample {sample}")
     return Image(folder + b"/" + below, index.u64(6, sample), label)
 
 

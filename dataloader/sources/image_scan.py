@@ -1,17 +1,21 @@
 """Reads a tree of class folders: sorted names without a list of all of them, sizes, and the folders' times."""
 
 import contextlib
+import errno
 import heapq
 import os
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, TypeAlias
 
 from ...core.errors import UsageError
 from .image_index_format import ImageIndexBuilder
 from .index_file import settled
 from .index_format import Buffer, Stamp
+
+_Above: TypeAlias = "tuple[tuple[int, int], _Above] | None"
+"""The folders above one, nearest first: device and inode."""
 
 NAMES_AT_ONCE = 65_536
 """Names of one directory that are sorted in memory; more go to sorted runs in a temporary file each."""
@@ -29,7 +33,7 @@ def scan_tree(root: bytes, endings: tuple[bytes, ...], now_s: float) -> list[Buf
     builder, stamps = ImageIndexBuilder(), list[Stamp]()
     empty: list[str] = []
     for name in classes:
-        folders = sorted(_folders_below(root, name, ()))
+        folders = sorted(_folders_below(root, name))
         stamps += [_folder_stamp(root, folder, now_s) for folder in folders]  # before their names are read
         if not builder.add_class(name, _images_in(root, name, folders, endings)):
             empty.append(os.fsdecode(name))
@@ -45,7 +49,7 @@ def scan_tree(root: bytes, endings: tuple[bytes, ...], now_s: float) -> list[Buf
 def class_folders(root: bytes) -> list[bytes]:
     """Return the names of the folders in `root`, sorted by their bytes."""
     with os.scandir(root) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
+        return sorted(entry.name for entry in entries if _is_folder(entry))
 
 
 def sorted_names(folder: bytes, endings: tuple[bytes, ...]) -> Iterator[bytes]:
@@ -55,7 +59,7 @@ def sorted_names(folder: bytes, endings: tuple[bytes, ...]) -> Iterator[bytes]:
         names: list[bytes] = []
         with os.scandir(folder) as entries:
             for entry in entries:
-                if not entry.name.lower().endswith(endings) or entry.is_dir():
+                if not entry.name.lower().endswith(endings) or _is_folder(entry):
                     continue
                 names.append(entry.name)
                 if len(names) == NAMES_AT_ONCE:
@@ -77,26 +81,44 @@ def _images_in(
 def _size_of(path: bytes) -> int:
     try:
         status = os.stat(path)  # noqa: PTH116  paths may be bytes
-    except FileNotFoundError as exc:
-        raise UsageError(f"{os.fsdecode(path)} is a link to nothing, or was just removed") from exc
+    except OSError as exc:
+        why = "a link to nothing, or was just removed" if isinstance(exc, FileNotFoundError) else exc.strerror
+        raise UsageError(f"{os.fsdecode(path)} is {why}", hint="remove it from the folder") from exc
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{os.fsdecode(path)} is not a regular file", hint="remove it from the folder")
     return status.st_size
 
 
-def _folders_below(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[bytes]:
+def _folders_below(root: bytes, folder: bytes) -> Iterator[bytes]:
     """Yield `folder` and all folders below it, as paths below `root`; UsageError where a link leads back up."""
-    status = os.stat(root + b"/" + folder)  # noqa: PTH116  paths may be bytes
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        raise UsageError(
-            f"{os.fsdecode(root + b'/' + folder)} is a link to a folder above it", hint="remove it"
-        )
-    yield folder
-    with os.scandir(root + b"/" + folder) as entries:
-        below = [folder + b"/" + entry.name for entry in entries if entry.is_dir()]
-    for each in below:
-        yield from _folders_below(root, each, (*above, here))
+    left: list[tuple[bytes, _Above]] = [(folder, None)]
+    while left:
+        folder, above = left.pop()
+        status = os.stat(root + b"/" + folder)  # noqa: PTH116  paths may be bytes
+        here = (status.st_dev, status.st_ino)
+        if here in _places(above):
+            raise UsageError(
+                f"{os.fsdecode(root + b'/' + folder)} is a link to a folder above it", hint="remove it"
+            )
+        yield folder
+        with os.scandir(root + b"/" + folder) as entries:
+            left += [(folder + b"/" + entry.name, (here, above)) for entry in entries if _is_folder(entry)]
+
+
+def _places(above: _Above) -> Iterator[tuple[int, int]]:
+    while above is not None:
+        here, above = above
+        yield here
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    """Return whether an entry is a folder, or a link to one; a link to itself is none."""
+    try:
+        return entry.is_dir()
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def _folder_stamp(root: bytes, folder: bytes, now_s: float) -> Stamp:

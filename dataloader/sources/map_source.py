@@ -24,6 +24,8 @@ class MapDataset(Protocol):
 class MapSource:
     """The items of a dataset as they are: bytes, or what `encode` makes bytes of.
 
+        source = MapSource([b"one", b"two"], fingerprint="my-data-v3")
+
     Whether it may be forked, pickled and read by several threads is the dataset's own affair. Errors that it raises
     come through with a note that names the sample.
 

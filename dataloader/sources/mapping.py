@@ -5,6 +5,7 @@ Python's own mmap keeps a duplicate of it: a thousand shards would use up a proc
 
 import errno
 import os
+import stat
 from typing import Protocol, cast
 
 from cffi import FFI
@@ -29,11 +30,14 @@ _libc = cast("_Libc", _ffi.dlopen(None))
 def map_file(path: str) -> memoryview:
     """Return the bytes of a file that nobody will cut; they are unmapped when no view of them is left.
 
-    The view must not be written to. OSError as open(2) and mmap(2) have it.
+    The view must not be written to. OSError as open(2) and mmap(2) have it, EINVAL for what is no regular file.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hang
     try:
-        size = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
         if not size:
             return memoryview(b"")
         pointer = _libc.mmap(_ffi.NULL, size, _PROT_READ, _MAP_SHARED, fd, 0)

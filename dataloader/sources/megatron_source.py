@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 class MegatronSource:
     """Sequences, or whole documents, of a `.bin` with its `.idx`: the tokens as stored, little-endian.
 
+        documents = MegatronSource("corpus/gpt", unit="document")
+        tokens = documents.tokens(documents.get_bytes(0))  # numpy, one dimension, of the stored type
+
     Entries of the `.idx` are read when they are needed. The fingerprint covers the sizes of both files
     and 16 pages of each.
 
@@ -107,6 +110,9 @@ class MegatronSource:
 
 class TokenWindows:
     """Windows of `length + 1` tokens over all documents one after the other: input [:-1], target [1:].
+
+        windows = TokenWindows("corpus/gpt", length=4096)
+        tokens = windows.tokens(windows.get_bytes(0))  # numpy, shape [length + 1], of the stored type
 
     Window i starts at token i * length and shares its last token with the next one, so that each token but the
     first is a target once. An end shorter than a window is left out. Nothing is built: the loader's shuffled order

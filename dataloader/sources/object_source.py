@@ -4,13 +4,14 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...core.errors import SourceChangedError, StorageError, UsageError
 from .extras import import_extra
+from .in_time import in_time
 from .index_file import SUFFIX, IndexHandle, open_or_build
 from .index_format import Buffer, Index
 from .object_index_format import (
@@ -22,6 +23,9 @@ from .object_index_format import (
 )
 from .per_process import PerProcess
 from .protocol import checked_index
+from .url_format import public_url, secrets_of, without
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,9 @@ LONGEST_DELAY_S = 5.0
 ASKERS = 16
 """Objects of a given list that are asked for their size at a time."""
 
+_IN_MEMORY_OR_KERNEL = ("file", "local", "memory")
+"""Protocols whose calls need no thread for their deadline: nothing of them can be given up."""
+
 _TAGS = ("ETag", "etag", "content_md5", "md5Hash", "crc32c", "generation", "checksum")
 _MISTAKES = (AttributeError, KeyError, NotImplementedError, TypeError, ValueError)
 _jitter = random.SystemRandom()  # the global generators belong to the training
@@ -39,22 +46,26 @@ _jitter = random.SystemRandom()  # the global generators belong to the training
 class ObjectSource:
     """Each object is a sample: those under a prefix, sorted by name, or a list in its order.
 
+        images = ObjectSource("s3://bucket/train/", extensions=(".jpg",), index="/local/indices")
+
     Each process makes its own file system of fsspec, so nothing of a client crosses a fork. A failed read is tried
-    again, with growing pauses, until `deadline_s` has passed; of file systems that are asynchronous (S3, GCS, Azure,
-    HTTP) a call that hangs is given up after a third of it. The fingerprint covers names, sizes, and the ETag or
-    checksum where the store has one.
+    again, with growing pauses, until `deadline_s` has passed, and one that hangs is given up after a third of it. So is
+    a question for one object's size; a listing may take as long as it needs, and is tried again where it fails. The
+    fingerprint covers names, sizes, and the ETag or checksum where the store has one. Passwords and what signs a URL
+    are in no fingerprint, message or log.
 
     Args:
-        urls: a prefix like `s3://bucket/train/`, or a list of URLs of one protocol.
+        urls: a prefix like `s3://bucket/train/`, or a list of URLs of one protocol and one host.
         storage_options: arguments for the file system, such as credentials; they travel to workers.
         extensions: endings of the objects under a prefix that are samples, all by default.
         index: a directory in which the listing is kept, for millions of objects: it is then mapped into memory
             instead of held by each process, and not listed again at the next start.
         refresh: list again although `index` holds a listing.
-        deadline_s: how long to try to read one object.
+        deadline_s: seconds to try to read one object; then a StorageError names it.
 
     Raises:
         UsageError: fsspec is not installed, no object, or URLs of several protocols.
+        StorageError: the store did not list them within the deadline.
     """
 
     def __init__(
@@ -69,9 +80,15 @@ class ObjectSource:
     ) -> None:
         if deadline_s <= 0:
             raise UsageError(f"deadline_s={deadline_s}", hint="give seconds above 0")
-        self._protocol, self._places = _parsed(urls)
+        self._protocol, self._places, from_urls = _parsed(urls)
         self._is_prefix = isinstance(urls, str)
-        self._options = dict(storage_options or {})
+        self._options = {**from_urls, **(storage_options or {})}
+        self._is_signed = any(public_url(place) != place for place in self._places)
+        if self._is_signed and index is not None:
+            raise UsageError(
+                f"index={str(index)!r} would keep what signs {public_url(self._places[0])}",
+                hint="leave index= away: such URLs end soon",
+            )
         self._extensions = tuple(extensions)
         self._deadline_s = deadline_s
         self._system: PerProcess[Any] = PerProcess(self._new_system, keep_inherited=True)
@@ -79,7 +96,8 @@ class ObjectSource:
         self._count = self._handle.count
         if not self._count:
             raise UsageError(
-                f"there is no object under {urls!r:.200}", hint="check the prefix and extensions="
+                f"there is no object under {public_url(self._places[0]):.200}",
+                hint="check the prefix and extensions=",
             )
 
     def __len__(self) -> int:
@@ -97,7 +115,9 @@ class ObjectSource:
         """
         number = checked_index(index, self._count, self)
         stored = object_at(self._handle.get(), number)
-        data = self._read(stored.name, number)
+        data = self._retried(
+            stored.name, "read", lambda limit_s: self._cat(stored.name, limit_s), f" (sample {number})"
+        )
         if stored.size_bytes is not None and len(data) != stored.size_bytes:
             raise SourceChangedError(
                 f"{self.url(number)} has {len(data)} bytes, {stored.size_bytes} when it was listed (sample {number})",
@@ -107,35 +127,46 @@ class ObjectSource:
 
     def url(self, index: int) -> str:
         """Return the name of an object with its protocol."""
-        name = object_at(self._handle.get(), checked_index(index, self._count, self)).name
-        return name if "://" in name else f"{self._protocol}://{name}"
+        return self._url(object_at(self._handle.get(), checked_index(index, self._count, self)).name)
 
     def fingerprint(self) -> str:
-        """Return a digest over names, sizes and tags of all objects."""
-        return f"objects-1:{self._handle.digest}"
+        """Return a digest over names, sizes and tags of all objects; names without what signs them."""
+        if not self._is_signed:
+            return f"objects-1:{self._handle.digest}"
+        index = self._handle.get()
+        stored = (object_at(index, number) for number in range(self._count))
+        public = encode_object_index(each._replace(name=public_url(each.name)) for each in stored)
+        return f"objects-1:{Index(b''.join(public), kind=KIND, verify=False).digest}"
 
-    def _read(self, name: str, index: int) -> bytes:
+    def _url(self, name: str) -> str:
+        host = self._options.get("host")
+        begin = f"{self._protocol}://{host if isinstance(host, str) else ''}"
+        return public_url(name if "://" in name else begin + name)
+
+    def _retried(self, name: str, done: str, call: Callable[[float], T], sample: str = "") -> T:
+        """Return `call(seconds that it may take)`, tried again until the deadline where that may help."""
+        what = self._url(name) + sample
         until = time.monotonic() + self._deadline_s
         delay = FIRST_DELAY_S
         while True:
             try:
-                return bytes(self._cat(name, min(until - time.monotonic(), self._deadline_s / 3)))
+                return call(min(until - time.monotonic(), self._deadline_s / 3))
             except FileNotFoundError as exc:
-                raise SourceChangedError(f"{self.url(index)} is gone (sample {index})") from exc
+                raise SourceChangedError(
+                    f"{what} is gone", hint="put it back, or make the source anew"
+                ) from exc
             except (PermissionError, *_MISTAKES) as exc:
-                exc.add_note(f"while {self.url(index)} was read (sample {index})")
+                exc.add_note(f"while {what} was {done}")
                 raise
             except Exception as exc:  # each client has errors of its own
                 pause = delay * _jitter.uniform(0.5, 1.0)
+                error = without(f"{type(exc).__name__}: {exc}", secrets_of(name, self._options))
                 if time.monotonic() + pause >= until:
                     raise StorageError(
-                        f"{self.url(index)} could not be read within {self._deadline_s:g} s (sample {index}): "
-                        f"{type(exc).__name__}: {exc}",
+                        f"{what} could not be {done} within {self._deadline_s:g} s: {error}",
                         hint="look at the store, or give a longer deadline_s",
                     ) from exc
-                logger.warning(
-                    "object_read_failed url=%s error=%r retry_in_s=%.2f", self.url(index), exc, pause
-                )
+                logger.warning("object_call_failed what=%r error=%r retry_in_s=%.2f", what, error, pause)
             time.sleep(pause)
             delay = min(2 * delay, LONGEST_DELAY_S)
 
@@ -143,8 +174,11 @@ class ObjectSource:
         system = self._system.value()
         asyn = import_extra("fsspec.asyn", "objects", "ObjectSource")
         if isinstance(system, asyn.AsyncFileSystem):
-            return asyn.sync(system.loop, system._cat_file, name, timeout=max(limit_s, 0.01))
-        return system.cat_file(name)
+            return bytes(asyn.sync(system.loop, system._cat_file, name, timeout=max(limit_s, 0.01)))
+        return bytes(self._in_time(lambda: system.cat_file(name), limit_s))
+
+    def _in_time(self, call: Callable[[], T], limit_s: float) -> T:
+        return call() if self._protocol in _IN_MEMORY_OR_KERNEL else in_time(call, limit_s)
 
     def _new_system(self) -> Any:
         fsspec = import_extra("fsspec", "objects", "ObjectSource")
@@ -170,19 +204,28 @@ class ObjectSource:
 
     def _list(self) -> list[Buffer]:
         system = self._system.value()
-        if self._is_prefix:
-            return encode_object_index(self._under_prefix(system, self._places[0]))
+        try:
+            if self._is_prefix:
+                prefix = self._places[0]
+                found = self._retried(prefix, "listed", lambda _: system.find(prefix, detail=True))
+                return encode_object_index(self._samples(found))
+            return encode_object_index(self._asked(system))
+        except SourceChangedError as exc:
+            raise UsageError(f"there is no object: {exc.message}", hint="check the URL") from exc
 
+    def _asked(self, system: Any) -> list[StoredObject]:
         def described(name: str) -> StoredObject:
-            return _described(name, system.info(name))
+            def ask(limit_s: float) -> Mapping[str, object]:
+                return self._in_time(lambda: system.info(name), limit_s)
+
+            return _described(name, self._retried(name, "asked for its size", ask))
 
         with ThreadPoolExecutor(ASKERS) as pool:
-            return encode_object_index(pool.map(described, self._places))
+            return list(pool.map(described, self._places))
 
-    def _under_prefix(self, system: Any, prefix: str) -> Iterator[StoredObject]:
-        found: dict[str, Mapping[str, object]] = system.find(prefix, detail=True)
+    def _samples(self, found: Mapping[str, Mapping[str, object]]) -> Iterator[StoredObject]:
         for name in sorted(found):
-            if name.endswith(self._extensions or "") and not name.endswith("/"):
+            if name.endswith(self._extensions or "") and not name.endswith("/") and SUFFIX not in name:
                 yield _described(name, found[name])
 
     def __getstate__(self) -> dict[str, object]:
@@ -217,19 +260,39 @@ def _described(name: str, info: Mapping[str, object]) -> StoredObject:
     return StoredObject(name, size if isinstance(size, int) and size >= 0 else None, " ".join(tags))
 
 
-def _parsed(urls: str | Sequence[str]) -> tuple[str, list[str]]:
-    """Return the protocol and the names that the file system understands."""
+def _parsed(urls: str | Sequence[str]) -> tuple[str, list[str], dict[str, object]]:
+    """Return the protocol, the names that the file system understands, and what the URLs say of it (a host)."""
     core = import_extra("fsspec.core", "objects", "ObjectSource")
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:
-        raise UsageError("the list of objects is empty")
+        raise UsageError("the list of objects is empty", hint="give URLs, or a prefix")
     protocols = {core.split_protocol(url)[0] or "file" for url in given}
     if len(protocols) != 1:
-        raise UsageError(f"the objects have several protocols: {', '.join(sorted(protocols))}")
+        raise UsageError(
+            f"the objects have several protocols: {', '.join(sorted(protocols))}",
+            hint="make a source of each",
+        )
     protocol = protocols.pop()
     try:
         system = import_extra("fsspec", "objects", "ObjectSource").get_filesystem_class(protocol)
     except (ValueError, ImportError) as exc:
-        raise UsageError(f"fsspec cannot read {protocol}://: {exc}") from exc
+        raise UsageError(
+            f"fsspec cannot read {protocol}://: {exc}",
+            hint="install what its message names, or check the URL",
+        ) from exc
     strip = system._strip_protocol
-    return protocol, [str(strip(url)) for url in given]
+    return protocol, [str(strip(url)) for url in given], _options_in(system, given)
+
+
+def _options_in(system: Any, urls: Iterable[str]) -> dict[str, object]:
+    """Return the arguments for a file system that its URLs hold, such as host and user; the same in all of them."""
+    found: dict[str, object] = {}
+    for url in urls:
+        options: dict[str, object] = dict(system._get_kwargs_from_urls(url))
+        if any(found.get(name, value) != value for name, value in options.items()):
+            raise UsageError(
+                f"{public_url(url)} is of another host or user than the URLs before it",
+                hint="make a source of each",
+            )
+        found |= options
+    return found

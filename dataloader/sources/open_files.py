@@ -1,5 +1,6 @@
 """Files read by position: never shared over a fork, closed when nobody reads from them any more."""
 
+import errno
 import os
 import stat
 import threading
@@ -7,7 +8,7 @@ from collections import OrderedDict
 
 import xxhash
 
-from ...core.errors import SourceChangedError
+from ...core.errors import SourceChangedError, StorageError, UsageError
 from .per_process import PerProcess
 
 OPEN_MAX = 64
@@ -15,7 +16,7 @@ OPEN_MAX = 64
 
 SAMPLED_PIECES = 16
 SAMPLED_PIECE_BYTES = 4096
-_GONE = "put the file back, or make the source anew"
+GONE = "put the file back, or make the source anew"
 
 
 class OpenFile:
@@ -28,7 +29,7 @@ class OpenFile:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hang
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
-            raise SourceChangedError(f"{self.path} is not a regular file", hint=_GONE)
+            raise SourceChangedError(f"{self.path} is not a regular file", hint=GONE)
         self.size_bytes = status.st_size
 
     def current_size(self) -> int:
@@ -85,7 +86,20 @@ def files_per_process() -> PerProcess[OpenFiles]:
     return PerProcess(OpenFiles)
 
 
-def open_indexed(path: str | bytes, size_bytes: int, index: int) -> OpenFile:
+def open_data(path: str) -> OpenFile:
+    """Return `path`, opened for the first time; UsageError or StorageError where it cannot be."""
+    try:
+        return OpenFile(path)
+    except SourceChangedError as exc:
+        raise UsageError(exc.message, hint="give files, not folders or pipes") from exc
+    except OSError as exc:
+        kind = StorageError if exc.errno == errno.EIO else UsageError
+        raise kind(
+            f"{path} cannot be read: {exc.strerror}", hint="give files that this user can read"
+        ) from exc
+
+
+def open_indexed(path: str | bytes, size_bytes: int, index: int, hint: str = GONE) -> OpenFile:
     """Return `path`, opened, if it still has the size that it had when it was indexed."""
     try:
         opened = OpenFile(path)
@@ -94,7 +108,7 @@ def open_indexed(path: str | bytes, size_bytes: int, index: int) -> OpenFile:
     if opened.size_bytes != size_bytes:
         raise SourceChangedError(
             f"{opened.path} has {opened.size_bytes} bytes, {size_bytes} when it was indexed (sample {index})",
-            hint=_GONE,
+            hint=hint,
         )
     return opened
 
@@ -107,11 +121,16 @@ def read_indexed(file: OpenFile, offset: int, size: int, index: int) -> bytes:
             data = file.read(offset, size)
         except OSError as exc:
             raise failed_read(exc, index, file.path) from exc
+        except MemoryError as exc:
+            raise UsageError(
+                f"sample {index} of {file.path} has {size} bytes, for which there is no memory",
+                hint="leave it out of the data, or cut it in pieces",
+            ) from exc
         if len(data) == size:
             return data
         end = file.current_size()
     raise SourceChangedError(
-        f"{file.path} ends at {end}, sample {index} lies at [{offset}, {offset + size})", hint=_GONE
+        f"{file.path} ends at {end}, sample {index} lies at [{offset}, {offset + size})", hint=GONE
     )
 
 
@@ -119,7 +138,7 @@ def failed_read(exc: OSError, index: int, path: str | bytes) -> Exception:
     """Return the error to raise for a failed read: names file and sample, and keeps the kind of the failure."""
     name = os.fsdecode(path)
     if isinstance(exc, FileNotFoundError | NotADirectoryError):
-        return SourceChangedError(f"{name} is gone (sample {index})", hint=_GONE)
+        return SourceChangedError(f"{name} is gone (sample {index})", hint=GONE)
     return OSError(exc.errno, f"{exc.strerror} (sample {index})", name)
 
 
@@ -128,7 +147,7 @@ def sampled_digest(path: str) -> str:
 
     It sees every change of size, and a file written anew; not one that changes few bytes between these pages.
     """
-    opened = OpenFile(path)
+    opened = open_data(path)
     digest = xxhash.xxh3_128(opened.size_bytes.to_bytes(8, "little"))
     last = max(0, opened.size_bytes - SAMPLED_PIECE_BYTES)
     for number in range(SAMPLED_PIECES):

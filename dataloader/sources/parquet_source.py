@@ -8,9 +8,9 @@ from typing import Any
 import xxhash
 
 from ...core.errors import CorruptDataError, SourceChangedError, UsageError
-from .arrow_rows import cell_bytes, check_column, row_bytes, top_column
+from .arrow_rows import arrow_errors, cell_bytes, check_column, check_names, row_bytes, top_column
 from .extras import import_extra
-from .open_files import OpenFile, open_indexed
+from .open_files import OpenFile, open_data, open_indexed
 from .paths import Paths, joined_fingerprint, listed
 from .per_process import PerProcess
 from .protocol import checked_index
@@ -22,6 +22,9 @@ _MAGIC = b"PAR1"
 
 class ParquetSource:
     """Each row of Parquet files is a sample: one cell's bytes, or the row as an Arrow IPC stream (`read_row`).
+
+        images = ParquetSource("part-*.parquet", column="image.bytes")
+        rows = SourceDataset(ParquetSource("part-*.parquet"), decode=read_row)  # dicts
 
     A row can only be had by decoding its whole row group (often 10-100 MB). Each process keeps the groups it used
     last, up to `cache_bytes` of decoded data, so read in an order that stays in a group for a while: `block_sizes()`
@@ -60,15 +63,17 @@ class ParquetSource:
         names: list[str] | None = None
         for path in self._paths:
             opened = _open(path, None, 0)
-            schema = opened.parquet.schema_arrow
+            schema, counts = _schema_and_counts(opened)
             self._check_columns(schema, path)
             if names is None:
                 names = self._wanted or list(schema.names)
             elif self._column is None and not set(names) <= set(schema.names):
-                raise UsageError(f"{path} has other columns than {self._paths[0]}")
-            metadata = opened.parquet.metadata
-            file_groups.append(metadata.num_row_groups)
-            group_counts += [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+                raise UsageError(
+                    f"{path} has other columns than {self._paths[0]}",
+                    hint="name those that all have by columns=",
+                )
+            file_groups.append(len(counts))
+            group_counts += counts
             self._footers.append(opened.footer)
             self._sizes.append(opened.size_bytes)
         self._names = names or []
@@ -104,9 +109,8 @@ class ParquetSource:
     def _check_columns(self, schema: Any, path: str) -> None:
         if self._column is not None:
             check_column(schema, self._column, path)
-        for name in self._wanted or ():
-            if name not in schema.names:
-                raise UsageError(f"{path} has no column {name!r}, only {', '.join(schema.names[:20])}")
+        else:
+            check_names(schema, self._wanted, path)
 
     def _new_cache(self) -> "_GroupCache":
         return _GroupCache(self._decode, self._cache_bytes)
@@ -123,11 +127,15 @@ class ParquetSource:
                 )
         parquet = opened[file].parquet
         columns = self._names if self._column is None else [top_column(parquet.schema_arrow, self._column)]
-        pa = import_extra("pyarrow", "arrow", "ParquetSource")
         try:
             table = parquet.read_row_group(number, columns=columns, use_threads=False)
-        except (pa.ArrowException, OSError) as exc:
+        except arrow_errors() as exc:
             raise CorruptDataError(f"{path}, row group {number} (sample {index}): {exc}") from exc
+        expected = self._groups.count(group)
+        if table.num_rows != expected:
+            raise CorruptDataError(
+                f"{path}, row group {number} (sample {index}) has {table.num_rows} rows, its footer says {expected}"
+            )
         return table if self._column is not None else table.select(self._names)
 
     def __getstate__(self) -> dict[str, object]:
@@ -180,15 +188,27 @@ class _Opened:
 
 def _open(path: str, size_bytes: int | None, index: int) -> _Opened:
     """Return `path`, opened; where `size_bytes` is given it must have that size."""
-    file = OpenFile(path) if size_bytes is None else open_indexed(path, size_bytes, index)
+    file = open_data(path) if size_bytes is None else open_indexed(path, size_bytes, index)
     footer = _footer_digest(file)
-    pa = import_extra("pyarrow", "arrow", "ParquetSource")
+    import_extra("pyarrow", "arrow", "ParquetSource")  # whose absence is told by its own name
     parquet_module = import_extra("pyarrow.parquet", "arrow", "ParquetSource")
     try:
         parquet = parquet_module.ParquetFile(path, memory_map=False, pre_buffer=False)
-    except (pa.ArrowException, OSError) as exc:
+    except arrow_errors() as exc:
         raise CorruptDataError(f"{path}: {exc}") from exc
     return _Opened(path, file.size_bytes, footer, parquet)
+
+
+def _schema_and_counts(opened: _Opened) -> tuple[Any, list[int]]:
+    """Return a file's Arrow schema and the rows of each row group."""
+    try:
+        metadata = opened.parquet.metadata
+        counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        schema = opened.parquet.schema_arrow
+        list(schema.names)  # which must be text
+    except arrow_errors() as exc:
+        raise CorruptDataError(f"{opened.path}: {exc}") from exc
+    return schema, counts
 
 
 def _footer_digest(file: OpenFile) -> str:

@@ -5,21 +5,31 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from ...core.errors import UsageError
+from ...core.errors import CorruptDataError, UsageError
 
 EXPANDED_MAX = 1_000_000
+LENGTH_MAX = (1 << 63) - 1
+"""What len() can return."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 
 
 class ShardTable:
     """Number of the first sample of each shard; 8 bytes for each."""
 
     def __init__(self, counts: Iterable[int]) -> None:
-        """`counts` are the samples of each shard, in order; some may be 0."""
+        """`counts` are the samples of each shard, in order; some may be 0.
+
+        CorruptDataError where one is negative, or their sum beyond what a length can be.
+        """
         self._starts = array("Q", [0])
-        for count in counts:
-            self._starts.append(self._starts[-1] + count)
+        for number, count in enumerate(counts):
+            end = self._starts[-1] + count
+            if count < 0 or end > LENGTH_MAX:
+                raise CorruptDataError(
+                    f"shard or block {number} has {count} samples, so it says: {end} in all"
+                )
+            self._starts.append(end)
 
     def __len__(self) -> int:
         """Return the number of samples of all shards."""
@@ -30,6 +40,10 @@ class ShardTable:
         assert 0 <= index < len(self)
         shard = bisect_right(self._starts, index) - 1
         return shard, index - self._starts[shard]
+
+    def count(self, shard: int) -> int:
+        """Return the number of samples of one shard."""
+        return self._starts[shard + 1] - self._starts[shard]
 
     def counts(self) -> list[int]:
         """Return the number of samples of each shard."""

@@ -5,7 +5,7 @@ The layout is POSIX.1-2017 (pax) and the GNU tar manual's "Basic Tar Format": bl
 by position (sparse members) is refused. Headers of extended names are read up to EXTENDED_BYTES_MAX.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ from ...core.errors import CorruptDataError, UsageError
 BLOCK_BYTES = 512
 EXTENDED_BYTES_MAX = 1 << 20
 SIZE_MAX = (1 << 63) - 1
+LOOK_ON_BYTES = 1 << 20
+"""After the end mark: tar fills records of 10 KiB, on some tapes of 256 KiB, with zeros."""
 
 _FILES = (b"0", b"\0", b"7")
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
@@ -49,8 +51,10 @@ class _Extended:
     size_bytes: int | None = None
 
 
-def scan_members(read: Callable[[int, int], bytes], size_bytes: int) -> Iterator[Member]:
+def scan_members(read: Callable[[int, int], bytes], size_bytes: int) -> Generator[Member, None, int]:
     """Yield the regular files of an archive of `size_bytes`; `read(offset, size)` returns less only at its end.
+
+    Return where the mark of its end is, or its size where it has none.
 
     Raises:
         UsageError: it is compressed, or a member is sparse.
@@ -64,7 +68,7 @@ def scan_members(read: Callable[[int, int], bytes], size_bytes: int) -> Iterator
             _refuse_compressed(block)
         header = parse_header(block, offset)
         if header is None:
-            return
+            return offset
         offset += BLOCK_BYTES
         if header.type in b"xXgLK":
             _extend(extended, header, read, offset)
@@ -84,12 +88,30 @@ def scan_members(read: Callable[[int, int], bytes], size_bytes: int) -> Iterator
         if header.type in _FILES and not name.endswith(b"/"):
             yield Member(name, offset, size, header_check(block))
         offset += _padded(size)
+    return size_bytes
 
 
 def has_end(read: Callable[[int, int], bytes], size_bytes: int) -> bool:
     """Return whether an archive ends with a block of zeros, as it should; without one its end may be cut off."""
     tail = read(max(0, size_bytes - BLOCK_BYTES), BLOCK_BYTES)
     return size_bytes >= BLOCK_BYTES and tail == _EMPTY
+
+
+def goes_on(read: Callable[[int, int], bytes], begin: int, size_bytes: int) -> int | None:
+    """Return where a header follows the end mark, or None: archives put one after the other, or a block that was lost.
+
+    Looked at is the first block that is not empty from `begin` on, where the end mark is, within LOOK_ON_BYTES.
+    """
+    rest = read(begin, min(LOOK_ON_BYTES, max(0, size_bytes - begin)))
+    for place in range(0, len(rest) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        block = rest[place : place + BLOCK_BYTES]
+        if block != _EMPTY:
+            try:
+                parse_header(block, begin + place)
+            except CorruptDataError:
+                return None  # what fills the last record of a tape
+            return begin + place
+    return None
 
 
 def parse_header(block: bytes, offset: int) -> TarHeader | None:

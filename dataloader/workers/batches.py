@@ -3,13 +3,13 @@
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 import torch
 import torch.utils.data._utils.pin_memory as torch_pinning
 
-from ..batch_maker import BatchMaker, MadeBatch, Ticket
+from ..batch_maker import AnyTicket, MadeBatch, Maker
 from .pool import PoolWoken, WorkerPool
 
 
@@ -32,10 +32,18 @@ class Batches(Protocol):
 class TrainerBatches:
     """Batches that the trainer makes itself, when they are asked for."""
 
-    def __init__(self, maker: BatchMaker, tickets: Iterator[Ticket], pinner: "Pinner | None") -> None:
+    def __init__(
+        self,
+        maker: Maker,
+        tickets: Iterator[AnyTicket],
+        pinner: "Pinner | None",
+        came: Callable[[MadeBatch], None] | None = None,
+    ) -> None:
+        """Call `came` with each batch as it is made, before the next ticket is taken."""
         self._maker = maker
         self._tickets = tickets
         self._pinner = pinner
+        self._came = came
 
     def __iter__(self) -> Iterator[MadeBatch]:
         """Return itself."""
@@ -44,6 +52,8 @@ class TrainerBatches:
     def __next__(self) -> MadeBatch:
         """Return the next batch."""
         made = self._maker.make(next(self._tickets))
+        if self._came is not None:
+            self._came(made)
         return made if self._pinner is None else self._pinner.pin(made)
 
     def close(self) -> None:
@@ -54,7 +64,7 @@ class TrainerBatches:
 class PoolBatches:
     """Batches of a pool, which ends with them unless it is kept."""
 
-    def __init__(self, pool: WorkerPool, tickets: Iterator[Ticket], *, is_kept: bool) -> None:
+    def __init__(self, pool: WorkerPool, tickets: Iterator[AnyTicket], *, is_kept: bool) -> None:
         self.pool = pool
         self._is_kept = is_kept
         self._is_closed = False
@@ -167,7 +177,7 @@ def pinner_for(wanted: bool, device: str) -> Pinner | None:
     """Return who pins the batches, if they are to be pinned; warns as torch does where they cannot be."""
     if wanted and device:
         warnings.warn(
-            f"pin_memory_device is deprecated: the current accelerator is used, not {device!r}", stacklevel=4
+            f"pin_memory_device is deprecated: the current accelerator is used, not {device!r}", stacklevel=5
         )
     if not wanted:
         return None
@@ -175,7 +185,7 @@ def pinner_for(wanted: bool, device: str) -> Pinner | None:
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be "
             "used.",
-            stacklevel=4,
+            stacklevel=5,
         )
         return None
     accelerator = torch.accelerator.current_accelerator()

@@ -13,7 +13,7 @@ from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, cast
 
 from ...core.errors import UsageError
-from ..batch_maker import BatchMaker
+from ..batch_maker import Maker
 from .channel import memfd
 
 _DEPTH_MAX = 6
@@ -23,7 +23,7 @@ _DEPTH_MAX = 6
 class WorkerJob:
     """What a worker prepares batches with, and as whom."""
 
-    maker: BatchMaker
+    maker: Maker
     init: Callable[[int], None] | None
     worker: int
     worker_count: int

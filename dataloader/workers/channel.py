@@ -102,10 +102,7 @@ def receive(sock: socket.socket) -> Message:
     fds = [fd for _, _, content in control for fd in array("i", content)] if control else []
     if flags & socket.MSG_CTRUNC:
         close_all(fds)
-        raise NodeError(
-            "too many open files: the descriptors of a batch could not be received",
-            hint="raise `ulimit -n`, or keep fewer batches at a time",
-        )
+        raise few_descriptors()
     kind, is_apart, number = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if is_apart:
@@ -115,6 +112,14 @@ def receive(sock: socket.socket) -> Message:
         finally:
             os.close(body_fd)
     return Message(Kind(kind), number, body, fds)
+
+
+def few_descriptors() -> NodeError:
+    """Return the error of a trainer that has too many files open to take a batch."""
+    return NodeError(
+        "too many open files: the descriptors of a batch could not be received",
+        hint="raise `ulimit -n`, or keep fewer batches at a time",
+    )
 
 
 def memfd(size_bytes: int) -> int:

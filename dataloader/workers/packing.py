@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.multiprocessing import reductions  # registers how tensors are pickled between processes
 
-from .channel import FDS_MAX, close_all, memfd
+from .channel import FDS_MAX, close_all, few_descriptors, memfd
 
 STORAGE_INLINE_MAX = 8 << 10
 """Bytes. Copying them twice costs about what mapping a memfd, touching and unmapping it does."""
@@ -156,12 +156,16 @@ def new_shared_storage(size_bytes: int) -> torch.UntypedStorage:
         os.close(fd)
 
 
-def share_new_storages_by_memfd() -> None:
-    """In a worker: let `default_collate` write batches straight into memfds, where torch would take /dev/shm."""
+def place_collated(*, is_shared: bool) -> None:
+    """In a worker: say where `default_collate` writes batches to, where torch would take /dev/shm.
+
+    Straight into memfds (`is_shared`), which the trainer maps; or into memory that the next batch has again.
+    """
 
     def new_shared(_cls: type, size: int, *, device: object = "cpu") -> torch.UntypedStorage:
         assert torch.device(cast(str, device)).type == "cpu", device
-        return new_shared_storage(size) if size > STORAGE_INLINE_MAX else torch.UntypedStorage(size)
+        is_large = size > STORAGE_INLINE_MAX
+        return new_shared_storage(size) if is_shared and is_large else torch.UntypedStorage(size)
 
     _UNTYPED._new_shared = classmethod(new_shared)
 
@@ -184,7 +188,12 @@ def _inline_storage(data: bytearray) -> torch.UntypedStorage:
 
 def _mapped_storage(place: int, size_bytes: int) -> torch.UntypedStorage:
     fd = _arriving.fds[place]
-    return _UNTYPED._new_shared_fd_cpu(fd, size_bytes)
+    try:
+        return _UNTYPED._new_shared_fd_cpu(fd, size_bytes)  # keeps a duplicate as long as the storage lives
+    except RuntimeError as exc:
+        if "duplicate" not in str(exc):
+            raise
+        raise few_descriptors() from exc
 
 
 def _mapped_array(place: int, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> "np.ndarray[Any, Any]":

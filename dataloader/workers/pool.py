@@ -1,7 +1,8 @@
 """The pool of workers: does what `pool_machine` says with real processes, and waits only for the batch that is next.
 
 No thread and no lock. A batch that is there already costs one receive; one that is not, one poll() over the channels
-and the deaths of all workers.
+and the deaths of all workers. `begin` and `next_made` are for who wants batches in order; `submit` and `results`, which
+never wait, for who takes them as they come.
 """
 
 import contextlib
@@ -20,10 +21,11 @@ from typing import NamedTuple, NoReturn, cast
 from torch._utils import ExceptionWrapper
 
 from ...core.errors import UsageError, WorkerError, WorkerTimeoutError
-from ..batch_maker import MadeBatch, Ticket
+from ..batch_maker import AnyTicket, MadeBatch, Ticket
+from ..stream_plan import StreamTicket
 from .cargo import WorkerJob
 from .channel import Ended, Kind, Message
-from .packing import unpack
+from .packing import Packed, unpack
 from .phase import Phase
 from .pool_machine import Assign, Command, GiveUp, Hopeless, PoolMachine, Quarantine, Replace
 from .worker_process import CLOSE_DEADLINE_S, Exit, WorkerProcess, end_workers
@@ -59,7 +61,14 @@ class PoolSpec:
     """Which worker makes a batch is fixed, because its random numbers depend on it."""
 
     job: Callable[[int], WorkerJob]
-    """What the worker of this number is started with."""
+    """What the worker of this number is started with, and one that takes its place; WorkerError where none can."""
+
+    came: Callable[[MadeBatch], None] | None = None
+    """Called with each batch as it comes from a worker, before it is its turn; a worker's own in their order."""
+
+
+_Arrived = Message | MadeBatch | ExceptionWrapper
+"""What a worker has sent: unpacked when it is its turn, or at once where somebody wants to know of it."""
 
 
 class PoolWoken(Exception):  # noqa: N818  not an error: somebody wants the thread that waits
@@ -67,7 +76,7 @@ class PoolWoken(Exception):  # noqa: N818  not an error: somebody wants the thre
 
 
 class WorkerPool:
-    """Worker processes that make batches of tickets, handed out in the tickets' order; not thread safe.
+    """Worker processes that make batches of tickets; not thread safe.
 
     After a WorkerError, a time-out or an interrupt the pool is closed; after an error of the dataset it goes on.
     """
@@ -83,10 +92,10 @@ class WorkerPool:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake_fd, select.POLLIN)
         self._by_fd: dict[int, int] = {}
-        self._source: Iterator[Ticket] | None = None
-        self._tickets: dict[int, Ticket] = {}
+        self._source: Iterator[AnyTicket] | None = None
+        self._tickets: dict[int, AnyTicket] = {}
         self._left_out: dict[int, tuple[int, ...]] = {}
-        self._arrived: dict[int, Message] = {}
+        self._arrived: dict[int, _Arrived] = {}
         self._good_id: int | None = None
         self._owner_pid = os.getpid()
         self._finalizer = weakref.finalize(self, _end_pool, self._workers, self._wake_fd, self._owner_pid)
@@ -108,7 +117,7 @@ class WorkerPool:
         """The processes of the workers, by number of the worker."""
         return [each.pid for each in self._workers]
 
-    def begin(self, tickets: Iterator[Ticket]) -> None:
+    def begin(self, tickets: Iterator[AnyTicket]) -> None:
         """Start on other tickets; what was not handed out of the ones before is dropped."""
         self._check_owner()
         with contextlib.suppress(BlockingIOError):
@@ -132,23 +141,82 @@ class WorkerPool:
         self._check_owner()
         try:
             number = self._machine.head
-            message = self._next_message()
+            arrived = self._next_arrived()
         except PoolWoken:
             raise
         except BaseException:
             self.close(deadline_s=0.0)
             raise
-        if message is None:
+        if arrived is None:
             return None
-        left_out = self._left_out.pop(number, ())
-        made = cast("MadeBatch | ExceptionWrapper", unpack(message.body, message.fds))
+        return self._made(number, arrived)
+
+    # -- tickets as they come ------------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """Tickets that are being made, or made and not taken."""
+        return self._machine.count
+
+    def submit(self, ticket: Ticket) -> int:
+        """Have a ticket made, while fewer than the pool's window are; return the number that `results` gives it."""
+        self._check_owner()
+        return self._add(ticket)
+
+    def waitables(self) -> list[int]:
+        """Return descriptors of which one is readable when `results` has something to do."""
+        return list(self._by_fd)
+
+    def results(self) -> list[tuple[int, MadeBatch | Exception]]:
+        """Return what is made, by number, in any order; what the dataset raised stands in the place of its batch.
+
+        Raises:
+            WorkerError: workers die as often as they are replaced, or cannot start.
+        """
+        self._check_owner()
+        try:
+            self._wait(0.0)
+        except BaseException:
+            self.close(deadline_s=0.0)
+            raise
+        return [(number, self._taken(number)) for number in list(self._arrived)]
+
+    def doing(self, number: int) -> str:
+        """Return what the worker of a ticket is at, for messages."""
+        process = self._workers[self._machine.worker_of(number)]
+        return f"worker {process.worker} (pid {process.pid}) is still {self._doing(*process.at)}"
+
+    def quarantine(self, found: QuarantinedSample) -> None:
+        """Leave a sample out from now on that others have found to kill workers."""
+        if found.sample not in self._machine.quarantined:
+            self._machine.quarantined[found.sample] = found.deaths
+            self._quarantined.append(found)
+
+    def _taken(self, number: int) -> MadeBatch | Exception:
+        self._machine.hand(number)
+        try:
+            return self._made(number, self._arrived.pop(number))
+        except Exception as error:  # noqa: BLE001  whatever the dataset raises; it belongs to this ticket
+            return error
+
+    # -- both ----------------------------------------------------------------------------------------------------
+
+    def _made(self, number: int, arrived: _Arrived) -> MadeBatch:
+        left_out, ticket = self._left_out.pop(number, ()), self._tickets.pop(number)
+        made = _unpacked(arrived)
         if isinstance(made, ExceptionWrapper):
             made.reraise()
-        ticket_size = len(self._tickets.pop(number).ids)
         if left_out:
-            made = made._replace(left_out=left_out, is_stand_in=len(left_out) == ticket_size)
-        self._good_id = int(made.ids[0])
+            made = made._replace(left_out=left_out, is_stand_in=len(left_out) == len(ticket.ids))
+        if made.ids.size:
+            self._good_id = int(made.ids[0])
         return made
+
+    def _add(self, ticket: AnyTicket) -> int:
+        assign = self._machine.add(ticket.ids, only=ticket.worker)
+        self._tickets[assign.number] = ticket
+        self._send(assign)
+        return assign.number
 
     def pause(self) -> None:
         """Drop everything that is being made; `begin` goes on."""
@@ -174,20 +242,20 @@ class WorkerPool:
 
     # -- the next batch ------------------------------------------------------------------------------------------
 
-    def _next_message(self) -> Message | None:
+    def _next_arrived(self) -> _Arrived | None:
         machine, deadline = self._machine, None
         if machine.is_idle:
             return None
         number = machine.head
         while not machine.is_made(number):
-            if self._receive_one(machine.head_worker):
+            if self._receive_one(machine.worker_of(number)):
                 continue
             if deadline is None:
                 deadline = time.monotonic() + (self._spec.timeout_s or LONG_WAIT_S)
             if not self._wait(deadline):
                 self._say_who_is_late()
                 deadline = float("inf")
-        machine.hand()
+        machine.hand(number)
         self._refill()
         return self._arrived.pop(number)
 
@@ -208,9 +276,16 @@ class WorkerPool:
         elif message.kind is Kind.FAILED_START:
             cast(ExceptionWrapper, unpack(message.body, message.fds)).reraise()
         elif self._machine.made(worker, message.number):
-            self._arrived[message.number] = message
+            self._arrived[message.number] = message if self._spec.came is None else self._told(message)
         else:
             message.close()
+
+    def _told(self, message: Message) -> MadeBatch | ExceptionWrapper:
+        """Unpack what a worker sent, and tell whoever wants to know of it."""
+        made = _unpacked(message)
+        if self._spec.came is not None and isinstance(made, MadeBatch):
+            self._spec.came(made)
+        return made
 
     def _wait(self, deadline: float) -> bool:
         """Wait until something comes or somebody dies; False at the deadline."""
@@ -244,13 +319,11 @@ class WorkerPool:
             if ticket is None:
                 self._source = None
                 return
-            assign = self._machine.add(ticket.ids)
-            self._tickets[assign.number] = ticket
-            self._send(assign)
+            self._add(ticket)
 
     def _send(self, assign: Assign) -> None:
         ticket = self._tickets[assign.number]
-        if assign.left_out:
+        if assign.left_out and isinstance(ticket, Ticket):
             left = [each for each in ticket.ids if each not in assign.left_out]
             self._left_out[assign.number] = tuple(each for each in ticket.ids if each in assign.left_out)
             if not left:
@@ -258,7 +331,7 @@ class WorkerPool:
                 self._machine.stands_in(assign.number, left[0])
             ticket = ticket._replace(ids=left)
         kind = Kind.SOLO_TICKET if assign.is_solo else Kind.TICKET
-        self._workers[assign.worker].post(kind, assign.number, bytes(ForkingPickler.dumps(ticket)))
+        self._workers[assign.worker].post(kind, assign.number, _body_of(ticket))
 
     def _stand_in(self, ticket: Ticket) -> int:
         """Return a sample to hand out, with weight 0, in the place of a batch that would be empty."""
@@ -325,6 +398,9 @@ class WorkerPool:
                     f"{deaths} DataLoader workers died over the batch of samples {_shortened(ids)}, {last}"
                 )
                 hint = "look at collate_fn, and at the memory that a batch needs"
+            case Hopeless.STREAM:
+                message = f"{deaths} DataLoader workers died over the same batch of a stream, {last}"
+                hint = "nobody can read on behind it: look at the dataset there, and at the memory that a batch needs"
             case Hopeless.BARREN:
                 message = f"{deaths} DataLoader workers died while no batch was made, {last}"
                 hint = "look at the dataset and at the memory that workers need (dmesg names what the kernel killed)"
@@ -334,23 +410,21 @@ class WorkerPool:
         raise WorkerError(message, hint=hint)
 
     def _say_who_is_late(self) -> None:
-        worker = self._machine.head_worker
-        process = self._workers[worker]
-        doing = self._doing(*process.at)
+        doing = self.doing(self._machine.head)
         if self._spec.timeout_s:
             raise WorkerTimeoutError(
-                f"DataLoader timed out after {self._spec.timeout_s:g} seconds: worker {worker} (pid {process.pid}) is "
-                f"still {doing}",
+                f"DataLoader timed out after {self._spec.timeout_s:g} seconds: {doing}",
                 hint="raise timeout=, or look at what the dataset waits for there",
             )
-        logger.warning(
-            "loader_waits_long seconds=%d worker=%d pid=%d doing=%r", LONG_WAIT_S, worker, process.pid, doing
-        )
+        logger.warning("loader_waits_long seconds=%d: %s", LONG_WAIT_S, doing)
 
     def _doing(self, number: int, place: int) -> str:
         ids = self._machine.sent_ids(number)
         if place == Phase.START:
             return "starting"
+        ticket = self._tickets.get(number)
+        if isinstance(ticket, StreamTicket):
+            return _doing_of_stream(ticket, place)
         if place == Phase.IDLE or not ids:
             return "between batches"
         if 0 <= place < len(ids):
@@ -376,8 +450,9 @@ class WorkerPool:
         self._death_poll.unregister(process.death_fd)
 
     def _drop_all(self) -> None:
-        for message in self._arrived.values():
-            message.close()
+        for arrived in self._arrived.values():
+            if isinstance(arrived, Message):
+                arrived.close()
         self._arrived.clear()
         self._tickets.clear()
         self._left_out.clear()
@@ -391,6 +466,23 @@ def _end_pool(
         end_workers(workers, owner_pid, deadline_s)
     finally:
         os.close(wake_fd)
+
+
+def _unpacked(arrived: _Arrived) -> MadeBatch | ExceptionWrapper:
+    return unpack(arrived.body, arrived.fds) if isinstance(arrived, Message) else arrived
+
+
+def _body_of(ticket: AnyTicket) -> bytes:
+    """Return a ticket as bytes; a stream's state may hold tensors, which go with them."""
+    if isinstance(ticket, StreamTicket):
+        return Packed(ticket, fds_max=0).body
+    return bytes(ForkingPickler.dumps(ticket))
+
+
+def _doing_of_stream(ticket: StreamTicket, place: int) -> str:
+    words: dict[int, str] = {Phase.COLLATE: "collating a batch", Phase.SEND: "sending a batch"}
+    what = f"reading sample {place}" if place >= 0 else words.get(place, "between batches")
+    return f"{what} of share {ticket.share} of the stream"
 
 
 def _ready(poll: "select.poll", fd: int) -> bool:

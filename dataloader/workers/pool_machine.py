@@ -2,12 +2,15 @@
 
 Tickets get numbers in the order in which the trainer wants them. At most `prefetch * workers` of them are out, made
 and not yet handed out, or being made. `add`, `made`, `died` and `hand` are the events; every ticket of a run is handed
-once and in order, whatever the order of completions and deaths.
+once, whatever the order of completions and deaths. Who wants them in order hands the `head`; others any that is made.
 
 A death is held against the sample that the worker was reading, unless somebody asked the worker to end (SIGTERM). A
 sample with two deaths is quarantined: left out of every batch from then on. Where the dataset reads a whole ticket at
 once, two deaths make the ticket go sample by sample, and one more names the sample. A ticket on which workers die twice
 while they collate or send it cannot be made at all, and a pool in which nothing is made between many deaths gives up.
+
+A stream's tickets have no ids, and one worker alone can make each, in their order: nothing of it can be left out, so
+the third death over one of them is the last.
 """
 
 from collections.abc import Sequence
@@ -17,6 +20,9 @@ from enum import Enum, auto
 from .phase import Phase
 
 DEATHS_PER_SAMPLE = 2
+DEATHS_PER_STREAM_BATCH = 3
+"""One more than a sample has, which is only left out: two may have been the choice of the kernel, short of memory."""
+
 BARREN_DEATHS_MAX = 16
 """Deaths without one batch made between them: more than a few bad samples."""
 
@@ -57,6 +63,7 @@ class Hopeless(Enum):
     START = auto()
     BARREN = auto()
     COLLATE = auto()
+    STREAM = auto()
     QUARANTINED = auto()
 
 
@@ -78,6 +85,9 @@ class _Job:
 
     ids: Sequence[int]
     worker: int
+    only: int | None = None
+    """The worker that alone can make it."""
+
     is_made: bool = False
     is_solo: bool = False
     whole_deaths: int = 0
@@ -108,23 +118,27 @@ class PoolMachine:
 
     @property
     def head(self) -> int:
-        """The number of the ticket to hand out next."""
+        """The lowest number of a ticket that is not handed out yet: in order, the next one."""
         return self._head
 
+    def worker_of(self, number: int) -> int:
+        """Return the worker that makes, or made, a ticket that is not handed out yet."""
+        return self._jobs[number].worker
+
     @property
-    def head_worker(self) -> int:
-        """The worker that makes the head; only while there is one."""
-        return self._jobs[self._head].worker
+    def count(self) -> int:
+        """Tickets that were added and not handed out."""
+        return len(self._jobs)
 
     @property
     def is_idle(self) -> bool:
         """Whether every ticket that was added was handed out."""
-        return self._head == self._next
+        return not self._jobs
 
     @property
     def has_room(self) -> bool:
         """Whether another ticket may be added."""
-        return self._next - self._head < self._window
+        return len(self._jobs) < self._window
 
     def left_out(self, number: int) -> frozenset[int]:
         """Return the quarantined samples of a ticket that is not handed out yet."""
@@ -146,12 +160,12 @@ class PoolMachine:
         self._first = self._head = self._next
         return self._first
 
-    def add(self, ids: Sequence[int]) -> Assign:
-        """Take the next ticket."""
+    def add(self, ids: Sequence[int], *, only: int | None = None) -> Assign:
+        """Take the next ticket; `only` that worker can make it."""
         assert self.has_room
         number = self._next
         self._next += 1
-        self._jobs[number] = _Job(ids=ids, worker=-1)
+        self._jobs[number] = _Job(ids=ids, worker=-1, only=only)
         return self._assign(number, without=None)
 
     def stands_in(self, number: int, sample: int) -> None:
@@ -176,11 +190,12 @@ class PoolMachine:
         """Whether a ticket came back and is not handed out yet."""
         return number in self._jobs and self._jobs[number].is_made
 
-    def hand(self) -> None:
-        """Note that the head was handed out."""
-        job = self._jobs.pop(self._head)
-        assert job.is_made, self._head
-        self._head += 1
+    def hand(self, number: int) -> None:
+        """Note that a ticket that is made was handed out."""
+        job = self._jobs.pop(number)
+        assert job.is_made, number
+        while self._head < self._next and self._head not in self._jobs:
+            self._head += 1
 
     def died(self, worker: int, number: int, place: int, *, is_blamed: bool) -> list[Command]:
         """Note that a worker died at `place` (or Phase) of a ticket; what it had is assigned again.
@@ -213,6 +228,10 @@ class PoolMachine:
 
     def _blame(self, number: int, place: int) -> list[Command]:
         job = self._jobs[number]
+        if job.only is not None:
+            job.whole_deaths += 1
+            is_last = job.whole_deaths >= DEATHS_PER_STREAM_BATCH
+            return [GiveUp(Hopeless.STREAM, job.whole_deaths)] if is_last else []
         if 0 <= place < len(job.sent_ids):
             return self._blame_sample(job, job.sent_ids[place])
         if place == Phase.READ_ALL:
@@ -237,7 +256,7 @@ class PoolMachine:
 
     def _assign(self, number: int, *, without: int | None) -> Assign:
         job, left_out = self._jobs[number], self.left_out(number)
-        job.worker = self._choose(number, without)
+        job.worker = self._choose(number, without) if job.only is None else job.only
         job.sent_ids = [each for each in job.ids if each not in left_out] if left_out else job.ids
         self._queues[job.worker].append(number)
         return Assign(job.worker, number, left_out, job.is_solo)

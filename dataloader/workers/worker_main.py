@@ -20,10 +20,10 @@ import torch.utils.data._utils.worker as torch_worker
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.worker import WorkerInfo
 
-from ..batch_maker import MadeBatch, Ticket
+from ..batch_maker import AnyTicket, MadeBatch
 from .cargo import Cargo, WorkerJob
 from .channel import Ended, Kind, receive, send
-from .packing import Packed, share_new_storages_by_memfd, unpack
+from .packing import Packed, place_collated, unpack
 from .phase import Phase
 from .worker_page import WorkerPage
 
@@ -72,16 +72,16 @@ class _Worker:
         self._parent_pid = os.getppid()
         self._where = f"in DataLoader worker process {job.worker}"
         torch.set_num_threads(1)
-        share_new_storages_by_memfd()
+        place_collated(is_shared=job.maker.is_sent_as_collated)
         seed = job.base_seed + job.worker
         _seed_generators(job.base_seed, job.worker)
         _TORCH_WORKER._worker_info = WorkerInfo(
             id=job.worker,
             num_workers=job.worker_count,
             seed=seed,
-            dataset=cast(Any, job.maker.dataset),
+            dataset=job.maker.dataset,
         )
-        job.maker.note = self._at_place
+        job.maker.report_to(self._at_place)
         self._init_error: ExceptionWrapper | None = None
         try:
             if job.init is not None:
@@ -107,7 +107,7 @@ class _Worker:
             del made
             self._page.at(-1, Phase.IDLE)
 
-    def _make(self, ticket: Ticket, *, is_solo: bool) -> MadeBatch | ExceptionWrapper:
+    def _make(self, ticket: AnyTicket, *, is_solo: bool) -> MadeBatch | ExceptionWrapper:
         self._page.at(self._number, Phase.IDLE)
         self._check()
         if self._init_error is not None:

@@ -174,18 +174,24 @@ class WorkerProcess:
 
 
 def end_workers(workers: list[WorkerProcess], owner_pid: int, deadline_s: float) -> None:
-    """End all workers of a list and empty it: asked first, killed after the deadline. Nothing in a forked child."""
+    """End all workers of a list and empty it: asked first, killed after the deadline. Nothing in a forked child.
+
+    An interrupt (Ctrl-C) while they end is the deadline, and goes on its way when they have ended.
+    """
     if os.getpid() != owner_pid:
         return
     ending = [each for each in workers if not each.is_over]
     workers.clear()
-    for each in ending:
-        each.ask_to_end()
-    ended = _wait_for([each.death_fd for each in ending], deadline_s)
-    for each in ending:
-        if each.death_fd not in ended:
-            each.kill()
-        each.reap()
+    ended = set[int]()
+    try:
+        for each in ending:
+            each.ask_to_end()
+        ended = _wait_for([each.death_fd for each in ending], deadline_s)
+    finally:
+        for each in ending:
+            if each.death_fd not in ended:
+                each.kill()
+            each.reap()
 
 
 def _wait_for(fds: Iterable[int], deadline_s: float) -> set[int]:

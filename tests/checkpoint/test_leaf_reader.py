@@ -13,6 +13,7 @@ from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.leaf_reader import BLOCKS_KEPT, LeafReader
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES
 from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.segment_files import StoredSegments
 from everstep.checkpoint.testing import SMALL_LEAVES, State, make_state, opened, save
 from everstep.core.errors import CorruptDataError, IncompleteError
 from everstep.core.ids import CheckpointId
@@ -39,7 +40,10 @@ def stored(folder: Path) -> Generator[tuple[RunStore, State, list[Path]]]:
 
 
 def test_every_leaf_comes_back(tmp_path: Path) -> None:
-    with stored(tmp_path) as (run, state, _), LeafReader(run, {0: run.manifest(ONE, 0)}) as reader:
+    with (
+        stored(tmp_path) as (run, state, _),
+        LeafReader(StoredSegments(run), {0: run.manifest(ONE, 0)}) as reader,
+    ):
         for leaf in LEAVES:
             found = b"".join(map(bytes, reader.read(0, leaf.name, 0, leaf.size_bytes)))
             assert found == state.content[leaf.name], leaf.name
@@ -59,7 +63,10 @@ def test_any_range_is_that_range(data: st.DataObject, shared: tuple[LeafReader, 
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Iterator[tuple[LeafReader, State]]:
-    with stored(tmp_path) as (run, state, _), LeafReader(run, {0: run.manifest(ONE, 0)}) as reader:
+    with (
+        stored(tmp_path) as (run, state, _),
+        LeafReader(StoredSegments(run), {0: run.manifest(ONE, 0)}) as reader,
+    ):
         yield reader, state
 
 
@@ -72,7 +79,7 @@ def test_more_blocks_than_are_kept(tmp_path: Path) -> None:
         run.begin_attempt(1, fresh=False)
         state = make_state(store, 3, [leaf])
         save(run, state, ONE)
-        with LeafReader(run, {0: run.manifest(ONE, 0)}) as reader:
+        with LeafReader(StoredSegments(run), {0: run.manifest(ONE, 0)}) as reader:
             for _ in range(2):
                 begin = 0
                 for view in reader.read(0, "huge", 0, leaf.size_bytes):
@@ -93,7 +100,7 @@ def test_a_flipped_bit_is_found_before_its_block_is_handed_on(tmp_path: Path) ->
         piece = [each for each in manifest.pieces if each.segment == manifest.segments[-1].segment][-1]
         end = piece.offset_in_leaf_bytes + piece.size_bytes
         with (
-            LeafReader(run, {0: manifest}) as reader,
+            LeafReader(StoredSegments(run), {0: manifest}) as reader,
             pytest.raises(CorruptDataError, match=str(path)),
         ):
             list(reader.read(0, piece.leaf, end - 1, end))
@@ -101,10 +108,13 @@ def test_a_flipped_bit_is_found_before_its_block_is_handed_on(tmp_path: Path) ->
 
 
 def test_what_retention_removes_meanwhile_is_still_read(tmp_path: Path) -> None:
-    with stored(tmp_path) as (run, state, devices), LeafReader(run, {0: run.manifest(ONE, 0)}) as reader:
+    with (
+        stored(tmp_path) as (run, state, devices),
+        LeafReader(StoredSegments(run), {0: run.manifest(ONE, 0)}) as reader,
+    ):
         for path in (path for device in devices for path in device.rglob("*.safetensors")):
             path.unlink()
         found = b"".join(map(bytes, reader.read(0, "large", 0, LEAVES[-2].size_bytes)))
         assert found == state.content["large"]
         with pytest.raises(IncompleteError):
-            LeafReader(run, {0: run.manifest(ONE, 0)})
+            LeafReader(StoredSegments(run), {0: run.manifest(ONE, 0)})

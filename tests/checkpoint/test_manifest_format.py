@@ -190,17 +190,24 @@ def test_payload_is_the_json_that_the_design_names() -> None:
     assert document["segments"][0]["xxh3"].startswith("f" * 16)
 
 
-def test_ten_thousand_leaves_are_fast() -> None:
+def seconds_to_encode(leaves: int) -> float:
     manifest = make_manifest(
-        make_draft(tuple(whole_leaf(f"layer.{i}.weight", "float32", (4, 4)) for i in range(10_000)))
+        make_draft(tuple(whole_leaf(f"layer.{i}.weight", "float32", (4, 4)) for i in range(leaves)))
     )
-    encode_manifest(manifest)  # the first call pays for allocation
-    started = time.process_time()
-    content = encode_manifest(manifest)
-    encoding_s = time.process_time() - started
-    assert decode_manifest_head(content).checkpoint == manifest.checkpoint
-    # Measured 0.05 s; the bound only catches a change of order on a loaded machine.
-    assert encoding_s < 0.5
+
+    def once() -> float:
+        began_s = time.thread_time()
+        content = encode_manifest(manifest)
+        took_s = time.thread_time() - began_s
+        assert decode_manifest_head(content).checkpoint == manifest.checkpoint
+        return took_s
+
+    return min(once() for _ in range(5))
+
+
+def test_time_grows_with_the_number_of_leaves_and_not_with_its_square() -> None:
+    # Ten times the leaves take ten times as long; a square would take a hundred times.
+    assert seconds_to_encode(10_000) < 30 * seconds_to_encode(1_000)
 
 
 @given(st.data())

@@ -18,6 +18,7 @@ from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.run_store import RunStore
+from everstep.checkpoint.storage_ops import SegmentHandle
 from everstep.checkpoint.testing import State, load, memory_arena, opened
 from everstep.core.ids import CheckpointId
 
@@ -128,3 +129,51 @@ def test_shards_that_are_written_together_share_the_cores_for_hashing(
         list(pool.map(persist, range(ranks)))
     assert at_once == {"now": 0, "all": ranks}
     assert not too_many.is_set()
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_all_else_waits_until_each_drive_has_its_first_file_but_not_for_ever(
+    run: RunStore, monkeypatch: pytest.MonkeyPatch, is_patient: bool
+) -> None:
+    """Of two drives one is slow to make a file: the other has one file and nothing is hashed, or it goes on."""
+    slow, first = run.store.devices[1].path, threading.Event()
+    opened_fast, hashed, seen = list[Path](), list[int](), list[tuple[int, int]]()
+    make = run.store.ops.open_new_segment
+
+    def open_new_segment(path: Path) -> SegmentHandle:
+        if not path.is_relative_to(slow):
+            opened_fast.append(path)
+        elif not first.is_set():
+            for _ in range(30 if is_patient else int(DEADLINE_S * 100)):
+                threading.Event().wait(0.01)
+                if not is_patient and len(opened_fast) > 1 and hashed:
+                    break
+            seen.append((len(opened_fast), len(hashed)))
+            first.set()
+        return make(path)
+
+    def checksums(view: memoryview, length_bytes: int) -> tuple[int, ...]:
+        hashed.append(length_bytes)
+        return block_checksums(view, length_bytes)
+
+    class Waiting(PlainEngine):
+        def run(self, transfer: Transfer) -> TransferDone:
+            assert first.wait(DEADLINE_S)
+            return super().run(transfer)
+
+    monkeypatch.setattr(run.store.ops, "open_new_segment", open_new_segment)
+    monkeypatch.setattr(shard_write, "block_checksums", checksums)
+    monkeypatch.setattr(shard_write, "TOGETHER_S", DEADLINE_S if is_patient else 0.05)
+    leaf = whole_leaf("w", "uint8", (SEGMENTS * MIB // 1024, 1024))
+    state = State(plan_layout([leaf], [], segment_count=SEGMENTS), {"w": os.urandom(SEGMENTS * MIB)})
+    engines = {device.device_id: LanedEngine(Waiting) for device in run.store.devices}
+    with memory_arena(state.layout.slot_size_bytes) as arena:
+        state.copy_into(arena)
+        try:
+            result = persist_shard(run, state.draft(CheckpointId(1, 1)), arena, engines=engines)
+        finally:
+            for engine in engines.values():
+                engine.close()
+    files, hashes = seen[0]
+    assert (files, hashes) == (1, 0) if is_patient else (files > 1 and hashes > 0)
+    assert load(run, result.manifest) == state.content

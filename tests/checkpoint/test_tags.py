@@ -3,12 +3,14 @@
 import os
 import shutil
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.device_change import drain, find_device
+from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
@@ -21,7 +23,7 @@ from everstep.checkpoint.testing import (
     opened,
     save_steps,
 )
-from everstep.core.errors import NotFoundError, ProtectedError, StorageError, UsageError
+from everstep.core.errors import NotFoundError, ProtectedError, RunBusyError, StorageError, UsageError
 from everstep.core.ids import CheckpointId
 
 UID = os.geteuid()
@@ -173,19 +175,15 @@ def test_a_collection_and_a_tag_at_once_never_lose_what_was_tagged(run: RunStore
     assert (BEST in run.offered()) == outcome[0]
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("is_there", [False, True])
-def test_any_call_may_fail_or_be_the_last(
-    run: RunStore, dirs: list[Path], mode: Mode, *, is_there: bool
-) -> None:
-    """An acknowledged tag is there, an acknowledged removal too; else either, the same on both devices."""
-    if is_there:
-        add_tag(run, "best", BEST)
+def with_each_call_failing(
+    run: RunStore, dirs: list[Path], mode: Mode, change: Callable[[RunStore], object]
+) -> Generator[tuple[RunStore, bool]]:
+    """Make a change again and again, the next call failing each time; yield what is there then, and `done`."""
     run.store.close()
     template = dirs[0].with_name("template")
     for place, path in enumerate(dirs):
         shutil.copytree(path, template / str(place))
-    for count in range(1, 40):
+    for count in range(1, 60):
         for place, path in enumerate(dirs):
             shutil.rmtree(path)
             shutil.copytree(template / str(place), path)
@@ -194,17 +192,72 @@ def test_any_call_may_fail_or_be_the_last(
             found = store.run(UID, "demo")
             ops.arm(count, mode)
             try:
-                _ = remove_tag(found, "best") if is_there else add_tag(found, "best", BEST)
+                change(found)
                 done = True
             except (StorageError, CrashedError):
                 pass
             reached = len(ops.calls) >= count
         with opened(dirs) as (store, report):
-            tags = store.run(UID, "demo").tags()
             assert report.problems == []
-            assert not done or bool(tags) != is_there
-        assert len(tag_files(dirs)) == 2 * len(tags)
+            after = store.run(UID, "demo")
+            assert len(tag_files(dirs)) == 2 * len(after.tags())
+            yield after, done
         if not reached:
             assert count > 4
             return
     pytest.fail("the call count was never reached")
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("is_there", [False, True])
+def test_any_call_may_fail_or_be_the_last(
+    run: RunStore, dirs: list[Path], mode: Mode, *, is_there: bool
+) -> None:
+    """An acknowledged tag is there, an acknowledged removal too; else either, the same on both devices."""
+    if is_there:
+        add_tag(run, "best", BEST)
+
+    def change(found: RunStore) -> None:
+        _ = remove_tag(found, "best") if is_there else add_tag(found, "best", BEST)
+
+    for after, done in with_each_call_failing(run, dirs, mode, change):
+        assert not done or bool(after.tags()) != is_there
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_checkpoint_is_removed_with_its_tags_and_no_tag_outlives_it(
+    run: RunStore, dirs: list[Path], mode: Mode
+) -> None:
+    add_tag(run, "best", BEST)
+    add_tag(run, "first", BEST)
+    add_tag(run, "other", at(2))
+
+    def change(found: RunStore) -> None:
+        remove_checkpoint(found, BEST, with_tags=True)
+
+    for after, done in with_each_call_failing(run, dirs, mode, change):
+        here = {info.checkpoint for info in after.checkpoints()}
+        assert at(2) in here
+        assert after.tags()["other"] == at(2)
+        assert set(after.tags().values()) <= here
+        assert not done or BEST not in here
+
+
+def test_what_is_read_keeps_its_tags(run: RunStore, dirs: list[Path]) -> None:
+    add_tag(run, "best", BEST)
+    with run.reading(BEST), pytest.raises(RunBusyError):
+        remove_checkpoint(run, BEST, with_tags=True)
+    assert run.info(BEST).tags == ("best",)
+    assert len(tag_files(dirs)) == 2
+
+
+def test_the_same_tag_again_makes_no_draining_device_suspect(dirs: list[Path]) -> None:
+    with opened(dirs) as (store, _):
+        run = save_steps(store, range(1, 3))
+        name = find_device(store, str(dirs[1]))
+        add_tag(run, "best", BEST)
+        drain(store, name)
+        add_tag(run, "best", BEST)
+        assert store.device_state(name)[0] is DeviceState.DRAINING
+        assert store.may_delete
+        remove_tag(run, "best")

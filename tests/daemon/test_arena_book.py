@@ -10,7 +10,8 @@ from everstep.daemon.admission_plan import Wish
 from everstep.daemon.arena import Arena
 from everstep.daemon.arena_book import ArenaBook
 from everstep.daemon.config import MemorySection
-from everstep.daemon.metrics import Metrics
+from everstep.daemon.control.metrics import Metrics
+from everstep.daemon.fd_store.fd_store import FdStore
 
 MIB = 1024**2
 ROOM_BYTES = 8 * MIB
@@ -23,7 +24,10 @@ class Book:
         self.metrics = Metrics("test")
         self.may_forget = asyncio.Event()
         self.arenas = ArenaBook(
-            MemorySection(arena_max_bytes=ROOM_BYTES, reserve_bytes=0), self.metrics, self.spawn
+            MemorySection(arena_max_bytes=ROOM_BYTES, reserve_bytes=0),
+            self.metrics,
+            self.spawn,
+            FdStore(enabled=False),
         )
 
     def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
@@ -37,7 +41,10 @@ class Book:
         await self.may_forget.wait()
 
     def gauge(self) -> float:
-        return self.metrics.registry.get_sample_value("everstep_arena_bytes") or 0.0
+        return self.sample("everstep_arena_bytes")
+
+    def sample(self, name: str) -> float:
+        return self.metrics.registry.get_sample_value(name) or 0.0
 
 
 def test_arenas_made_at_the_same_time_share_the_bound() -> None:
@@ -62,6 +69,22 @@ def test_one_that_was_refused_does_not_count() -> None:
         with pytest.raises(MemoryRefusedError):
             await book.make(ROOM_BYTES + 4096)
         assert book.arenas.size_bytes == 0
+        assert book.sample("everstep_arena_allocation_duration_seconds_count") == 0
+
+    asyncio.run(run())
+
+
+def test_the_metrics_tell_the_bytes_and_the_time_of_every_allocation() -> None:
+    async def run() -> None:
+        book = Book()
+        arenas = [await book.make(), await book.make(2 * MIB)]
+        assert book.sample("everstep_arena_allocation_duration_seconds_count") == 2
+        took_s = book.sample("everstep_arena_allocation_duration_seconds_sum")
+        assert took_s == pytest.approx(sum(arena.allocation_s for arena in arenas))
+        assert book.sample("everstep_arena_allocated_bytes_total") == 6 * MIB
+        book.may_forget.set()
+        await asyncio.gather(*(book.arenas.close(arena, book.forget) for arena in arenas))
+        assert book.sample("everstep_arena_allocated_bytes_total") == 6 * MIB, "what was allocated only grows"
 
     asyncio.run(run())
 

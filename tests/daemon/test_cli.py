@@ -22,9 +22,9 @@ from everstep.checkpoint.testing import each_engine, make_state, memory_arena, o
 from everstep.core.errors import UsageError
 from everstep.core.ids import CheckpointId
 from everstep.core.version import VERSION
-from everstep.daemon.cli import main
-from everstep.daemon.cli_commands import parse_target
-from everstep.daemon.cli_render import duration_text, size_text
+from everstep.daemon.cli.main import main
+from everstep.daemon.cli.node_commands import parse_target
+from everstep.daemon.cli.render import duration_text, size_text
 from everstep.daemon.testing import FakeTrainer, daemon_process
 from everstep.dataloader.ledger_format import LedgerRecord, Tally, sum_ids
 from everstep.dataloader.order_format import OrderKind, OrderSpec, ids_between
@@ -141,6 +141,19 @@ class TestStarting:
         for command in ("status", "ls", "show", "verify", "rm", "tag", "untag", "scrub", "daemon", "stop"):
             assert everstep(command, "--help").returncode == 0
 
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("devices",), "everstep: error: there is no command 'devices': did you mean device?"),
+            (("device", "xyz"), "everstep device: error: there is no command 'xyz': --help lists them"),
+            ((), "everstep: error: which command? --help lists them"),
+        ],
+    )
+    def test_a_command_that_is_none(self, words: tuple[str, ...], said: str) -> None:
+        done = everstep(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines()[-1] == said
+
     @pytest.mark.parametrize("words", [("ls", "DIRECTORIES"), ("status",), ("ls", "--no-such-option")])
     def test_a_reader_that_leaves_is_no_error(self, stored: list[Path], words: tuple[str, ...]) -> None:
         """Neither while a table is printed, nor an error of everstep, nor one of usage."""
@@ -159,15 +172,15 @@ class TestStarting:
             assert process.wait(30) == 0
 
     def test_help_imports_nothing_heavy(self) -> None:
-        code = "import sys; from everstep.daemon import cli; cli._parser(); print(*sys.modules)"
+        code = "import sys; from everstep.daemon.cli import main; main._parser(); print(*sys.modules)"
         done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
         heavy = {"grpc", "rich", "msgspec", "asyncio", "numpy", "torch", "google", "importlib.metadata"}
         assert not heavy & set(done.stdout.split())
 
     def test_no_command_imports_torch_or_numpy(self, stored: list[Path]) -> None:
         code = (
-            "import sys; from everstep.daemon import cli\n"
-            f"assert cli.main(['verify', '--ledger', '--json', {str(stored[0])!r}, {str(stored[1])!r}]) == 0\n"
+            "import sys; from everstep.daemon.cli.main import main\n"
+            f"assert main(['verify', '--ledger', '--json', {str(stored[0])!r}, {str(stored[1])!r}]) == 0\n"
             "print(*sys.modules, file=sys.stderr)"
         )
         done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
@@ -175,7 +188,18 @@ class TestStarting:
 
     @pytest.mark.parametrize(
         "arguments",
-        [(), ("fly",), ("ls", "--what"), ("ls", "one", "two"), ("show",), ("rm", "pair"), ("ls", "pair@1.2")],
+        [
+            (),
+            ("fly",),
+            ("ls", "--what"),
+            ("ls", "one", "two"),
+            ("show",),
+            ("rm", "pair"),
+            ("ls", "pair@1.2"),
+            ("ls", "\udcff"),
+            ("events", "--run", "a\udcff"),
+            ("pin", "\udcff", "pair"),
+        ],
     )
     def test_wrong_usage_is_2(self, arguments: tuple[str, ...]) -> None:
         done = everstep(*arguments)

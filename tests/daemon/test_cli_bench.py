@@ -13,8 +13,8 @@ import pytest
 
 from everstep.checkpoint.io_sweep import sweep
 from everstep.core.errors import ConfigError, NoSpaceError
+from everstep.daemon.cli.plot_child import plot
 from everstep.daemon.config import DaemonConfig, load_config
-from everstep.daemon.plot_child import plot
 
 EVERSTEP = Path(sys.executable).with_name("everstep")
 SHORT = ("--seconds", "0.2", "--size-mib", "16")

@@ -19,10 +19,10 @@ from everstep.checkpoint.device_change import drain, find_device
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.errors import RunBusyError
 from everstep.core.ids import CheckpointId
-from everstep.daemon.cli import main
-from everstep.daemon.control_client import connected
+from everstep.daemon.cli.main import main
+from everstep.daemon.control.client import connected
+from everstep.daemon.control.views import DeviceStatus
 from everstep.daemon.testing import DEADLINE_S, FakeTrainer, daemon_process, node_daemon
-from everstep.daemon.views import DeviceStatus
 from everstep.proto import frames
 
 UID = os.geteuid()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from everstep.checkpoint.engine_choice import choose_engine
-from everstep.daemon.control_client import connected
-from everstep.daemon.doctor import look_at_directories
+from everstep.daemon.cli.doctor import look_at_directories
+from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
 
 NOBODY = 65534
@@ -108,3 +109,28 @@ def test_what_a_daemon_holds_has_the_engine_of_its_configuration(
         found = findings(*(devices if is_named else []))
     assert {place: found[place, "engine"]["found"] for place in known} == known
     assert all(text.startswith("plain: ") for text in known.values())
+
+
+def test_the_machine_is_looked_at(socket_path: Path, node_config: Path) -> None:
+    found = findings()
+    assert os.uname().release in found["", "kernel"]["found"]
+    assert found["", "descriptor store"]["found"] == "no daemon answers"
+    if not Path("/dev/nvidiactl").exists():
+        assert found["", "GPU registration"]["found"] == "not tried: no NVIDIA GPU here"
+    environment = {**os.environ, "NOTIFY_SOCKET": "/nowhere", "FDSTORE": "64"}
+    with node_daemon(node_config, socket_path, environment=environment):
+        found = findings()
+    assert found["", "descriptor store"]["found"] == "64 descriptors survive the daemon"
+    assert found["", "ports"]["found"].startswith("metrics answer on 127.0.0.1:")
+    assert found["", "clock"]["health"] in {"ok", "warn"}
+
+
+def test_a_daemon_that_stands_still_is_a_failure(socket_path: Path, node_config: Path) -> None:
+    with node_daemon(node_config, socket_path) as daemon:
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            found = findings(code=1)
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+    assert found["", "ports"]["health"] == "fail"
+    assert "does not answer" in found["", "ports"]["found"]

@@ -11,7 +11,7 @@ import pytest
 
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.ids import CheckpointId
-from everstep.daemon.cli import main
+from everstep.daemon.cli.main import main
 from everstep.daemon.testing import node_daemon
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from everstep.checkpoint.goodput_failures import FailureProcess
 from everstep.checkpoint.goodput_policies import POLICIES
-from everstep.daemon.cli import main
+from everstep.daemon.cli.main import main
 
 PLAN = ("plan", "--params", "7e9", "--optimizer", "adamw", "--gpus", "8", "--devices", "4x3GBps")
 SIMULATE = ("simulate", "--duration", "6h", "--runs", "1")
@@ -177,7 +177,7 @@ def test_simulate_draws_a_picture(answer: Any, tmp_path: Path) -> None:
 def test_neither_needs_torch_or_numpy() -> None:
     """Nor rich or grpc, while they print JSON."""
     code = (
-        "import sys; from everstep.daemon.cli import main; "
+        "import sys; from everstep.daemon.cli.main import main; "
         f"main({[*PLAN, '--json']}); main({[*SIMULATE, '--json', '--duration', '1h']}); "
         "sys.stderr.write(' '.join(n for n in sys.modules if n in ('torch', 'numpy', 'rich', 'grpc')))"
     )

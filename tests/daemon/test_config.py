@@ -69,7 +69,7 @@ def test_every_key_is_taken(path: Path) -> None:
         ("[scrub]\nbandwidth_share = 0\n", r"scrub\.bandwidth_share is 0.*above 0"),
         ("[scrub]\nbandwidth_share = 1.5\n", r"scrub\.bandwidth_share is 1\.5"),
         ("[scrub]\nbandwidth_share = nan\n", r"scrub\.bandwidth_share is nan"),
-        ("[memory]\nreserve_bytes = -1\n", r"node\.toml: memory\.reserve_bytes is -1"),
+        ("[memory]\nreserve_bytes = -1\n", r"node\.toml:2: memory\.reserve_bytes is -1"),
         ("[daemon]\ndrain_s = -0.1\n", r"daemon\.drain_s is -0\.1.*0 or more"),
         ("[daemon]\nlinger_s = nan\n", r"daemon\.linger_s is nan"),
         ("[[[", "node.toml"),

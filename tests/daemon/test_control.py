@@ -5,6 +5,8 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from everstep.checkpoint.keep import Keep
+from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.errors import (
@@ -24,12 +27,14 @@ from everstep.core.errors import (
 )
 from everstep.core.ids import CheckpointId
 from everstep.core.paths import control_socket_path
-from everstep.daemon import cli_render, store_views
-from everstep.daemon.control_client import ControlClient, connected
+from everstep.daemon.cli import render
+from everstep.daemon.control import store_views
+from everstep.daemon.control.client import ControlClient, connected
+from everstep.daemon.control.messages import LEAVES_BYTES_MAX
+from everstep.daemon.control.views import CheckpointStatus, DeviceStatus, PaceView, RankState
+from everstep.daemon.devices.verifier import Restrained, StoppedError
 from everstep.daemon.slot_machine import SlotState
 from everstep.daemon.testing import FakeTrainer, daemon_process
-from everstep.daemon.verifier import Restrained, StoppedError
-from everstep.daemon.views import CheckpointStatus, DeviceStatus, PaceView, RankState
 from everstep.proto import frames, node_pb2_grpc
 from everstep.proto import node_pb2 as pb
 
@@ -84,6 +89,11 @@ def stub(socket_path: Path) -> Iterator[node_pb2_grpc.NodeStub]:
         yield node_pb2_grpc.NodeStub(channel)
 
 
+def _last(call: Callable[..., Iterator[object]], *arguments: object, **options: Any) -> object:
+    """Read an answer that is a stream to its end."""
+    return list(call(*arguments, **options))
+
+
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {token}"),)
 
@@ -93,6 +103,22 @@ def refused(call: Callable[..., object], request: object, **options: Any) -> grp
         call(request, **options)
     error: Any = caught.value
     return error
+
+
+def test_of_leaves_with_long_names_those_come_that_have_room(
+    trainer: FakeTrainer, client: ControlClient, devices: list[Path]
+) -> None:
+    """An answer has 16 MiB; these names have 16.7 MB."""
+    leaves = [whole_leaf(f"{number:04d}{'.layer' * 660}", "uint8", (1,)) for number in range(4200)]
+    with opened(devices) as (store, _):
+        run = store.run(UID, RUN, create=True)
+        run.begin_attempt(1, fresh=False)
+        save(run, make_state(store, 1, leaves), CheckpointId(1, 1))
+    trainer.open_run(devices, name=RUN)
+    found = client.detail(RUN, None, leaf_count_max=20_000)
+    assert found.leaf_count == len(leaves)
+    assert 0.99 * LEAVES_BYTES_MAX < sum(len(leaf.name) for leaf in found.leaves) <= LEAVES_BYTES_MAX
+    assert [leaf.name for leaf in found.leaves] == [leaf.name for leaf in leaves[: len(found.leaves)]]
 
 
 class TestWhoMayCall:
@@ -120,7 +146,11 @@ class TestWhoMayCall:
         assert len(methods) == len(pb.DESCRIPTOR.services_by_name["Node"].methods)
         for name in methods:
             request = getattr(pb, f"{name}Request")()
-            assert refused(getattr(stub, name), request, timeout=5).code() is grpc.StatusCode.UNAUTHENTICATED
+            call = getattr(stub, name)
+            is_stream = pb.DESCRIPTOR.services_by_name["Node"].methods_by_name[name].server_streaming
+            if is_stream:
+                call = partial(_last, call)
+            assert refused(call, request, timeout=5).code() is grpc.StatusCode.UNAUTHENTICATED
 
     def test_a_token_ends_with_the_connection_that_got_it(
         self, stub: node_pb2_grpc.NodeStub, socket_path: Path
@@ -181,6 +211,19 @@ class TestErrors:
         assert error.code() is grpc.StatusCode.NOT_FOUND
         assert dict(error.trailing_metadata() or ())["everstep-code"] == "NotFoundError"
 
+    @pytest.mark.parametrize("drain_s", [float("nan"), -1.0, float("-inf")])
+    def test_a_stop_within_no_time_is_refused_and_nothing_stops(
+        self, client: ControlClient, drain_s: float
+    ) -> None:
+        with pytest.raises(UsageError, match="drain_s is"):
+            client._call(client._stub.Shutdown, pb.ShutdownRequest(drain_s=drain_s))
+        assert not client.status().daemon.is_draining
+
+    def test_a_cache_of_no_possible_number_is_not_there(self, client: ControlClient) -> None:
+        for number in (-1, 0, 1 << 32, 10**20):
+            with pytest.raises(NotFoundError, match=f"no cache {number}"):
+                client.drop_cache(number)
+
     def test_a_checkpoint_that_is_no_id_is_refused(
         self, client: ControlClient, stored: list[Path], trainer: FakeTrainer
     ) -> None:
@@ -231,7 +274,7 @@ class TestStatus:
         status = client.status()
         assert [(run.keep, run.is_own_keep) for run in status.runs] == [(keep, True)]
         said = io.StringIO()
-        cli_render.status(Console(file=said, width=120), status)
+        render.status(Console(file=said, width=120), status)
         assert (
             f"{RUN} keeps last 5, one every 1000 steps, one every 6h, as its trainer says" in said.getvalue()
         )
@@ -252,15 +295,21 @@ class TestStatus:
             goal_missed="no way",
             cost_share=run.pace.cost_share,
             skipped_count=2,
+            train_s=run.pace.train_s,
+            stall_s=run.pace.stall_s,
         )
         assert run.pace.cost_share == pytest.approx(0.05)
         said = io.StringIO()
-        cli_render.status(Console(file=said, width=160), status)
+        render.status(Console(file=said, width=160), status)
         assert (
             f"{RUN} takes a checkpoint every 120 steps, bound by the budget: 5 ms stall / 3.5 %"
             in said.getvalue()
         )
         assert "they cost 5.00 %, 2 skipped" in said.getvalue()
+        new = replace(run.pace, cost_share=0.0, train_s=0.01, stall_s=0.01, skipped_count=0)
+        said = io.StringIO()
+        render.status(Console(file=said, width=160), replace(status, runs=(replace(run, pace=new),)))
+        assert "they cost" not in said.getvalue(), "it has restored, and trained for no step yet"
         assert f"{RUN}: no way" in said.getvalue()
 
     def test_an_idle_daemon_has_nothing_to_show(self, client: ControlClient, socket_path: Path) -> None:

@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 
 from everstep.checkpoint.keep import Keep
 from everstep.core.ids import CheckpointId
-from everstep.daemon import views
-from everstep.daemon.control_messages import (
+from everstep.daemon.control import views
+from everstep.daemon.control.device_messages import devices_from_message, devices_to_message
+from everstep.daemon.control.device_views import DeviceDetail, PartView, StoreDevices
+from everstep.daemon.control.messages import (
     detail_from_message,
     detail_to_message,
     status_from_message,
@@ -14,9 +16,7 @@ from everstep.daemon.control_messages import (
     verdict_from_message,
     verdict_to_message,
 )
-from everstep.daemon.device_messages import devices_from_message, devices_to_message
-from everstep.daemon.device_views import DeviceDetail, PartView, StoreDevices
-from everstep.daemon.scrub_plan import Scrub
+from everstep.daemon.devices.scrub_plan import Scrub
 from everstep.daemon.slot_machine import SlotState
 
 small = st.integers(0, 2**32 - 1)
@@ -126,6 +126,7 @@ statuses = st.builds(
         uid=small,
         arena_bytes=large,
         metrics_port=small,
+        metrics_url=words,
         persisted_count=large,
         failed_count=large,
     ),

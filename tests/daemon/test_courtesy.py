@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from everstep.daemon.courtesy import APART_S, HURRY_S, REST, REST_S_MAX, Courtesy
+from everstep.daemon.control.courtesy import APART_S, HURRY_S, REST, REST_S_MAX, Courtesy
 
 LONG_S = 3600.0
 
@@ -69,7 +69,9 @@ def test_after_a_long_answer_comes_a_bounded_rest() -> None:
 def test_nothing_waits_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> int:
         courtesy, answered = Courtesy(lambda: False), 0
-        monkeypatch.setattr("everstep.daemon.courtesy.asyncio.sleep", None)  # whoever waited would fail
+        monkeypatch.setattr(
+            "everstep.daemon.control.courtesy.asyncio.sleep", None
+        )  # whoever waited would fail
         for _ in range(100):
             async with courtesy.answering(LONG_S):
                 answered += 1
@@ -80,8 +82,8 @@ def test_nothing_waits_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch)
 
 def test_who_waits_goes_on_when_the_writing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("APART_S", "REST_S_MAX"):
-        monkeypatch.setattr(f"everstep.daemon.courtesy.{name}", LONG_S)
-    monkeypatch.setattr("everstep.daemon.courtesy.REST", LONG_S * 1e9)
+        monkeypatch.setattr(f"everstep.daemon.control.courtesy.{name}", LONG_S)
+    monkeypatch.setattr("everstep.daemon.control.courtesy.REST", LONG_S * 1e9)
 
     async def main() -> list[float]:
         is_writing, begins = True, list[float]()

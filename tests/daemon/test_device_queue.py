@@ -14,9 +14,9 @@ from everstep.checkpoint.engine import Engine, EngineKind, Transfer, TransferDon
 from everstep.checkpoint.engine_choice import EngineChoice
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.core.errors import DeadlineError
-from everstep.daemon import turns_machine
-from everstep.daemon.device_queue import QUEUE_LANES, DeviceQueue
-from everstep.daemon.turns_machine import RESTORE_WEIGHT
+from everstep.daemon.devices import turns_machine
+from everstep.daemon.devices.device_queue import QUEUE_LANES, DeviceQueue
+from everstep.daemon.devices.turns_machine import RESTORE_WEIGHT
 
 PIECE = 4096
 LARGE = 24
@@ -156,7 +156,7 @@ def test_a_small_transfer_does_not_wait_for_a_large_one(
     wait_until(lambda: waiting(queue) == 2)
     let_go(gate, little)
     began = [arena for arena, _ in gate.begun]
-    assert began.count(large) <= 2 * QUEUE_LANES + 1
+    assert began[: began.index(small)].count(large) <= 2 * QUEUE_LANES + 1
     let_go(gate, much)
     assert (much.result().bytes_moved, little.result().bytes_moved) == (LARGE * PIECE - 5, PIECE)
     assert os.pread(first, LARGE * PIECE, 0)[:-5] == os.pread(large, LARGE * PIECE, 0)[:-5]

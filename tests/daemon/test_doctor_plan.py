@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.daemon.admission_plan import MemoryBound
-from everstep.daemon.doctor_plan import (
+from everstep.daemon.cli.doctor_plan import (
     DIRECTORY_CHECKS,
     NODE_CHECKS,
     QUEUE_DEPTH,
@@ -49,6 +49,13 @@ DIRECTORY = DirectoryFacts(
 def found(check: str, findings: list[Finding]) -> Finding:
     (finding,) = [finding for finding in findings if finding.check == check]
     return finding
+
+
+def test_a_limit_of_locked_memory_is_told_with_what_raises_it() -> None:
+    limited = found("locked memory", judge(replace(NODE, pin_limit_bytes=8 << 20), [DIRECTORY]))
+    assert "8388608 bytes" in limited.found
+    assert "LimitMEMLOCK=" in limited.found
+    assert limited.health is Health.OK  # nothing is locked unless the configuration says so
 
 
 def test_a_good_node_has_nothing_to_do() -> None:

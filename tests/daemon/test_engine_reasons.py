@@ -15,7 +15,7 @@ from places import memory_folder
 from scraping import labels
 
 from everstep.checkpoint.engine_choice import choose_engine
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 
 EVERSTEP = Path(sys.executable).with_name("everstep")
 NO_AIO = f"206={errno.ENOSYS}"
@@ -58,7 +58,7 @@ CASES = {
 @contextlib.contextmanager
 def daemon_without(forbidden: str, config: Path, socket_path: Path) -> Generator[None]:
     """Run `everstep daemon` where the kernel refuses these calls."""
-    command = [sys.executable, "-P", "-m", "everstep.daemon.cli", "daemon", "--config", config]
+    command = [sys.executable, "-P", "-m", "everstep.daemon.cli.main", "daemon", "--config", config]
     with socket_path.with_name("daemon.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, SCRIPTS / "without_calls.py", forbidden, *command], stdout=log, stderr=log

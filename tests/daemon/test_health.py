@@ -10,7 +10,7 @@ from pausing import Pause, Phase, pausing_daemon, wait_until
 
 from everstep.core.ids import CheckpointId
 from everstep.core.paths import control_socket_path
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
 

@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from everstep.daemon import cli_render
-from everstep.daemon.ledger_check import check_loaders
-from everstep.daemon.views import CheckpointView, LoaderRecord
+from everstep.daemon.cli import render
+from everstep.daemon.control.ledger_check import check_loaders
+from everstep.daemon.control.views import CheckpointView, LoaderRecord
 from everstep.dataloader.block_format import listed_blocks
 from everstep.dataloader.ledger_format import LedgerRecord, Tally, sum_ids
 from everstep.dataloader.order_format import OrderKind, OrderSpec, ids_between
@@ -39,7 +39,7 @@ def drawn(found: list[LoaderRecord]) -> str:
     console = Console(width=200, record=True, file=None, quiet=False)
     with console.capture() as captured:
         for verdict in check_loaders(TWO_RANKS, found):
-            cli_render._ledger(console, verdict)
+            render._ledger(console, verdict)
     return captured.get()
 
 

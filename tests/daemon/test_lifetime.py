@@ -1,14 +1,16 @@
 """The memory of a crashed trainer is given back in time, whoever else is attached; the daemon ends on its own."""
 
+import time
 from pathlib import Path
 
 from pausing import wait_until
 
 from everstep.core.ids import CheckpointId
-from everstep.daemon.control_client import ControlClient, connected
+from everstep.daemon.control.client import ControlClient, connected
+from everstep.daemon.control.views import RankState
+from everstep.daemon.nodes.testing import node_environment, write_token
 from everstep.daemon.testing import FakeTrainer, daemon_process
-from everstep.daemon.views import RankState
-from everstep.proto import frames
+from everstep.proto import frames, peer_frames
 
 
 def crash(socket_path: Path, devices: list[Path], *, name: str, rank: int = 0, world_size: int = 1) -> None:
@@ -90,3 +92,18 @@ def test_a_trainer_that_dies_before_its_first_snapshot_leaves_nothing_to_wait_fo
             trainer.begin_attempt(1)
             trainer.make_arena(trainer.layout()).close()
         assert daemon.wait(10) == 0
+
+
+def test_a_private_daemon_waits_for_who_was_told_its_address(socket_path: Path, devices: list[Path]) -> None:
+    """Other nodes were told it, too; a daemon started in its place would listen elsewhere."""
+    token = write_token(socket_path.parent)
+    environment = node_environment("127.0.0.1:0", [], token, {"address": ""})
+    with daemon_process(socket_path, linger_s=2.0, environment=environment) as daemon:
+        with FakeTrainer(socket_path) as trainer:
+            asked_s = time.monotonic()
+            address = trainer.ask(peer_frames.AskAddress(request_id=trainer.number()))
+            assert isinstance(address, peer_frames.PeerAddress)
+            assert address.address
+            trainer.open_run(devices, name="run")
+        assert daemon.wait(20) == 0
+        assert time.monotonic() - asked_s >= 2.0

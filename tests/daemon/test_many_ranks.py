@@ -15,7 +15,7 @@ from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.testing import load, opened
 from everstep.core.ids import CheckpointId
-from everstep.daemon.device_queue import QUEUE_LANES
+from everstep.daemon.devices.device_queue import QUEUE_LANES
 from everstep.daemon.testing import FakeArena, FakeTrainer
 from everstep.proto import frames
 

@@ -1,9 +1,9 @@
 """The metrics as Prometheus gets them: over HTTP, from a real daemon."""
 
 import os
-import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,15 +12,15 @@ from scraping import scrape
 
 from everstep.checkpoint.recovery import RecoveryReport
 from everstep.checkpoint.testing import opened
-from everstep.core.errors import ConfigError
 from everstep.core.ids import CheckpointId
-from everstep.daemon.control_client import connected
-from everstep.daemon.metrics import Metrics
+from everstep.daemon.control.client import connected
+from everstep.daemon.control.metrics import Metrics
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
 from everstep.proto.frames import SkipReason
 
 SLOT = SkipReason.SLOT
+_RESTORES_FAILED = "everstep_restores_failed_total{CorruptDataError}"
 _PERSIST_S = "everstep_persist_duration_seconds_sum"
 
 
@@ -35,7 +35,8 @@ def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path]
             arena = trainer.make_arena(trainer.layout())
             arena.save(CheckpointId(1, 1), seed=1)
             assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
-            assert isinstance(trainer.begin_attempt(0), frames.Failure)
+            refusal = trainer.begin_attempt(0)
+            assert isinstance(refusal, frames.Failure)
             after = scrape(port)
             assert after["everstep_arena_bytes"] == arena.ready.slot_size_bytes * arena.ready.slot_count
             arena.close()
@@ -44,7 +45,7 @@ def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path]
     assert after["everstep_persist_duration_seconds_count"] == 1
     assert after["everstep_written_bytes_total"] > 0
     assert after["everstep_last_commit_timestamp_seconds"] > 1.7e9
-    assert after["everstep_requests_refused_total"] == 1
+    assert after[f"everstep_requests_refused_total{{{refusal.code}}}"] == 1
     assert after["everstep_internal_errors_total"] == 0
     for device in devices:
         assert after[f"everstep_device_state{{{device},ok}}"] == 1
@@ -77,11 +78,67 @@ def test_a_restore_counts_when_the_trainer_has_verified_it(node_config: Path, so
             assert isinstance(shard, frames.Streaming)
             assert not again.stream(shard)[1].code
             found = scrape(port)
-            assert (found[memory], found[disk], found["everstep_restores_failed_total"]) == (0, 0, 1)
+            assert (found[memory], found[disk], found[_RESTORES_FAILED]) == (0, 0, 1)
             again.send(frames.Restored(in_memory=False))
             wait_until(lambda: scrape(port)[disk] == 1)
             again.send(frames.Restored(in_memory=True))
             wait_until(lambda: scrape(port)[memory] == 1)
+
+
+def test_the_signals_of_a_save_and_a_restore(
+    node_config: Path, devices: list[Path], socket_path: Path
+) -> None:
+    """Latency, traffic, errors and saturation of the data socket, the devices and memory."""
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        assert scrape(port)["everstep_checkpoint_age_seconds"] == 0  # nobody is attached
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run([Path("nvme0"), Path("nvme1")])
+            trainer.begin_attempt(1)
+            wait_until(lambda: scrape(port)["everstep_checkpoint_age_seconds"] > 0.3)
+            arena = trainer.make_arena(trainer.layout())
+            arena.begin(CheckpointId(1, 1))
+            wait_until(lambda: scrape(port)["everstep_slots{copying}"] == 1)
+            arena.fill(1)
+            arena.seal(CheckpointId(1, 1))
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            waited = scrape(port)
+            assert waited["everstep_checkpoint_age_seconds"] < 0.3
+            assert waited["everstep_checkpoint_interval_seconds"] == 0  # there was one only
+            arena.save(CheckpointId(1, 2), seed=2, slot=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            assert scrape(port)["everstep_checkpoint_interval_seconds"] > 0
+            shard = trainer.fetch(CheckpointId(1, 2), from_devices=True)
+            assert isinstance(shard, frames.Streaming)
+            assert scrape(port)["everstep_restores_streaming"] == 1
+            chunks, end = trainer.stream(shard)
+            assert not end.code
+            trainer.send(frames.Release(arena=shard.arena))
+            wait_until(lambda: scrape(port)["everstep_restores_streaming"] == 0)
+            found = scrape(port)
+            arena.close()
+    streamed_bytes = sum(len(data) for segment in chunks.values() for data in segment.values())
+    assert found["everstep_restore_streamed_bytes_total"] == streamed_bytes
+    assert found["everstep_restore_duration_seconds_count"] == 1
+    assert found["everstep_restore_first_chunk_duration_seconds_count"] == 1
+    for device in devices:
+        assert found[f"everstep_device_moved_bytes_total{{{device},write}}"] > 0
+        assert found[f"everstep_device_busy_seconds_total{{{device},write}}"] > 0
+        assert found[f"everstep_device_queued_bytes{{{device},write}}"] == 0
+        assert found[f"everstep_device_write_duration_seconds_count{{{device}}}"] == 2
+    read_bytes = sum(found[f"everstep_device_moved_bytes_total{{{device},read}}"] for device in devices)
+    assert read_bytes >= streamed_bytes
+    assert found["everstep_requests_total{OpenRun}"] == found["everstep_requests_total{BeginAttempt}"] == 1
+    assert found["everstep_request_duration_seconds_count{MakeArena}"] == 1
+    assert found["everstep_requests_answering"] == found["everstep_persist_backlog_bytes"] == 0
+    assert (
+        found["everstep_arena_allocation_duration_seconds_count"] == 2
+    )  # the arena, and the ring of the restore
+    assert (
+        found["everstep_arena_allocated_bytes_total"] >= arena.ready.slot_size_bytes * arena.ready.slot_count
+    )
+    assert found["everstep_memory_available_bytes"] > found["everstep_memory_reserve_bytes"] == 1 << 30
+    assert found["everstep_ranks{attached}"] == found["everstep_runs"] == 1
 
 
 def _engines(samples: dict[str, float]) -> list[str]:
@@ -135,13 +192,6 @@ def test_what_recovery_found_is_among_them(node_config: Path, devices: list[Path
         assert [str(info.checkpoint) for info in store.runs()[0].checkpoints()] == ["1.1"]
 
 
-def test_a_port_in_use_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"metrics.port {port}"):
-            Metrics("test").serve(port)
-
-
 def costs(
     train_s: float, slower_s: float, skipped: dict[frames.SkipReason, int] | None = None
 ) -> frames.Costs:
@@ -177,6 +227,20 @@ def test_what_checkpoints_cost_is_summed_over_ranks() -> None:
         reason: value("everstep_checkpoints_skipped_total", {"reason": reason.value}) for reason in SkipReason
     }
     assert skipped == dict.fromkeys(SkipReason, 0) | {SLOT: 3, SkipReason.PEER: 4}
+
+
+def test_a_rank_is_held_against_its_own_budget(node_config: Path, socket_path: Path) -> None:
+    told = costs(100.0, 0.0)  # 3 s in 97
+    with node_daemon(node_config, socket_path), FakeTrainer(socket_path) as trainer:
+        trainer.open_run([Path("nvme0"), Path("nvme1")])
+        trainer.begin_attempt(1)
+        with connected(socket_path) as client:
+            port = client.status().daemon.metrics_port
+        for budget, exceeded in ((0.035, 0), (0.03, 1), (None, 0), (0.03, 1)):
+            trainer.send(msgspec.structs.replace(told, budget=budget))
+            wait_until(
+                lambda expected=exceeded: scrape(port)["everstep_checkpoint_budgets_exceeded"] == expected
+            )
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))

@@ -13,7 +13,7 @@ import pytest
 
 from everstep.core.ids import CheckpointId
 from everstep.core.paths import control_socket_path
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
 
@@ -24,9 +24,9 @@ OTHER_UID = 65534
 CHILD = f"""
 import json, os, sys
 from pathlib import Path
-import everstep.daemon.control  # nothing is imported once this user may read nothing
+import everstep.daemon.control.service  # nothing is imported once this user may read nothing
 from everstep.core.errors import EverstepError
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 
 os.setgroups([])
 os.setresgid({OTHER_UID}, {OTHER_UID}, {OTHER_UID})

@@ -9,7 +9,7 @@ from pausing import wait_until
 
 from everstep.checkpoint.testing import load, opened
 from everstep.core.ids import CheckpointId
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 from everstep.daemon.slot_machine import SlotState
 from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
 from everstep.proto import frames

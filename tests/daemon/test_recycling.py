@@ -8,8 +8,8 @@ from pausing import wait_until
 from scraping import scrape
 
 from everstep.core.ids import CheckpointId
-from everstep.daemon.cli import main
-from everstep.daemon.control_client import ControlClient, connected
+from everstep.daemon.cli.main import main
+from everstep.daemon.control.client import ControlClient, connected
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
 

@@ -11,8 +11,8 @@ from pausing import wait_until
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.segment_check import CHUNK_SIZE_BYTES
 from everstep.core.ids import CheckpointId
-from everstep.daemon.control_client import connected
-from everstep.daemon.restore_stream import RING_CHUNKS_MIN
+from everstep.daemon.control.client import connected
+from everstep.daemon.devices.restore_stream import RING_CHUNKS_MIN
 from everstep.daemon.testing import FakeTrainer, daemon_process
 from everstep.proto import frames
 

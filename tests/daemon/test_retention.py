@@ -5,7 +5,7 @@ from pathlib import Path
 from pausing import wait_until
 
 from everstep.core.ids import CheckpointId
-from everstep.daemon.control_client import ControlClient, connected
+from everstep.daemon.control.client import ControlClient, connected
 from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
 from everstep.proto import frames
 

@@ -1,5 +1,6 @@
 """A snapshot that streams through a ring of a real daemon: what its trainer hears, and what is left when it ends."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from pausing import Pause, Phase, pausing_daemon, wait_until
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.testing import load, opened
 from everstep.core.ids import CheckpointId
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 from everstep.daemon.slot_machine import SlotState
 from everstep.daemon.testing import FakeArena, FakeTrainer, node_daemon
 from everstep.proto import frames
@@ -76,7 +77,14 @@ def stream(ring: FakeArena, checkpoint: CheckpointId, seed: int, end: int | None
 
 
 def files(devices: list[Path]) -> list[Path]:
-    return [path for device in devices for path in device.glob("runs/*/*/data/*/*.safetensors")]
+    """Return the segments; os.walk, because folders vanish meanwhile."""
+    return [
+        Path(folder, name)
+        for device in devices
+        for folder, _, names in os.walk(device / "runs")
+        for name in names
+        if name.endswith(".safetensors")
+    ]
 
 
 def states(socket_path: Path) -> list[SlotState]:

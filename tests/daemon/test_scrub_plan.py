@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from everstep.checkpoint.store_format import ScrubMark, ScrubPlace
 from everstep.core.ids import CheckpointId
-from everstep.daemon.scrub_plan import (
+from everstep.daemon.devices.scrub_plan import (
     GIVE_WAY_S_MAX,
     Scrub,
     ScrubPace,

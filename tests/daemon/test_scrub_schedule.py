@@ -15,13 +15,13 @@ from everstep.checkpoint.store_format import ScrubMark
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.ids import CheckpointId
 from everstep.daemon.config import load_config
-from everstep.daemon.control_client import ControlClient, connected
+from everstep.daemon.control.client import ControlClient, connected
+from everstep.daemon.control.views import ScrubView
+from everstep.daemon.devices.scrub_plan import Scrub
+from everstep.daemon.devices.scrubber import Scrubber
+from everstep.daemon.devices.stores import OpenStore
 from everstep.daemon.node import Node
-from everstep.daemon.scrub_plan import Scrub
-from everstep.daemon.scrubber import Scrubber
-from everstep.daemon.stores import OpenStore
 from everstep.daemon.testing import node_daemon
-from everstep.daemon.views import ScrubView
 
 START_UNIX_S = 1.7e9
 DAY_S = 86400.0
@@ -125,6 +125,33 @@ def test_a_scrub_that_each_life_cuts_off_goes_on_where_it_was(node_config: Path)
         counts.append(asyncio.run(_cut_after_one(node_config, Clock(START_UNIX_S + len(counts) * DAY_S))))
     assert len(counts) > 1
     assert sum(counts) == len(STEPS)
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_reload_begins_changes_and_ends_the_schedule(node_config: Path) -> None:
+    """From never to daily, which is due at once; and back to never, which ends it."""
+    never = (
+        node_config.read_text() + "[verify]\nafter_s = 0.0\n[scrub]\nevery = 'never'\nbandwidth_share = 1.0\n"
+    )
+    node_config.write_text(never)
+    configs = {each: node_config.with_name(f"{each}.toml") for each in ("1d", "never")}
+    for every, path in configs.items():
+        path.write_text(never.replace("'never'", f"'{every}'"))
+
+    async def reload() -> None:
+        async with life(node_config, clock := Clock(START_UNIX_S + 30 * DAY_S)) as (scrubber, store):
+            assert scrubber.view(store).next_unix_s is None
+            node = scrubber._node
+            node.scrubber = scrubber
+            node.apply_config(load_config(configs["1d"]))
+            await until(lambda: _ended(scrubber.view(store)))
+            assert _newest(scrubber.view(store)).checkpoint_count == len(STEPS)
+            node.apply_config(load_config(configs["never"]))
+            await until(lambda: not scrubber._tasks)
+            clock.now_unix_s += 30 * DAY_S
+            assert scrubber.view(store).next_unix_s is None
+
+    asyncio.run(reload())
 
 
 async def _cut_after_one(config: Path, clock: Clock) -> int:

@@ -12,10 +12,10 @@ from pausing import Pause, Phase, pausing_daemon, wait_until
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.errors import NotFoundError, RunBusyError
 from everstep.core.ids import CheckpointId
-from everstep.daemon.control_client import ControlClient, connected
-from everstep.daemon.scrub_plan import Scrub
+from everstep.daemon.control.client import ControlClient, connected
+from everstep.daemon.control.views import CheckpointStatus, ScrubView
+from everstep.daemon.devices.scrub_plan import Scrub
 from everstep.daemon.testing import FakeTrainer, node_daemon
-from everstep.daemon.views import CheckpointStatus, ScrubView
 from everstep.proto import frames
 
 RUN = "demo"
@@ -156,7 +156,7 @@ def test_it_waits_for_what_is_needed(
 ) -> None:
     place = "restore_stream:RestoreStream._read" if is_restore else "persist:persist_shard"
     with (
-        pausing_daemon(pause, Phase(f"everstep.daemon.{place}")) as daemon,
+        pausing_daemon(pause, Phase(f"everstep.daemon.devices.{place}")) as daemon,
         FakeTrainer(socket_path) as trainer,
         connected(socket_path) as client,
     ):

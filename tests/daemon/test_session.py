@@ -11,8 +11,8 @@ from pausing import Pause, Phase, pausing_daemon
 from everstep.checkpoint.engine_choice import choose_engine
 from everstep.core.errors import InternalError
 from everstep.core.ids import CheckpointId
-from everstep.daemon.cli import main
-from everstep.daemon.control_client import connected
+from everstep.daemon.cli.main import main
+from everstep.daemon.control.client import connected
 from everstep.daemon.slot_machine import SlotState
 from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
 from everstep.proto import frames
@@ -238,7 +238,7 @@ class TestBugs:
     def test_in_a_call_of_the_command_line(
         self, socket_path: Path, devices: list[Path], pause: Pause
     ) -> None:
-        phase = Phase("everstep.daemon.store_views:find_run", raises="RuntimeError")
+        phase = Phase("everstep.daemon.control.store_views:find_run", raises="RuntimeError")
         with (
             pausing_daemon(pause, phase),
             FakeTrainer(socket_path) as trainer,

@@ -12,10 +12,10 @@ from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.testing import opened
 from everstep.core.ids import CheckpointId
-from everstep.daemon.cli import main
-from everstep.daemon.control_client import connected
+from everstep.daemon.cli.main import main
+from everstep.daemon.control.client import connected
+from everstep.daemon.control.views import DeviceStatus
 from everstep.daemon.testing import FakeTrainer
-from everstep.daemon.views import DeviceStatus
 from everstep.proto import frames
 from everstep.proto.frames import DeviceCondition
 
@@ -82,6 +82,7 @@ def test_a_drive_that_turns_slow_is_relieved_at_once_and_said_to_be_slow(
         drives.hold(devices[1].name, SLOW_BYTES_PER_S)
         save(2)
         same = segments_on(devices, 2)
+        speeds = {device.path: device.write_bytes_per_s for device in client.status().stores[0].devices}
         save(3)
         following = segments_on(devices, 3)
         step = 3
@@ -94,7 +95,8 @@ def test_a_drive_that_turns_slow_is_relieved_at_once_and_said_to_be_slow(
         metrics = scrape(status.daemon.metrics_port)
         assert main(["status"]) == 0
     assert same[1] * 2 <= same[0]
-    assert following[1] * 4 <= following[0]
+    assert speeds[slow] < 2 * SLOW_BYTES_PER_S < speeds[well], "as seen beside whatever else the machine does"
+    assert following[1] == pytest.approx(SEGMENT_COUNT * speeds[slow] / sum(speeds.values()), abs=1)
     found = {device.path: device for device in status.stores[0].devices}
     assert {path: device.state for path, device in found.items()} == {
         well: DeviceStatus.OK,

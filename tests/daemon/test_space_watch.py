@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 from pausing import wait_until
+from prometheus_client import start_http_server
 from scraping import scrape
 
 from everstep.checkpoint.engine_choice import fallback_engine
 from everstep.checkpoint.testing import opened
-from everstep.daemon import space_watch
-from everstep.daemon.device_queue import DeviceQueue
-from everstep.daemon.metrics import Metrics
-from everstep.daemon.node_views import store_view
-from everstep.daemon.space_watch import Space, SpaceWatch, ask_space
-from everstep.daemon.stores import OpenStore
-from everstep.daemon.views import ScrubView
+from everstep.daemon.control.metrics import Metrics
+from everstep.daemon.control.node_views import store_view
+from everstep.daemon.control.views import ScrubView
+from everstep.daemon.devices import space_watch
+from everstep.daemon.devices.device_queue import DeviceQueue
+from everstep.daemon.devices.space_watch import Space, SpaceWatch, ask_space
+from everstep.daemon.devices.stores import OpenStore
 
 
 class Drives:
@@ -62,7 +63,8 @@ def test_a_scrape_does_not_wait_for_a_device_that_hangs(drives: Drives, store: O
     bad, good = (device.path for device in store.store.devices)
     metrics = Metrics("test")
     metrics.devices.add(store)
-    port, server = metrics.serve(0)
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=metrics.registry)
+    port = int(server.server_port)
     try:
         assert math.isnan(scrape(port)[f"everstep_device_free_bytes{{{bad}}}"])  # nobody was asked yet
         store.space.start()
@@ -78,7 +80,9 @@ def test_a_scrape_does_not_wait_for_a_device_that_hangs(drives: Drives, store: O
         drives.go.set()
         wait_until(lambda: scrape(port)[f"everstep_device_space_age_seconds{{{bad}}}"] < 0.2)
     finally:
-        server.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_a_device_that_cannot_be_asked_is_said_to_be_so(drives: Drives, store: OpenStore) -> None:

@@ -1,8 +1,8 @@
 import grpc
 
 from everstep.core import errors
-from everstep.daemon.cli import EXIT_CODES
-from everstep.daemon.status_codes import STATUS_CODES, status_code
+from everstep.daemon.cli.main import EXIT_CODES
+from everstep.daemon.control.status_codes import STATUS_CODES, status_code
 
 
 def every_class(root: type[errors.EverstepError] = errors.EverstepError) -> set[type[errors.EverstepError]]:

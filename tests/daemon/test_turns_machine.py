@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.daemon.turns_machine import PIECE_BYTES, RESTORE_WEIGHT, Turns, Urgency, cut
+from everstep.daemon.devices.turns_machine import PIECE_BYTES, RESTORE_WEIGHT, Turns, Urgency, cut
 
 OWNERS = range(4)
 sizes = st.integers(0, PIECE_BYTES)

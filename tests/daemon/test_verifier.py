@@ -14,11 +14,11 @@ from everstep.checkpoint.engine import Transfer, TransferDone, TransferKind
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.ids import CheckpointId
-from everstep.daemon.control_client import ControlClient, connected
-from everstep.daemon.scrub_plan import GIVE_WAY_S_MAX
+from everstep.daemon.control.client import ControlClient, connected
+from everstep.daemon.control.views import CheckpointStatus, StoreView
+from everstep.daemon.devices.scrub_plan import GIVE_WAY_S_MAX
+from everstep.daemon.devices.verifier import Background, Restrained, StoppedError
 from everstep.daemon.testing import FakeTrainer, node_daemon
-from everstep.daemon.verifier import Background, Restrained, StoppedError
-from everstep.daemon.views import CheckpointStatus, StoreView
 
 RUN = "demo"
 

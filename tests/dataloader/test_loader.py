@@ -1,7 +1,9 @@
 """The loader in one process: exactly once, resumable anywhere, and it leaves the trainer's random numbers alone."""
 
+import copy
 import io
 import json
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -651,3 +653,22 @@ def test_other_epochs_are_not_warned_about() -> None:
     fresh = make(8)
     fresh.set_epoch(2)
     fresh.set_epoch(0)
+
+
+def test_a_loader_has_all_of_torchs_attributes_and_guards_them() -> None:
+    ours, theirs = make(10), TorchDataLoader(Numbers(10), batch_size=4, shuffle=True)
+    assert set(vars(theirs)) <= set(vars(ours))
+    for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"):
+        with pytest.raises(ValueError, match=f"{name} attribute should not be set after"):
+            setattr(ours, name, 3)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_loader_is_a_loader_of_its_own(
+    copied: Callable[[DataLoader[int]], DataLoader[int]],
+) -> None:
+    loader = make(10)
+    other = copied(loader)
+    batches = [numbers(batch) for batch in other]
+    assert (loader.epoch, other.epoch) == (0, 1)
+    assert [numbers(batch) for batch in loader] == batches

@@ -5,7 +5,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -262,6 +262,7 @@ def _loader(mixed: Mixture, workers: int) -> DataLoader[object]:
     [
         (lambda: mixture({}), "1 to 32768 datasets, got 0"),
         (lambda: mixture({"a": 0, "b": 1}), "dataset 'a' of the mixture is empty"),
+        (lambda: Mixture(cast(Any, [range(2)])), "the datasets of a mixture have names, got a list"),
         (lambda: mixture({"a": 1}, {"b": 1}), r"weights are for \['b'\], the datasets are \['a'\]"),
         (lambda: mixture({"a": 1}, [1, 2]), "2 weights for 1 datasets"),
         (lambda: mixture({"a": 1, "b": 1}, [1, 0]), "a weight is a number above 0, got 0"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from everstep.checkpoint.real_storage import RealStorage
-from everstep.daemon import stores
+from everstep.daemon.devices import stores
 from everstep.daemon.main import run_daemon
 
 

@@ -23,6 +23,8 @@ class Search:
     name: str
     share: float
     run: Callable[[float, int], Summary]
+    is_one_turn: bool = False
+    """It has all of its time in the first round: what it looks for takes long to show."""
 
 
 @dataclass(slots=True)
@@ -61,15 +63,21 @@ class Soak:
         self.seed = seed
         whole = sum(search.share for search in searches)
         self._each_s = [duration_s * search.share / whole for search in searches]
-        self.rounds = max(1, math.ceil(max(self._each_s) / TURN_MOST_S))
+        shared_s = [
+            each for search, each in zip(searches, self._each_s, strict=True) if not search.is_one_turn
+        ]
+        self.rounds = max(1, math.ceil(max(shared_s, default=0.0) / TURN_MOST_S))
 
     def run(self, say: Callable[[str], object]) -> int:
         """Run all and return the exit code; when a turn ends, what it found is said. An interrupt ends it early."""
         try:
             for number in range(self.rounds):
                 for progress, seconds in zip(self.progress, self._each_s, strict=True):
+                    if progress.search.is_one_turn and number > 0:
+                        continue
+                    turns = 1 if progress.search.is_one_turn else self.rounds
                     seed = self.seed + number * SEED_STRIDE
-                    found = progress.turn(seconds / self.rounds, seed)
+                    found = progress.turn(seconds / turns, seed)
                     say(f"{progress.search.name}: {found}")
                     for failure in found.failures:
                         say(f"{progress.search.name}: {failure}")

@@ -52,6 +52,17 @@ def test_a_long_run_goes_round_and_never_with_one_seed_twice() -> None:
     assert summary.notes == f"{3 * made.rounds} seen, {0.5 * made.rounds:.1f} s waiting"
 
 
+def test_a_search_of_one_turn_has_all_of_its_time_in_it() -> None:
+    short, long = Turns(), Turns()
+    made = Soak([Search("s", 1, short), Search("l", 1, long, is_one_turn=True)], 4 * TURN_MOST_S, seed=7)
+    assert made.run(lambda _: None) == 0
+    assert long.made == [(2 * TURN_MOST_S, 7)]
+    assert [seconds for seconds, _ in short.made] == [TURN_MOST_S, TURN_MOST_S]
+    alone = Turns()
+    assert Soak([Search("l", 1, alone, is_one_turn=True)], 3600, seed=7).run(lambda _: None) == 0
+    assert alone.made == [(3600, 7)]
+
+
 def test_what_is_found_is_told_and_the_others_go_on() -> None:
     made, _, status = soak(
         Turns(fails_at=0), Turns(fails_at=0, error=ValueError("odd")), Turns(), duration_s=3

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
+import torch
 from component_documents import (
     DOCUMENTS,
     MEMORIES,
@@ -23,6 +25,7 @@ from foreign_files import (
     parse_safetensors,
     parse_side_document,
 )
+from source_files import PARSERS as SOURCES
 
 from everstep.checkpoint.draft_format import decode_draft, encode_draft, written_pieces
 from everstep.checkpoint.layout_plan import plan_layout
@@ -79,15 +82,17 @@ from everstep.core.errors import (
     DataError,
     LoaderStateError,
     StateTypeError,
+    UsageError,
 )
 from everstep.core.ids import CheckpointId, run_id_of
 from everstep.core.version import VERSION
-from everstep.daemon.ledger_check import find_loaders
+from everstep.daemon.control.ledger_check import find_loaders
 from everstep.dataloader.ledger_format import LedgerRecord, Tally, parse_ledger
 from everstep.dataloader.order_format import OrderKind, OrderSpec
 from everstep.dataloader.state_format import LoaderState, parse_state
+from everstep.dataloader.tensor_tree import decode_batch, decode_sample, encode_batch, encode_sample
 from everstep.hook.rank_format import load_plan, load_state
-from everstep.proto import frames
+from everstep.proto import frames, peer_frames, share_frames
 from everstep.proto.wire import FrameError, decode_reply, decode_request, pack
 
 DEVICES = ("a" * 32, "b" * 32)
@@ -249,10 +254,27 @@ _REQUESTS = (
         draft_size_bytes=100,
         draft_sha256="0" * 64,
     ),
+    peer_frames.AskAddress(request_id=4),
+    peer_frames.OpenInbox(request_id=5, size_bytes=1 << 20),
+    peer_frames.AskPeers(request_id=6, samples=[0, 7, 1 << 40]),
+    peer_frames.FlushPeers(request_id=7),
+    share_frames.StageShare(request_id=8, size_bytes=4096),
+    share_frames.PublishShare(
+        request_id=9, batch=3, offset_bytes=0, size_bytes=4096, xxh3=1, left_out=[(5, 3, "SIGKILL")]
+    ),
+    share_frames.WantShare(request_id=10, batch=3),
+    share_frames.OfferShare(count=2),
+    share_frames.TookShare(batch=3),
 )
 _REPLIES = (
     frames.Persisted(attempt=2, step=40, size_bytes=1, persist_s=0.5, devices_s=0.4, under_replicated=False),
     frames.ManifestBytes(re=3, manifest=b"x" * 40),
+    peer_frames.PeerAddress(re=4, address="node-1:7070"),
+    peer_frames.InboxReady(re=5, size_bytes=1 << 20),
+    peer_frames.PeersGave(re=6, items=[(7, 0, 100)], left_out=[8]),
+    peer_frames.CacheMembers(members=["node-1:7070", "node-2:7070"], me="node-1:7070"),
+    share_frames.ShareLeased(batches=[3], quarantined=[(5, 3, "SIGKILL")]),
+    share_frames.ShareReady(re=10, batch=3, size_bytes=4096, left_out=[(5, 3, "SIGKILL")]),
 )
 _SCRUB = ScrubMark(
     store_id="d" * 32,
@@ -269,6 +291,9 @@ _LOADER = LoaderState(
     fingerprint="abc", sample_count=1000, order=OrderSpec(kind=OrderKind.PERMUTED, seed=7), epoch=2, cursor=30
 ).to_dict()
 _LEDGER = LedgerRecord(7, {0: Tally(1000, (1, 2), 3, 0), 1: Tally(30, (3, 4), 0, 1)}).to_dict()
+_TREE = {"image": torch.arange(6).reshape(2, 3), "meta": [None, 1.5, "text", (1 << 70, b"bytes")]}
+_BATCH = b"".join(encode_batch(np.arange(2), _TREE).pieces)
+_SAMPLE = encode_sample(_TREE | {"array": np.arange(3.0), "scalar": np.float32(1)})
 
 
 def _targets() -> dict[str, Target]:
@@ -293,7 +318,12 @@ def _targets() -> dict[str, Target]:
     loaders = dump_values({"loader": _LOADER, "ledger": _LEDGER})
     data, values = (DataError,), draft.values
     loader, frame = (LoaderStateError,), (FrameError,)
+    sources = {
+        name: Target(parse, seeds, (DataError, UsageError), sign)
+        for name, (parse, seeds, sign) in SOURCES.items()
+    }
     return {
+        **sources,
         "manifest": Target(decode_manifest, (manifest,), data, sign_manifest),
         "manifest_head": Target(decode_manifest_head, (manifest,), data, sign_manifest),
         "manifest_overview": Target(
@@ -326,6 +356,8 @@ def _targets() -> dict[str, Target]:
         "foreign_safetensors": Target(parse_safetensors, (SAFETENSORS,), data),
         "foreign_index": Target(parse_index, (INDEX,), data),
         "foreign_side_document": Target(parse_side_document, (SIDE_DOCUMENT,), (DataError, StateTypeError)),
+        "prepared_batch": Target(lambda each: decode_batch(memoryview(each), {}), (_BATCH,), data),
+        "prepared_sample": Target(lambda each: decode_sample(bytearray(each)), (_SAMPLE,), data),
         "request": Target(decode_request, tuple(pack(each)[_LENGTH_BYTES:] for each in _REQUESTS), frame),
         "reply": Target(
             decode_reply,

@@ -15,11 +15,13 @@ from everstep.core.errors import (
     DaemonUnavailableError,
     DeadlineError,
     FencedError,
+    QuotaError,
     RunBusyError,
     VersionMismatchError,
 )
 from everstep.core.version import VERSION
 from everstep.daemon.testing import daemon_process
+from everstep.hook import client as client_module
 from everstep.hook.client import DaemonClient
 from everstep.proto import frames
 from everstep.proto.frames import PROTOCOL, Reply, Role
@@ -226,6 +228,24 @@ class TestWithoutOne:
                 process.send_signal(signal.SIGCONT)
 
 
+class Refuser:
+    """Refuses the first client before it can say anything, as a daemon does that has no room for it."""
+
+    def __init__(self, path: Path, reason: frames.Failure) -> None:
+        path.parent.mkdir()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(1)
+        self._reason = reason
+
+    def connected(self, sock: socket.socket) -> None:
+        """Called with the client's socket when it is connected, before it says Hello."""
+        ours, _ = self._listener.accept()
+        with ours:
+            ours.sendall(pack(self._reason))
+        self._listener.close()
+
+
 class Peer:
     """Answers each frame of the first client by the next of the given bytes, and then hangs up."""
 
@@ -264,6 +284,23 @@ class TestPeers:
         monkeypatch.setattr("everstep.hook.client._connect", lambda _: ours)
         with pytest.raises(DaemonUnavailableError, match="did not answer Hello"):
             DaemonClient(path, Role.TRAINER, VERSION, lambda _: None)
+
+    def test_one_that_refuses_before_hello_is_heard(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Hello cannot be sent any more, and the reason is there all the same."""
+        refuser = Refuser(path, frames.Failure(re=0, code="QuotaError", message="3 are many", hint="close"))
+        connect_as_ever = client_module._connect
+
+        def connect_and_be_refused(to: Path) -> socket.socket:
+            sock = connect_as_ever(to)
+            refuser.connected(sock)
+            return sock
+
+        monkeypatch.setattr(client_module, "_connect", connect_and_be_refused)
+        with pytest.raises(QuotaError) as caught:
+            connect(path)
+        assert (caught.value.message, caught.value.hint) == ("3 are many", "close")
 
     def test_one_that_hangs_up_after_hello(self, path: Path) -> None:
         with Peer(path), pytest.raises(DaemonUnavailableError, match="closed the connection"):

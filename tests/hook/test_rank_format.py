@@ -20,6 +20,7 @@ from everstep.hook.rank_format import (
     load_plan,
     load_state,
 )
+from everstep.hook.steering_machine import Steering
 from everstep.hook.sweep_machine import Mark
 
 NEEDED_S = st.none() | st.floats(0, 1e9)
@@ -49,7 +50,9 @@ def test_a_state_comes_back(plan: int, step: int, mean: float | None) -> None:
     figures = Figures(
         step=None, stall=stall, slower=None, persist=None, held=stall, slot_count=2, fill={"node": 0.25}
     )
-    state = RankState(figures=figures, needed_s=mean, mark=Mark(plan=plan, step=step))
+    steering = Steering(budget=0.5, budget_asked_unix_s=float(plan), paused_until_unix_s=2.5)
+    mark = Mark(plan=plan, step=step)
+    state = RankState(figures=figures, needed_s=mean, mark=mark, steering=steering)
     assert load_state(dump_state(state).encode()) == state
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep.core.errors import DaemonUnavailableError
 from everstep.core.version import VERSION
 from everstep.hook.client import DaemonClient
 from everstep.hook.starter import connect_or_start
@@ -54,3 +55,11 @@ def test_it_holds_no_directory_and_no_file_of_the_trainer(started: DaemonClient)
 def test_what_it_writes_is_its_users_alone(started: DaemonClient) -> None:
     (umask,) = [line for line in (proc(started) / "status").read_text().splitlines() if "Umask" in line]
     assert umask.split()[1] == "0077"
+
+
+def test_none_is_started_where_the_node_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_PRIVATE_DAEMON", "never")
+    with pytest.raises(DaemonUnavailableError, match="EVERSTEP_PRIVATE_DAEMON is 'never'") as caught:
+        connect_or_start(VERSION, lambda event: None)
+    assert caught.value.hint == "start the node's: everstep daemon --config FILE"
+    assert list(Path(os.environ["EVERSTEP_SOCKET"]).parent.glob("daemon*")) == []

@@ -9,7 +9,7 @@ if __name__ == "__main__":
 
     del sys.path[0]
     pause.install()
-    from everstep.daemon.cli import main
+    from everstep.daemon.cli.main import main
     from everstep.daemon.main import private_main
 
     sys.exit(main() if sys.argv[1:2] == ["daemon"] else private_main())

@@ -19,7 +19,7 @@ from torch import nn
 
 import everstep
 from everstep.checkpoint.frequency_format import dump_decision
-from everstep.dataloader import DataLoader
+from everstep.dataloader import DataLoader, SharedLoader
 from everstep.hook.notice import GRACE_S
 from everstep.hook.pace import Pace
 
@@ -60,6 +60,13 @@ def believe(needed_s: float | None) -> None:
         setattr(Pace, "own_needed_s", needed_s)  # noqa: B010  a property, for which the type checker wants a setter
 
 
+def make_loader(args: argparse.Namespace) -> DataLoader[Any] | SharedLoader[Any]:
+    arguments: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": args.workers}
+    if args.group:
+        return SharedLoader(Squares(args.count), group=args.group, join=args.join, **arguments)
+    return DataLoader(Squares(args.count), **arguments)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", nargs="+", required=True)
@@ -69,6 +76,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--count", type=int, default=96)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--group", help="share the preparation of batches with the other jobs of this group")
+    parser.add_argument("--join", default="private", help="what it does that comes late to its group")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
@@ -102,7 +111,7 @@ def main() -> None:
     model = nn.parallel.DistributedDataParallel(inner) if ddp else inner
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
-    loader = DataLoader(Squares(args.count), batch_size=8, shuffle=True, num_workers=args.workers)
+    loader = make_loader(args)
     state: dict[str, Any] = {
         "model": model,
         "optimizer": optimizer,

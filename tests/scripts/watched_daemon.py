@@ -10,10 +10,10 @@ from bounded_drive import BoundedDrive, BoundedEngine
 
 from everstep.checkpoint.engine import Transfer, TransferDone, TransferKind
 from everstep.checkpoint.engine_choice import EngineChoice, EngineRules, choose_engine
-from everstep.daemon import stores, turns_machine
-from everstep.daemon.cli import main
-from everstep.daemon.device_queue import DeviceQueue
-from everstep.daemon.turns_machine import Urgency
+from everstep.daemon.cli.main import main
+from everstep.daemon.devices import stores, turns_machine
+from everstep.daemon.devices.device_queue import DeviceQueue
+from everstep.daemon.devices.turns_machine import Urgency
 
 FOLDER = Path(os.environ["DRIVES"])
 LOG = os.open(FOLDER / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -1,7 +1,9 @@
 """A file system of fsspec whose reads fail as often as they are told to; in two kinds, as real stores have them."""
 
 import asyncio
+import threading
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -18,6 +20,10 @@ class FlakyStore(AbstractFileSystem):
     made = 0
     tried: ClassVar[list[str]] = []
     errors: ClassVar[list[Exception]] = []
+    list_errors: ClassVar[list[Exception]] = []
+    """Raised one after the other by questions for lists and sizes."""
+    waits: ClassVar[list[threading.Event]] = []
+    """Waited for, one after the other, by reads."""
     objects: ClassVar[dict[str, bytes]] = OBJECTS
 
     def __init__(self, *args: object, **options: object) -> None:
@@ -34,9 +40,15 @@ class FlakyStore(AbstractFileSystem):
         self, path: str, detail: bool = False, **_: object
     ) -> dict[str, dict[str, object]]:
         assert detail
+        self._fail_list()
         return {name: self.info(name) for name in reversed(self.objects) if name.startswith(path)}
 
+    def _fail_list(self) -> None:
+        if type(self).list_errors:
+            raise type(self).list_errors.pop(0)
+
     def info(self, path: str, **_: object) -> dict[str, object]:
+        self._fail_list()
         if path not in self.objects:
             raise FileNotFoundError(path)
         return {"name": path, "size": len(self.objects[path]), "type": "file", "ETag": f"tag-{path[-5]}"}
@@ -45,11 +57,38 @@ class FlakyStore(AbstractFileSystem):
         self, path: str, **_: object
     ) -> bytes:
         type(self).tried.append(path)
+        if type(self).waits:
+            type(self).waits.pop(0).wait()
         if type(self).errors:
             raise type(self).errors.pop(0)
         if path not in self.objects:
             raise FileNotFoundError(path)
         return self.objects[path]
+
+
+class HostedStore(FlakyStore):
+    """Its URLs name a host, which its paths leave out: as sftp and hdfs have it."""
+
+    protocol = "hosted"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return urlsplit(path).path
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, object]:
+        parts = urlsplit(path)
+        return {"host": parts.hostname, "username": parts.username}
+
+
+class SignedStore(FlakyStore):
+    """Its names are whole URLs: as HTTP has it."""
+
+    protocol = "signed"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return path
 
 
 class HangingStore(AsyncFileSystem):
@@ -74,4 +113,6 @@ class HangingStore(AsyncFileSystem):
 
 
 fsspec.register_implementation("flaky", FlakyStore, clobber=True)
+fsspec.register_implementation("signed", SignedStore, clobber=True)
+fsspec.register_implementation("hosted", HostedStore, clobber=True)
 fsspec.register_implementation("hanging", HangingStore, clobber=True)

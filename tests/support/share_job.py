@@ -1,9 +1,9 @@
 """A job of a search, as a process of its own: does what it is told over a channel, and says what came of it.
 
 The settings are {"loader": arguments, "log": path, "errors": path, "environment": variables, "hang": sample,
-"die": path, "die_at": sample, "scale": factor}. {"take": n} hands out up to n batches of the running epoch,
-{"epochs": n} whole epochs. Samples are (number, what the random generators give for it); each that is prepared is
-noted in the log as "number value".
+"die": path, "die_at": sample, "kills": sample, "scale": factor, "again_s": seconds}. {"take": n} hands out up to n
+batches of the running epoch, {"epochs": n} whole epochs, {"close": True} leaves the group. Samples are (number, what
+the random generators give for it); each that is prepared is noted in the log as "number value".
 
 Processes are forked from one that has torch (`start`): importing it takes longer than all that they do.
 """
@@ -24,6 +24,7 @@ import torch
 
 from everstep.core.errors import EverstepError
 from everstep.dataloader import Ledger, SharedLoader
+from everstep.dataloader.shared import supply
 
 SAMPLES = 38
 BATCH_SIZE = 4
@@ -43,6 +44,9 @@ class Noted:
         value = random.random() * self.settings.get("scale", 1.0)
         if index == self.settings.get("die_at") and Path(self.settings["die"]).exists():
             Path(self.settings["die"]).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == self.settings.get("kills"):
+            os.write(self.log, b"hangs\n")
             os.kill(os.getpid(), signal.SIGKILL)
         if index == self.settings.get("hang"):
             os.write(self.log, b"hangs\n")
@@ -82,6 +86,7 @@ def run(channel: Connection, settings: dict[str, Any]) -> None:
     defaults: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 5, "group": "search"}
     defaults["multiprocessing_context"] = "fork"
     loader: SharedLoader[Any] = SharedLoader(Noted(settings), **(defaults | settings["loader"]))
+    supply.AGAIN_S = settings.get("again_s", supply.AGAIN_S)
     job = _Job(loader)
     try:
         while True:
@@ -105,6 +110,10 @@ class _Job:
             return self._take(command["take"])
         if "epochs" in command:
             return [[row for batch in self.loader for row in rows(batch)] for _ in range(command["epochs"])]
+        if "close" in command:
+            self.loader.close()
+            self.iterator = None
+            return None
         if "load" in command:
             self.loader.load_state_dict(command["load"]["state"])
             self.loader.ledger = Ledger.from_state(command["load"]["ledger"])
@@ -132,4 +141,6 @@ class _Job:
             "prepared": self.loader.prepared_count,
             "received": self.loader.received_count,
             "shared": self.loader.is_shared,
+            "quarantined": [each.sample for each in self.loader.quarantined],
+            "pid": os.getpid(),
         }

@@ -720,7 +720,10 @@ class TestDaemons:
             patch.setenv("EVERSTEP_LINGER_S", "long")
             with (
                 refused(
-                    DaemonUnavailableError, "ended at once", "EVERSTEP_LINGER_S='long'", hint="daemon.log"
+                    DaemonUnavailableError,
+                    "ended at once",
+                    "EVERSTEP_LINGER_S: daemon.linger_s is 'long'",
+                    hint="daemon.log",
                 ),
                 training(storage),
             ):

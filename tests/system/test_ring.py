@@ -13,7 +13,7 @@ from in_process import node_config, own_socket
 from pausing import Pause, Phase, pausing_daemon, wait_until
 
 from everstep.checkpoint.testing import opened
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 from everstep.daemon.testing import node_daemon
 from everstep.hook.trainer_start_testing import Start
 from everstep.hook.trainer_testing import Job, Trainer

@@ -10,7 +10,7 @@ from pausing import wait_until
 from scraping import scrape
 
 from everstep.checkpoint.testing import opened
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 from everstep.hook.trainer_testing import Job, daemon_pid
 
 

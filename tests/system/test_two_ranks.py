@@ -130,7 +130,7 @@ def test_a_ddp_checkpoint_restores_at_another_world_size(job: Job, before: int, 
     for epoch in (0, 1):
         assert entered([(4, first.steps), (10**9, second.steps)], epoch) == list(range(96))
     verified = subprocess.run(
-        [sys.executable, "-P", "-m", "everstep.daemon.cli", "verify", "small", "--ledger", *job.storage],
+        [sys.executable, "-P", "-m", "everstep.daemon.cli.main", "verify", "small", "--ledger", *job.storage],
         capture_output=True,
         text=True,
         check=False,

@@ -24,9 +24,9 @@ CHILD = f"""
 import json, os, sys
 sys.path.insert(0, {str(SUPPORT)!r})
 from pathlib import Path
-import everstep.daemon.control  # nothing is imported once this user may read nothing
+import everstep.daemon.control.service  # nothing is imported once this user may read nothing
 from cached import HostileReader
-from everstep.daemon.control_client import connected
+from everstep.daemon.control.client import connected
 from everstep.proto import frames
 
 os.setgroups([])

@@ -11,12 +11,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import xxhash
+from pausing import wait_until
 
 from everstep.core.paths import control_socket_path
+from everstep.daemon.cli.main import main
+from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
 from everstep.proto import frames
 from everstep.proto.share_frames import (
@@ -85,12 +89,23 @@ class FakeJob(FakeTrainer):
         return event.batches
 
     def publish(
-        self, batch: int, *, offset: int = 0, size: int = SIZE, xxh3: int | None = None
+        self,
+        batch: int,
+        *,
+        offset: int = 0,
+        size: int = SIZE,
+        xxh3: int | None = None,
+        left_out: list[tuple[int, int, str]] | None = None,
     ) -> frames.Reply:
         content = xxhash.xxh3_64_intdigest(b"x" * size) if xxh3 is None else xxh3
         return self.ask(
             PublishShare(
-                request_id=self.number(), batch=batch, offset_bytes=offset, size_bytes=size, xxh3=content
+                request_id=self.number(),
+                batch=batch,
+                offset_bytes=offset,
+                size_bytes=size,
+                xxh3=content,
+                left_out=left_out or [],
             )
         )
 
@@ -205,7 +220,8 @@ def test_what_does_not_hold_is_refused_and_each_prepares_it(jobs: list[FakeJob])
         job.join()
     jobs[0].stage()
     assert jobs[0].offer(3) == [0, 1, 2]
-    for batch, wrong in enumerate([{"xxh3": 1}, {"offset": 1}, {"offset": 1 << 61}]):
+    wrongs: list[dict[str, Any]] = [{"xxh3": 1}, {"offset": 1}, {"offset": 1 << 61}]
+    for batch, wrong in enumerate(wrongs):
         reply = jobs[0].publish(batch, **wrong)
         assert isinstance(reply, frames.Failure)
         assert reply.code == ("CorruptDataError" if "xxh3" in wrong else "UsageError")
@@ -304,6 +320,114 @@ def test_nothing_is_leased_before_the_expected_jobs_are_there(jobs: list[FakeJob
     assert event.batches == [0]
 
 
+def test_what_one_job_leaves_out_is_told_to_all(jobs: list[FakeJob]) -> None:
+    killer = (7, 2, "was killed by SIGSEGV")
+    for job in jobs[:2]:
+        job.join()
+    jobs[0].stage()
+    assert jobs[0].offer(1) == [0]
+    jobs[1].want(0)
+    assert isinstance(jobs[0].publish(0, left_out=[killer]), frames.Done)
+    ready = jobs[1].answer()
+    assert isinstance(ready, ShareReady)
+    os.close(jobs[1].reader.take_fd())
+    assert ready.left_out == [killer]
+    for job, told in ((jobs[1], [killer]), (jobs[1], [])):  # once
+        job.send(OfferShare(count=1))
+        leased = job.event(ShareLeased)
+        assert isinstance(leased, ShareLeased)
+        assert leased.quarantined == told
+    joined = jobs[2].join()
+    assert isinstance(joined, ShareJoined)
+    assert joined.quarantined == [killer]
+
+
+def arena_bytes(socket_path: Path) -> int:
+    with connected(socket_path) as client:
+        return client.status().daemon.arena_bytes
+
+
+def test_groups_are_listed_and_their_memory_counts_beside_all_other(
+    socket_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with daemon_process(socket_path):
+        assert main(["shared", "list"]) == 0
+        assert "no jobs share their preparation" in capsys.readouterr().out
+        with FakeJob(socket_path) as one, FakeJob(socket_path) as other:
+            for job in (one, other):
+                job.join()
+            one.stage()
+            assert arena_bytes(socket_path) == SIZE
+            assert one.offer(2) == [0, 1]
+            assert isinstance(one.publish(0, left_out=[(7, 2, "exited with code 3")]), frames.Done)
+            assert one.take(0) == b"x" * SIZE
+            assert one.private(90).until > 90
+            one.want(95)
+            one.heard()
+            assert arena_bytes(socket_path) == 2 * SIZE
+            assert main(["shared", "list", "--json"]) == 0
+            (found,) = json.loads(capsys.readouterr().out)["groups"]
+            with connected(socket_path) as client:
+                assert client.groups() == list(client.status().groups)
+                assert [each.name for each in client.groups()] == ["hp"]
+            assert found == {
+                "name": "hp",
+                "uid": os.getuid(),
+                "job_count": 2,
+                "outside_count": 1,
+                "window": [0, 32],
+                "ready_count": 1,
+                "leased_count": 1,
+                "prepared_count": 1,
+                "served_count": 1,
+                "private_count": 5,
+                "used_bytes": SIZE,
+                "budget_bytes": 1 << 20,
+                "slowest_pid": os.getpid(),
+                "slowest_behind": 95,
+                "quarantined": [7],
+            }
+            assert main(["status"]) == 0
+            shown = capsys.readouterr().out
+            assert "group hp leaves out samples 7" in shown
+            assert f"pid {os.getpid()} by 95" in shown
+            assert max(map(len, shown.splitlines())) <= 80
+            other.want(0)
+            assert isinstance(other.answer(), ShareReady)
+            os.close(other.reader.take_fd())
+            other.send(TookShare(batch=0))
+            other.heard()
+            assert arena_bytes(socket_path) == SIZE, "the batch is gone, the staging is not"
+        wait_until(lambda: arena_bytes(socket_path) == 0)
+
+
+def test_what_has_no_room_in_the_daemons_budget_is_each_ones_own(node_config: Path) -> None:
+    text = node_config.read_text()
+    assert "[memory]" not in text
+    node_config.write_text(f"{text}\n[memory]\narena_max_bytes = {2 * SIZE + 100}\nreserve_bytes = 0\n")
+    socket_path = Path(os.environ["EVERSTEP_SOCKET"])
+    with node_daemon(node_config, socket_path), FakeJob(socket_path) as one, FakeJob(socket_path) as other:
+        for job in (one, other):
+            job.join()
+        one.stage()
+        assert one.offer(2) == [0, 1]
+        assert isinstance(one.publish(0), frames.Done)
+        reply = one.publish(1)
+        assert isinstance(reply, frames.Failure)
+        assert reply.code == "MemoryRefusedError"
+        assert "the daemon's budget has" in reply.message
+        other.want(0)
+        assert isinstance(other.answer(), ShareReady)
+        os.close(other.reader.take_fd())
+        other.send(TookShare(batch=0))
+        assert other.private(1).until == 2
+        refused = other.ask(StageShare(request_id=other.number(), size_bytes=SIZE))
+        assert isinstance(refused, frames.Failure), "the staging of one and its batch are all there is"
+        assert one.take(0) == b"x" * SIZE
+        one.heard()
+        other.stage()
+
+
 def test_a_private_daemon_stays_while_a_job_takes_part_and_ends_when_told(socket_path: Path) -> None:
     with daemon_process(socket_path) as daemon, FakeJob(socket_path) as job:
         job.join()
@@ -352,7 +476,7 @@ def test_another_users_group_of_the_same_name_is_not_found(node_config: Path) ->
                 "-c",
                 CHILD,
                 str(socket_path),
-                json.dumps([str(Path(__file__).parent)]),
+                json.dumps([str(Path(__file__).parent), str(Path(__file__).parents[2] / "support")]),
             ]
             said = subprocess.run(child, capture_output=True, text=True, check=True).stdout
             assert json.loads(said) == ["NotFoundError", "ShareJoined", 1, [0]]

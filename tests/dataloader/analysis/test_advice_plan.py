@@ -63,8 +63,8 @@ def test_no_workers_yet() -> None:
 
 
 def test_both_stalls() -> None:
-    """Eight workers: at 990 samples/s seven prepare, and one waits for what is not cached."""
-    said = advice_for(preparation_s=0.007, cpu_s=0.007, storage_bytes_per_s=35e6, workers=5)
+    """Nine workers: at 990 samples/s seven prepare, one fetches what is not cached, and they meet at storage."""
+    said = advice_for(preparation_s=0.007, cpu_s=0.007, storage_bytes_per_s=35e6, workers=6)
     assert said.sentence == (
         "65 % of the dataset in the cache removes the fetch stall; 3 workers more remove the preparation stall"
     )
@@ -84,7 +84,7 @@ def test_the_cores_are_the_limit() -> None:
 def test_some_workers_more_and_then_the_cores_are_the_limit() -> None:
     said = advice_for(preparation_s=0.004, cpu_s=0.002, cores=1.0, workers=1)
     assert said.sentence.startswith(
-        "1 worker more makes preparation 2.0 times as fast, then the one core is busy:"
+        "3 workers more make preparation 2.0 times as fast, then the one core is busy:"
     )
 
 

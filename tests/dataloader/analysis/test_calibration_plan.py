@@ -46,7 +46,12 @@ def seen(draw: st.DrawFn) -> Observed:
     busy_s = share * max(1, workers) * warm_s * SAMPLES
     queued_s = draw(st.floats(0.0, 1.0)) * busy_s
     size = draw(st.sampled_from([0.0, 1e3, 1e5, 1e6]))
-    probe = st.builds(Probe, read_s=st.floats(0.0, 0.1), bytes_per_s=st.floats(1e6, 1e10))
+    probe = st.builds(
+        Probe,
+        read_s=st.floats(0.0, 0.1),
+        bytes_per_s=st.floats(1e6, 1e10),
+        paced_s=st.none() | st.floats(0.0, 0.1),
+    )
     return Observed(
         synthetic_s=synthetic_s,
         warm_s=warm_s,
@@ -57,6 +62,7 @@ def seen(draw: st.DrawFn) -> Observed:
         cpu_s=draw(st.floats(0.0, 0.1)),
         sample_bytes=size,
         probe=draw(st.none() | probe),
+        lone_cpu_s=draw(st.none() | st.floats(1e-6, 0.1)),
     )
 
 
@@ -132,3 +138,37 @@ def test_without_a_probe_full_storage_is_assumed() -> None:
     found = calibrate(runs_of(FETCH_BOUND, workers=8, cores=16.0, with_probe=False)).costs
     assert found.storage_bytes_per_s == pytest.approx(50e6)
     assert limits(found, Setting(cached=0.5, workers=8, cores=16.0))[Limit.STORAGE] == pytest.approx(1000.0)
+
+
+BUDGETED = Costs(
+    compute_s=0.0005, handover_s=0.0, preparation_s=0.0018, cpu_s=0.0015, latency_s=0.0, alone_s=0.0003,
+    sample_bytes=100_000, storage_bytes_per_s=30e6,
+)  # fmt: skip
+
+
+def test_storage_with_a_budget_is_told_by_a_read_after_a_pause() -> None:
+    """One reader without pauses sees no more than the bandwidth, from which a lone worker would be taken for slow."""
+    seen = runs_of(BUDGETED, workers=2, cores=8.0)
+    paced = Probe(read_s=100_000 / 30e6, bytes_per_s=30e6, paced_s=0.0003)
+    found = calibrate(dataclasses.replace(seen, probe=paced)).costs
+    assert found.alone_s == 0.0003
+    assert found.storage_bytes_per_s == pytest.approx(30e6)
+    one = Setting(cached=0.65, workers=1, cores=8.0)
+    assert predict(found, one).samples_per_s == pytest.approx(1 / (0.0018 + 0.35 * 0.0003), rel=0.01)
+    without = calibrate(dataclasses.replace(seen, probe=dataclasses.replace(paced, paced_s=None))).costs
+    assert predict(without, one).samples_per_s < 0.8 * predict(found, one).samples_per_s
+
+
+def test_cores_that_slow_each_other_are_told_by_one_worker_alone() -> None:
+    work = WorkerTimes(samples=SAMPLES, busy_s=0.0024 * SAMPLES)
+    seen = Observed(
+        synthetic_s=0.0005, warm_s=0.0012, cold_s=0.0012, workers=2, cores=2.0, warm_work=work, cpu_s=0.0024,
+        sample_bytes=0.0, lone_cpu_s=0.0018,
+    )  # fmt: skip
+    found = calibrate(seen).costs
+    assert found.crowding == pytest.approx(0.0024 / 0.0018)
+    alone = predict(found, Setting(cached=1.0, workers=1, cores=2.0)).samples_per_s
+    assert alone == pytest.approx(1 / 0.0018, rel=0.01)
+    assert predict(found, Setting(cached=1.0, workers=2, cores=2.0)).samples_per_s == pytest.approx(
+        1 / 0.0012, rel=0.01
+    )

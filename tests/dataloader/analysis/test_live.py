@@ -110,14 +110,14 @@ def analyzer(dataset: Stored, workers: int) -> StallAnalyzer:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_slow_storage_is_found_and_the_cache_advised(workers: int) -> None:
-    """5 MB/s: a sample takes 20 ms, whoever reads; nothing else takes a tenth of it."""
-    found = analyzer(Stored(Bucket(5e6)), workers).run(steps=8, warmup=4 * workers)
+    """1.25 MB/s: a sample takes 80 ms, whoever reads; nothing else takes a tenth of it, on a busy machine either."""
+    found = analyzer(Stored(Bucket(1.25e6)), workers).run(steps=8, warmup=4 * workers)
     assert found.advice.bound.startswith("fetch")
     assert found.advice.cached is not None
     assert found.advice.cached > 0.5
     assert "in the cache removes the fetch stall" in found.advice.sentence
     cold = found.runs[2]
-    assert (cold.phase, cold.samples_per_s) == (Phase.COLD, pytest.approx(50, rel=0.5))
+    assert (cold.phase, cold.samples_per_s) == (Phase.COLD, pytest.approx(12.5, rel=0.5))
     assert cold.fetch_s > cold.preparation_s
     at_half = next(row for row in found.what_if.cache if row.cached == 0.5)
     assert at_half.samples_per_s > 1.5 * cold.samples_per_s

@@ -60,7 +60,7 @@ def test_each_iteration_is_seen_once_whatever_the_class() -> None:
 
 def test_the_command_line_needs_no_torch() -> None:
     code = (
-        "import sys, everstep.daemon.cli_analyze, everstep.dataloader.analysis.script_program;"
+        "import sys, everstep.daemon.cli.analyze_command, everstep.dataloader.analysis.script_program;"
         " sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

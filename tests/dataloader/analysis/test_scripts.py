@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everstep.core.errors import DeadlineError, InternalError, UsageError
-from everstep.daemon.cli import main
+from everstep.daemon.cli.main import main
 from everstep.dataloader.analysis.measured_format import Analysis, Measured, Phase, decode
 from everstep.dataloader.analysis.names import Names
 from everstep.dataloader.analysis.page_cache import drop
@@ -99,6 +99,44 @@ def test_what_native_code_opens_is_named(run_once: Callable[..., tuple[Measured,
     assert all(name.endswith(".bin") for name in names.native)
 
 
+def test_what_a_source_declares_leaves_memory_though_nobody_sees_it_opened(
+    run_once: Callable[..., tuple[Measured, Names]], project: Path
+) -> None:
+    words = ("--what", "declares", "--workers", "1", "--method", "fork")
+    _, names = run_once(Phase.SYNTHETIC, *words)
+    assert sum(name.endswith(".bin") for name in names.read) == FILES
+    assert names.native == {}
+    measured, names = run_once(Phase.COLD, *words, names=names)
+    assert names.native == {}
+    assert measured.notes == []
+    if is_on_storage(project):
+        assert measured.work.storage_bytes >= 0.9 * measured.work.samples * SIZE
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_scripts_and_their_workers_do_to_the_working_folder_is_done_to_the_scratch_folder(
+    run_once: Callable[..., tuple[Measured, Names]], project: Path, method: str
+) -> None:
+    (project / "old" / "sub").mkdir(parents=True)
+    (project / "old" / "sub" / "1.txt").write_text("mine")
+    (project / "notes.txt").write_text("mine")
+    (project / "notes.txt").chmod(0o640)
+    os.utime(project / "notes.txt", (1e9, 1e9))
+    before = seen(project)
+    measured, _ = run_once(Phase.WARM, "--what", "tidies", "--workers", "2", "--method", method)
+    assert measured.times.count == 8
+    assert seen(project) == before
+
+
+def seen(folder: Path) -> dict[str, tuple[int, float, bytes]]:
+    """Return the mode, time and content of all below a folder."""
+    return {
+        str(path): (status.st_mode, status.st_mtime, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+        for status in [path.stat()]
+    }
+
+
 def test_a_stream_of_samples(run_once: Callable[..., tuple[Measured, Names]]) -> None:
     measured, names = run_once(Phase.WARM, "--what", "stream")
     assert (measured.times.count, measured.loader.workers, measured.loader.dataset_length) == (8, 0, None)
@@ -113,6 +151,17 @@ def test_loops_with_gradients_off_are_passed_by(run_once: Callable[..., tuple[Me
         2,
         pytest.approx(3, abs=1),
     )
+
+
+def test_the_run_that_a_script_attaches_to_is_left_alone(
+    run_once: Callable[..., tuple[Measured, Names]], tmp_path: Path
+) -> None:
+    """Its steps are no training: the synthetic ones get the same batches again and again."""
+    (tmp_path / "store").mkdir()
+    measured, _ = run_once(Phase.SYNTHETIC, "--what", "attaches", "--storage", str(tmp_path / "store"))
+    assert (measured.times.count, measured.loader.kind) == (8, "everstep.dataloader.loader.DataLoader")
+    assert list((tmp_path / "store").iterdir()) == []
+    assert not Path(os.environ["EVERSTEP_SOCKET"]).exists(), "no daemon was started"
 
 
 def test_a_loop_shorter_than_asked_says_so(run_once: Callable[..., tuple[Measured, Names]]) -> None:

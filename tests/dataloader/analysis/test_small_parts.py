@@ -1,8 +1,13 @@
 """Counters, page cache, working folder, replay: each with real files, processes and tensors."""
 
+import itertools
+import mmap
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,15 +15,17 @@ import pytest
 import torch
 
 from everstep.core.errors import UsageError
-from everstep.dataloader.analysis import page_cache, work_folder
+from everstep.dataloader.analysis import declared, page_cache, work_folder
+from everstep.dataloader.analysis.declared import declared_files
 from everstep.dataloader.analysis.proc_cores import usable_cores
-from everstep.dataloader.analysis.proc_files import held_files, queued_s, read_bytes
+from everstep.dataloader.analysis.proc_files import mapped_files, open_files, queued_s, read_bytes
 from everstep.dataloader.analysis.replay import BATCHES_MAX, Replay
 from everstep.dataloader.analysis.storage_probe import probe_storage
 from everstep.dataloader.analysis.work_folder import WorkFolder
 from everstep.dataloader.analysis.worker_counters import Counters, WorkTotals, open_row
 
 SIZE = 256 * 1024
+FORK = multiprocessing.get_context("fork")
 
 
 def test_another_process_writes_its_row_and_nothing_is_left() -> None:
@@ -60,12 +67,17 @@ def test_files_in_shared_memory_stay_and_are_named() -> None:
         path.unlink()
 
 
-def test_held_files_are_those_open_or_mapped(tmp_path: Path) -> None:
+def test_files_are_found_while_they_are_open_or_mapped(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"x")
-    assert str(path) not in set(held_files())
-    with path.open("rb"):
-        assert str(path) in set(held_files())
+    assert str(path) not in {*open_files(), *mapped_files()}
+    with path.open("rb") as file:
+        assert str(path) in set(open_files())
+        assert str(path) not in set(open_files({str(path)}))
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with mapped:
+        assert str(path) in set(mapped_files())
+        assert str(path) not in set(mapped_files({str(path)}))
     assert queued_s() >= 0.0
 
 
@@ -79,6 +91,8 @@ def test_the_probe_reads_from_storage(tmp_path: Path) -> None:
     assert read_bytes().storage - before.storage >= len(paths) * SIZE
     assert probe.read_s > 0.0
     assert probe.bytes_per_s > 0.0
+    assert probe.paced_s is not None
+    assert probe.paced_s > 0.0
     assert probe_storage([], sample_bytes=4096.0) is None
 
 
@@ -158,6 +172,102 @@ def test_a_working_folder_with_too_many_entries_is_refused(
         (project / str(number)).touch()
     with pytest.raises(UsageError, match="more than 2 entries"):
         WorkFolder(tmp_path / "scratch", project).make()
+
+
+def test_a_folder_with_too_many_entries_to_write_into_is_left_alone(
+    folder: WorkFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one in its place would be the end of the script, of which nobody would know why."""
+    for number in range(3):
+        (tmp_path / "data" / f"{number}.jpg").touch()
+    monkeypatch.setattr(work_folder, "ENTRIES_MAX", 2)
+    place = Path(f"{folder.path.parent}/data")
+    with pytest.raises(UsageError, match=r"the script writes into .*data, which has more than 2 entries"):
+        folder.own(str(place / "new.jpg"), True)
+    assert (place / "0.jpg").exists()
+
+
+def test_processes_that_write_and_read_at_once_find_all_files(folder: WorkFolder, tmp_path: Path) -> None:
+    """The change from a link to a folder of links is one step for who reads below it."""
+    for number in range(400):
+        (tmp_path / "data" / f"{number}.jpg").write_text("photo")
+    place = Path(f"{folder.path.parent}/data")
+    go = FORK.Event()
+
+    def write(number: int) -> None:
+        go.wait()
+        for each in range(100):
+            path = place / f"{number}-{each}.txt"
+            folder.own(str(path), True)
+            path.write_text("new")
+            folder.own(str(place / f"{each}.jpg"), True)
+            (place / f"{each}.jpg").write_text("spoilt")
+
+    def read() -> None:
+        go.wait()
+        while not (place / "0-99.txt").exists():
+            for each in range(200, 400):
+                assert (place / f"{each}.jpg").read_text() == "photo"
+
+    children = [FORK.Process(target=write, args=(0,)), FORK.Process(target=write, args=(1,))]
+    children += [FORK.Process(target=read), FORK.Process(target=read)]
+    for child in children:
+        child.start()
+    go.set()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 4
+    assert {path.read_text() for path in (tmp_path / "data").iterdir()} == {"photo"}
+
+
+def test_the_interpreter_is_no_data() -> None:
+    """It is mapped by every process, and never leaves memory: each cold run would be a lower bound."""
+    code = (
+        "import pathlib, sys; from everstep.dataloader.analysis.open_watch import watch_opens\n"
+        "watch = watch_opens(sys.argv[1], drops=False); open(sys.executable, 'rb').close(); watch.look()\n"
+        "print(*(path.read_text() for path in pathlib.Path(sys.argv[1]).glob('*.names')))"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, folder], check=True, capture_output=True, text=True
+        )
+    assert os.path.realpath(sys.executable) not in done.stdout.split()
+
+
+# -- declared files ------------------------------------------------------------------------------------------------
+
+
+class Declares:
+    def __init__(self, files: Iterable[object]) -> None:
+        self.given = files
+
+    def get_bytes(self, index: int) -> bytes:
+        raise IndexError(index)
+
+    def files(self) -> Iterator[object]:
+        yield from self.given
+
+
+class Holder:
+    """A dataset over a source; its own `files` is something else."""
+
+    files = "something else"
+
+    def __init__(self, source: object) -> None:
+        self.source = source
+
+
+def test_declared_files_come_from_the_sources_behind_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = declared_files(Holder(Holder(Declares(["/a", Path("/b"), b"/c"]))))
+    assert (found.paths, found.notes) == (["/a", "/b", "/c"], [])
+    assert declared_files(Holder(None)).paths == []
+    wrong = declared_files(Declares(["/a", 5]))
+    assert wrong.paths == []
+    assert wrong.notes[0].startswith("Declares.files() raised TypeError: ")
+    monkeypatch.setattr(declared, "DECLARED_MAX", 2)
+    many = declared_files(Declares(map(str, itertools.count())))
+    assert many.paths == ["0", "1"]
+    assert many.notes == ["Declares reads more than 2 files: the rest leaves memory only when it is opened"]
 
 
 # -- replay --------------------------------------------------------------------------------------------------------

@@ -17,10 +17,12 @@ from cached import Blocks, HostileReader
 from pausing import wait_until
 
 from everstep.core.errors import StateTypeError, UsageError
+from everstep.daemon.control.client import connected
 from everstep.daemon.testing import daemon_process
-from everstep.dataloader import CachedDataset
+from everstep.dataloader import BlockShuffle, CachedDataset, DataLoader
 from everstep.dataloader.cache import reader as reader_module
 from everstep.dataloader.cache.arena_format import base_bytes, budget_for, record_bytes
+from everstep.dataloader.sources import SourceDataset
 
 LENGTHS = [1000, 0, 17, 40_000, 8]
 
@@ -45,6 +47,22 @@ def read_all(dataset: CachedDataset[bytes], source: Blocks) -> None:
     for index in range(len(source)):
         assert dataset[index] == source.content(index)
     assert dataset.flush()
+
+
+def test_a_block_shuffle_finds_the_blocks_of_the_source(source: Blocks) -> None:
+    assert CachedDataset[bytes](source, budget="1MB").block_sizes is None
+    with pytest.raises(UsageError, match=r"has no block_sizes\(\)"):
+        DataLoader(CachedDataset[bytes](source, budget="1MB"), shuffle="blocks")
+    source.block_sizes = lambda: [2, 3]  # type: ignore[attr-defined]
+    cached = CachedDataset[bytes](source, budget="1MB")
+    for dataset in (cached, SourceDataset[bytes](cached)):
+        loader = DataLoader(dataset, batch_size=None, shuffle=BlockShuffle(window=1))
+        lengths = [len(sample) for sample in loader]
+        assert sorted(lengths) == sorted(LENGTHS)
+        assert {frozenset(lengths[:2]), frozenset(lengths[:3])} & {
+            frozenset(LENGTHS[:2]),
+            frozenset(LENGTHS[2:]),
+        }
 
 
 def test_each_sample_is_read_once_by_whoever_is_first(source: Blocks) -> None:
@@ -72,6 +90,22 @@ def test_each_sample_is_read_once_by_whoever_is_first(source: Blocks) -> None:
     second.close()
 
 
+def test_what_was_read_is_counted_by_the_daemon_when_it_is_closed(source: Blocks, daemon: Path) -> None:
+    """Reports come every few seconds: the last ones with the end."""
+    dataset = CachedDataset[bytes](source, budget="1MB")
+    read_all(dataset, source)
+    for index in range(3):
+        assert dataset[index] == source.content(index)
+    dataset.close()
+    with connected(daemon) as client:
+
+        def counted() -> list[int]:
+            caches = [each for each in client.status().caches if each.fingerprint.startswith(source.name)]
+            return [each.hit_count + each.miss_count for each in caches]
+
+        wait_until(lambda: counted() == [len(source) + 3])
+
+
 def test_a_restart_finds_it_filled(source: Blocks) -> None:
     """Whoever used it before is gone: closed, and as after a crash."""
     dataset = CachedDataset[bytes](source, budget="1MB")
@@ -95,6 +129,30 @@ def test_only_what_fits_is_kept_and_it_stays(source: Blocks) -> None:
     info = dataset.cache_info()
     assert info.used_bytes == info.budget_bytes == budget
     assert info.oversized_count == 4, "40,000 bytes never fit"
+    dataset.close()
+
+
+@pytest.mark.parametrize("wrong", [5, "text", None, [1, 2]], ids=["number", "text", "none", "list"])
+def test_a_source_that_returns_no_bytes_is_told_and_nothing_is_cached(
+    source: Blocks, monkeypatch: pytest.MonkeyPatch, wrong: object
+) -> None:
+    """bytes(5) are five zeros: nobody would notice before the model is trained on them."""
+    dataset = CachedDataset[bytes](source, budget="1MB")
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "get_bytes", lambda index: wrong)
+        with pytest.raises(UsageError, match=f"sample 2 of Blocks is {type(wrong).__name__}, not bytes"):
+            dataset[2]
+    assert dataset.flush()
+    assert dataset.cache_info().cached_count == 0
+    read_all(dataset, source)
+    dataset.close()
+
+
+def test_views_and_arrays_of_bytes_are_bytes(source: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = CachedDataset[bytes](source, budget="1MB")
+    made: list[object] = [bytearray(b"ab"), memoryview(b"abcd")[::2], np.frombuffer(b"ac", np.uint8)]
+    monkeypatch.setattr(source, "get_bytes", lambda index: made[index])
+    assert [dataset[index] for index in range(3)] == [b"ab", b"ac", b"ac"]
     dataset.close()
 
 

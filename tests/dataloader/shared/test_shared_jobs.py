@@ -1,120 +1,14 @@
 """Real jobs, a real daemon: each job gets what a DataLoader alone would give it, whoever prepares, dies or sleeps."""
 
-import os
 import signal
 import subprocess
-import threading
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import share_job
-
-from everstep.daemon.testing import daemon_process
-from everstep.dataloader import DataLoader
+from share_search import Search
 
 BATCHES = -(-share_job.SAMPLES // share_job.BATCH_SIZE)
-
-
-class Job:
-    """A job process that is told what to do."""
-
-    def __init__(self, folder: Path, name: str, settings: dict[str, Any]) -> None:
-        self.errors = folder / f"{name}.err"
-        defaults: dict[str, Any] = {
-            "log": str(folder / "log"),
-            "errors": str(self.errors),
-            "environment": {name: os.environ[name] for name in ("EVERSTEP_SOCKET", "TMPDIR")},
-        }
-        self.process, self.channel = share_job.start(defaults | settings)
-
-    def tell(self, **command: Any) -> None:
-        self.channel.send(command)
-
-    def hear(self) -> Any:
-        try:
-            return self.channel.recv()
-        except EOFError:
-            raise AssertionError(self.errors.read_text()) from None
-
-    def ask(self, **command: Any) -> Any:
-        self.tell(**command)
-        return self.hear()
-
-    def take(self, count: int) -> list[list[float]]:
-        return [row for batch in self.ask(take=count) for row in batch]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-    def close(self) -> None:
-        self.channel.close()
-        self.process.join(30)
-        self.process.kill()
-        self.process.join()
-        self.process.close()
-
-
-class Search:
-    """Starts jobs and knows what each must get."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.jobs: list[Job] = []
-
-    def begun(self, loader: dict[str, Any] | None = None, **settings: Any) -> Job:
-        job = Job(self.folder, f"job{len(self.jobs)}", {"loader": loader or {}, **settings})
-        self.jobs.append(job)
-        return job
-
-    def prepared(self) -> Counter[tuple[int, float]]:
-        """Return how often each sample of each epoch was prepared, by whomever."""
-        lines = [line.split() for line in (self.folder / "log").read_text().splitlines() if line != "hangs"]
-        return Counter((int(index), float(value)) for index, value in lines)
-
-    def wait_for(self, text: str) -> None:
-        for _ in range(3000):
-            if (self.folder / "log").exists() and text in (self.folder / "log").read_text():
-                return
-            threading.Event().wait(0.01)
-        raise AssertionError(f"{text} never came")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fork_server() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Have the process that all jobs are forked from before the first look at what is left behind."""
-    process = share_job.context().Process(target=int)
-    process.start()
-    process.join()
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The user's daemon."""
-    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])) as process:
-        yield process
-
-
-@pytest.fixture
-def search(daemon: subprocess.Popen[bytes], tmp_path: Path) -> Iterator[Search]:
-    """Jobs that end with the test."""
-    found = Search(tmp_path)
-    yield found
-    for job in found.jobs:
-        job.close()
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[float]]]:
-    """What a DataLoader hands out in eight epochs."""
-    noted = share_job.Noted({"log": str(tmp_path_factory.mktemp("alone") / "log")})
-    loader: DataLoader[Any] = DataLoader(noted, batch_size=share_job.BATCH_SIZE, shuffle=True, seed=5)  # pyright: ignore[reportArgumentType]
-    found = [[row for batch in loader for row in share_job.rows(batch)] for _ in range(8)]
-    os.close(noted.log)
-    return found
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -247,6 +141,27 @@ def test_differing_transforms_are_refused_with_the_leaf(search: Search) -> None:
     assert "batch[1] of the first batch (float64 [4, 1]) has other contents here than in the group" in said
     assert "'search'" in said
     assert len(one.take(BATCHES)) == share_job.SAMPLES - 4
+
+
+def test_a_sample_that_kills_workers_is_left_out_and_named_in_all_jobs(
+    search: Search, alone: list[list[list[float]]]
+) -> None:
+    killer = int(alone[0][9][0])
+    shared = {"num_workers": 2, "jobs": 3, "gather_s": 3600.0}
+    jobs = [search.begun(shared, kills=killer) for _ in range(3)]
+    for job in jobs:
+        job.tell(epochs=2)
+    expected = [[row for row in epoch if row[0] != killer] for epoch in alone[:2]]
+    for job in jobs:
+        assert job.hear() == expected
+    for job in jobs:
+        said = job.ask()
+        assert (said["problems"], said["quarantined"]) == ([], [killer])
+        assert f"sample {killer} is quarantined" in job.errors.read_text()
+    assert (search.folder / "log").read_text().count("hangs") <= 2 * 3, "each finds it at most once"
+    late = search.begun({"num_workers": 1}, kills=killer)
+    assert late.ask(epochs=1) == expected[:1]
+    assert (late.ask()["quarantined"], late.ask()["problems"]) == ([killer], [])
 
 
 def test_a_worker_that_dies_is_replaced(

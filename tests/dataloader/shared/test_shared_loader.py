@@ -1,17 +1,22 @@
 """The loader in one process: alone in its group, and what it refuses."""
 
 import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
+from map_items import Items
 from torch.utils.data import IterableDataset
 
-from everstep.core.errors import LoaderStateError, UsageError
+from everstep.core.errors import LoaderStateError, StateTypeError, UsageError, WorkerTimeoutError
 from everstep.daemon.testing import daemon_process
-from everstep.dataloader import DataLoader, Ledger, SharedLoader
+from everstep.dataloader import BlockShuffle, DataLoader, Ledger, Mixture, SharedLoader
+from everstep.dataloader.shared.supply import MAPPED_MAX
 
 
 class Pair(NamedTuple):
@@ -35,10 +40,26 @@ class Numbers:
         return Pair(index, torch.full((2,), index))
 
 
+class Images:
+    """Samples of some pages each."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((5000,), index)
+
+
 @pytest.fixture
 def _daemon() -> Iterator[None]:
     with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tracker() -> None:  # pyright: ignore[reportUnusedFunction]
+    """Python's spawn starts one tracker process for good; have it before the first look at what is left behind."""
+    resource_tracker.ensure_running()
 
 
 @pytest.fixture
@@ -85,6 +106,18 @@ def test_one_job_gets_what_a_loader_gives(loaders: list[SharedLoader[Any]], work
 
 
 @pytest.mark.usefixtures("_daemon")
+def test_closed_in_mid_epoch_the_next_loop_goes_on_there(loaders: list[SharedLoader[Any]]) -> None:
+    loader = make(loaders)
+    iterator = iter(loader)
+    got = next(iterator).number.tolist()
+    loader.close()
+    with pytest.raises(UsageError, match="closed in epoch 0, at batch 1"):
+        next(iterator)
+    with pytest.warns(UserWarning, match="goes on with epoch 0 at batch 1"):
+        assert got + numbers(loader) == numbers(plain())
+
+
+@pytest.mark.usefixtures("_daemon")
 def test_state_and_position_are_those_of_a_loader(loaders: list[SharedLoader[Any]]) -> None:
     loader, expected = make(loaders), plain()
     assert loader.state_dict() | {"shared": None} == expected.state_dict() | {"shared": None}
@@ -118,9 +151,12 @@ def test_an_error_comes_where_its_batch_is_and_the_next_loop_begins_there(
     dataset.broken = order[7]
     loader = make(loaders, dataset=dataset, num_workers=workers)
     got: list[int] = []
+    iterator = iter(loader)
     with pytest.raises(ValueError, match=f"sample {order[7]} is broken"):  # noqa: PT012  what came before it counts
-        for batch in loader:
+        for batch in iterator:
             got += batch.number.tolist()
+    with pytest.raises(UsageError, match="ended with an error"):
+        next(iterator)
     assert got == order[:6]
     assert loader.state_dict()["cursor"] == 6
     if not workers:
@@ -129,11 +165,140 @@ def test_an_error_comes_where_its_batch_is_and_the_next_loop_begins_there(
             assert numbers(loader) == order[6:]
 
 
+class Bad(Numbers):
+    """One sample kills, one hangs."""
+
+    killer: object = None
+    endless: object = None
+
+    def __getitem__(self, index: int) -> object:
+        if index == self.killer:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == self.endless:
+            signal.pause()
+        return super().__getitem__(index)
+
+
+@pytest.mark.usefixtures("_daemon")
+def test_a_batch_of_which_nothing_is_left_is_a_stand_in_of_no_weight(
+    loaders: list[SharedLoader[Any]],
+) -> None:
+    dataset = Bad()
+    dataset.killer = 4
+    loader = make(loaders, dataset=dataset, num_workers=1, batch_size=1, shuffle=False)
+    with pytest.warns(RuntimeWarning, match="sample 4 is quarantined: 2 workers died"):
+        got = [(batch.number.tolist(), loader.weight) for batch in loader]
+    assert [weight for _, weight in got] == [float(place != 4) for place in range(10)]
+    assert [numbers for numbers, weight in got if weight] == [[place] for place in range(10) if place != 4]
+    assert [each.sample for each in loader.quarantined] == [4]
+    assert Ledger.verify([loader.ledger], loader.state_dict()) == []
+    assert loader.ledger.tally(0).quarantined == (4,)
+    assert loader.ledger.tally(0).padding_count == 1
+
+
+@pytest.mark.usefixtures("_daemon")
+def test_who_hangs_is_named_after_the_deadline_and_the_next_loop_begins_there(
+    loaders: list[SharedLoader[Any]],
+) -> None:
+    dataset = Bad()
+    dataset.endless = 7
+    loader = make(loaders, dataset=dataset, num_workers=1, shuffle=False, timeout=1.0)
+    got: list[int] = []
+    with pytest.raises(WorkerTimeoutError, match=r"worker 0 .* is still reading sample 7"):  # noqa: PT012  what came before it counts
+        for batch in loader:
+            got += batch.number.tolist()
+    assert got == [0, 1, 2, 3, 4, 5]
+    dataset.endless = None
+    with pytest.warns(UserWarning, match="goes on"):
+        assert numbers(loader) == [6, 7, 8, 9]
+
+
+@pytest.mark.usefixtures("_daemon")
+def test_batches_lie_in_the_groups_memory_and_yet_are_each_jobs_own(loaders: list[SharedLoader[Any]]) -> None:
+    images = Images()
+    jobs = [make(loaders, dataset=images, num_workers=1, jobs=2) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:  # each waits until the other has joined
+        walks = list(threads.map(iter, jobs))
+    plain_batches = list(DataLoader(cast(Any, images), batch_size=3, shuffle=True, seed=2))
+    kept: list[torch.Tensor] = []
+    mapped = 0
+    for ours, theirs, expected in zip(*walks, plain_batches, strict=True):
+        mapped = max(mapped, mapped_batches())
+        ours.add_(1)
+        assert torch.equal(theirs, expected)
+        assert torch.equal(ours, expected + 1)
+        kept.append(ours)
+    assert all(torch.equal(one, other + 1) for one, other in zip(kept, plain_batches, strict=True))
+    assert sum(job.received_count for job in jobs) >= len(plain_batches)
+    assert 1 <= mapped <= 2 * MAPPED_MAX
+
+
+def mapped_batches() -> int:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("everstep-share-batch" in line and " rw-p " in line for line in lines)
+
+
+@pytest.mark.usefixtures("_daemon")
+def test_workers_may_be_spawned(loaders: list[SharedLoader[Any]]) -> None:
+    terms: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn", "shuffle": False}
+    assert list(make(loaders, dataset=Items("abcde"), **terms)) == [["a", "b", "c"], ["d", "e"]]
+    unpicklable = make(loaders, dataset=Items([lambda: 1]), group="other", **terms)  # pyright: ignore[reportUnknownLambdaType]
+    with pytest.raises(UsageError, match=r"dataset.items\[0\] cannot be pickled"):
+        iter(unpicklable)
+
+
+@pytest.mark.usefixtures("_daemon")
+def test_an_interrupt_ends_the_loop_and_the_next_one_begins_there(
+    loaders: list[SharedLoader[Any]],
+) -> None:
+    class Interrupted(Numbers):
+        def __getitem__(self, index: int) -> object:
+            if index == self.broken:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    dataset = Interrupted()
+    dataset.broken = 7
+    loader = make(loaders, dataset=dataset, shuffle=False)
+    got: list[int] = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  what came before it counts
+        for batch in loader:
+            got += batch.number.tolist()
+    dataset.broken = None
+    with pytest.warns(UserWarning, match="goes on"):
+        assert got + numbers(loader) == list(range(10))
+
+
 @pytest.mark.usefixtures("_daemon")
 def test_what_cannot_be_shared_is_refused_with_its_path(loaders: list[SharedLoader[Any]]) -> None:
     loader = make(loaders, collate_fn=lambda samples: {"meta": [1, 2, samples[0].__class__]})  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType]
-    with pytest.raises(UsageError, match=r"batch\['meta'\]\[2\] is a type"):
+    with pytest.raises(UsageError, match=r"batch\['meta'\]\[2\] is a builtins.type"):
         iter(loader)
+
+
+def test_another_order_than_a_uniform_one_is_refused(loaders: list[SharedLoader[Any]]) -> None:
+    for shuffle in ("blocks", BlockShuffle(block=2)):
+        with pytest.raises(UsageError, match="shuffles all samples or none"):
+            make(loaders, shuffle=shuffle)
+    with pytest.raises(UsageError, match="a Mixture goes on from epoch to epoch"):
+        make(loaders, dataset=Mixture({"a": Numbers()}), shuffle=None)
+
+
+@pytest.mark.usefixtures("_daemon")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_cannot_be_shared_later_is_refused_where_the_loop_reaches_it(
+    loaders: list[SharedLoader[Any]], workers: int
+) -> None:
+    def collate(samples: list[Pair]) -> object:
+        numbers = [sample.number for sample in samples]
+        return {"ids": torch.tensor(numbers), "meta": [1, object() if 7 in numbers else 2]}
+
+    loader = make(loaders, collate_fn=collate, shuffle=False, num_workers=workers)
+    got: list[int] = []
+    with pytest.raises(StateTypeError, match=r"batch\['meta'\]\[1\] is a builtins.object"):  # noqa: PT012  what came before it counts
+        for batch in loader:
+            got += batch["ids"].tolist()
+    assert got == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.usefixtures("_daemon")
@@ -156,11 +321,9 @@ def test_a_budget_too_small_for_a_batch_means_alone(loaders: list[SharedLoader[A
 def test_a_state_of_another_loader_is_refused(loaders: list[SharedLoader[Any]]) -> None:
     state = plain().state_dict()
     make(loaders).load_state_dict({})
-    with pytest.raises(
-        LoaderStateError, match="order of the state is 'permuted-1', of this loader 'sequential-1'"
-    ):
+    with pytest.raises(LoaderStateError, match="state has order 'permuted-1', this loader 'sequential-1'"):
         make(loaders, shuffle=False).load_state_dict(state)
-    with pytest.raises(LoaderStateError, match="number of samples of the state is 9"):
+    with pytest.raises(LoaderStateError, match="dataset 'Numbers' with 9 samples"):
         make(loaders).load_state_dict(state | {"dataset": {"fingerprint": "Numbers", "n": 9}})
 
 
@@ -184,6 +347,10 @@ class Stream(IterableDataset[int]):
         {"jobs": 0},
         {"gather_s": -1.0},
         {"lease_s": 0.0},
+        {"timeout": 1.0},
+        {"timeout": -1.0, "num_workers": 1},
+        {"prefetch_factor": 0},
+        {"multiprocessing_context": "thread"},
         {"budget": "much"},
     ],
 )

@@ -1,14 +1,17 @@
 """The examples of docs/sources.md, run one after the other over data of the kinds that they name."""
 
+import io
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from source_data import write_megatron, write_saved_dataset
 from tars import archive
 
@@ -36,11 +39,17 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_examples_run(data: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
-    assert len(examples) == 7
-    names: dict[str, object] = {"decode": len, "folder": data}
+    assert len(examples) == 8
+    names: dict[str, Any] = {"decode": len, "folder": data}
     for number, text in enumerate(examples):
         exec(compile(text, f"{DOCS.name}, example {number + 1}", "exec"), names)
     assert names["lines"] is not None
+    inputs, targets = next(iter(names["loader"]))
+    assert inputs[:, 1:].tolist() == targets[:, :-1].tolist()
+    assert inputs.shape[1:] == (4,)
+    stored = io.BytesIO()
+    Image.new("RGB", (300, 200), "red").save(stored, "jpeg")
+    assert names["decode_jpeg"](stored.getvalue()).shape == (3, 224, 224)
 
 
 def test_what_a_source_does_not_need_is_not_imported() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from source_checks import LONG_AGO_S, check_in_workers, check_source, contents, 
 
 from everstep.core.errors import CorruptDataError, FormatVersionError, SourceChangedError, UsageError
 from everstep.dataloader.sources import ImageFolderSource, ReadsFiles, image_scan
-from everstep.dataloader.sources.image_index_format import ImageIndexBuilder
+from everstep.dataloader.sources.image_index_format import ImageIndexBuilder, image_at
+from everstep.dataloader.sources.index_format import Index
 
 INDEX = ".everstep-index"
 FILES = {
@@ -161,10 +163,17 @@ def test_other_extensions_have_an_index_of_their_own(tmp_path: Path) -> None:
     assert contents(usual) == contents(ImageFolderSource(tmp_path))
 
 
-def as_nobody(tmp_path: Path, root: Path, code: str) -> str:
-    """Run a statement in a child that may read the tree and write nowhere in it; return what it left in `said`."""
+def as_nobody(
+    tmp_path: Path, root: Path, code: str, closed: Sequence[Path] = (), index: Path | None = None
+) -> str:
+    """Open the tree in a child that may read it, but for `closed`, and write nowhere in it; return what it said."""
     for path in (root, *root.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
+    for path in closed:
+        path.chmod(0)
+    if index is not None:
+        index.mkdir()
+        index.chmod(0o777)
     said = tmp_path / "said"
     said.write_text("")
     said.chmod(0o666)
@@ -180,10 +189,10 @@ def as_nobody(tmp_path: Path, root: Path, code: str) -> str:
                 os.setgid(65534)
                 os.setuid(65534)
             try:
-                source = ImageFolderSource(root)
+                source = ImageFolderSource(root, index=index)
                 said.write_text(f"{code} {len(source)}")
-            except UsageError as exc:
-                said.write_text(str(exc))
+            except Exception as exc:  # noqa: BLE001  its kind is what is looked at
+                said.write_text(f"{'' if isinstance(exc, UsageError) else type(exc)}{exc}")
         os._exit(0)
     os.waitpid(pid, 0)
     for path in (root, *root.rglob("*")):
@@ -300,12 +309,75 @@ def test_paths_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     make_tree(tmp_path, {"a/0.jpg": b"x"})
     stamps = ImageFolderSource(tmp_path)._handle.get().stamps()
     builder = ImageIndexBuilder()
-    builder.add_class(b"a", [(b"../../etc/passwd", 1), (b"/etc/passwd", 1), (b"", 1)])
+    builder.add_class(b"a", [(b"../../etc/passwd", 1), (b"/etc/passwd", 1), (b"", 1), (b"x\0", 1)])
     (tmp_path / INDEX).write_bytes(b"".join(builder.encode(stamps)))
     source = ImageFolderSource(tmp_path)
-    for sample in range(3):
+    for sample in range(4):
         with pytest.raises(CorruptDataError, match=f"for sample {sample}"):
             source.get_bytes(sample)
+
+
+def test_classes_that_lead_out_of_the_folder_are_refused() -> None:
+    builder = ImageIndexBuilder()
+    names = (b"a/../..", b"..", b".", b"/etc", b"a\0")
+    for name in names:
+        builder.add_class(name, [(b"passwd", 1)])
+    index = Index(b"".join(builder.encode([])), kind="image-folder")
+    for sample in range(len(names)):
+        with pytest.raises(CorruptDataError, match=f"for sample {sample}"):
+            image_at(index, sample)
+
+
+def test_a_file_overwritten_in_place_needs_a_refresh(tmp_path: Path) -> None:
+    """No directory has changed: the index is taken for current, and the error says what to do."""
+    make_tree(tmp_path)
+    before = ImageFolderSource(tmp_path).fingerprint()
+    with (tmp_path / "Ape/1.jpg").open("ab") as file:
+        file.write(b"more")
+    source = ImageFolderSource(tmp_path)
+    with pytest.raises(SourceChangedError, match=r"1\.jpg has 10 bytes, 6 when .*refresh=True"):
+        source.get_bytes(0)
+    fresh = ImageFolderSource(tmp_path, refresh=True)
+    assert fresh.get_bytes(0) == b"666666more"
+    assert fresh.fingerprint() != before
+    assert ImageFolderSource(tmp_path).fingerprint() == fresh.fingerprint()
+
+
+def test_folders_deeper_than_any_recursion(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"a/0.jpg": b"zero"})
+    folders = [f"{tmp_path}/a{'/d' * depth}" for depth in range(1, 1200)]
+    for folder in folders:
+        os.mkdir(folder)  # noqa: PTH102  pathlib's own way recurses
+    deepest = f"{folders[-1]}/1.jpg"
+    with open(deepest, "wb") as file:  # noqa: PTH123
+        file.write(b"one")
+    try:
+        assert contents(ImageFolderSource(tmp_path)) == [b"zero", b"one"]
+    finally:
+        os.unlink(deepest)  # noqa: PTH108
+        for folder in reversed(folders):
+            os.rmdir(folder)  # noqa: PTH106
+
+
+def test_links_that_lead_to_themselves(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"a/0.jpg": b"zero"})
+    (tmp_path / "self").symlink_to(tmp_path / "self")
+    (tmp_path / "a/self").symlink_to(tmp_path / "a/self")
+    assert contents(ImageFolderSource(tmp_path)) == [b"zero"]
+    (tmp_path / "a/self.jpg").symlink_to(tmp_path / "a/self.jpg")
+    with pytest.raises(UsageError, match=r"self\.jpg is Too many levels of symbolic links"):
+        ImageFolderSource(tmp_path)
+
+
+def test_what_another_user_keeps_to_himself_is_named(tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "data")
+    ImageFolderSource(root)
+    said = as_nobody(tmp_path, root, "opened", closed=(root / INDEX,))
+    assert f"the index {root / INDEX} cannot be read: Permission denied" in said
+    assert "index=" in said
+    (root / INDEX).unlink()
+    said = as_nobody(tmp_path, root, "opened", closed=(root / "cat/sub",), index=tmp_path / "index")
+    assert f"{root / 'cat/sub'} could not be read for the index of {root}: Permission denied" in said
 
 
 def test_what_is_no_image_folder(tmp_path: Path) -> None:

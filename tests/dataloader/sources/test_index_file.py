@@ -1,20 +1,21 @@
 """Building an index: once for all processes that ask, whole or not at all, whoever is killed."""
 
+import errno
 import fcntl
 import multiprocessing
 import os
 import resource
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from everstep.core.errors import StorageError, UsageError
 from everstep.dataloader.sources import index_file
-from everstep.dataloader.sources.index_file import index_path, open_or_build
-from everstep.dataloader.sources.index_format import Buffer, Index, encode_index
+from everstep.dataloader.sources.index_file import index_path, open_or_build, settled
+from everstep.dataloader.sources.index_format import NEVER_CURRENT, Buffer, Index, encode_index
 from everstep.dataloader.sources.mapping import map_file
 
 FORK = multiprocessing.get_context("fork")
@@ -178,3 +179,95 @@ def test_names(tmp_path: Path) -> None:
     assert index_path(str(tmp_path), None, inside=True) == f"{tmp_path}/.everstep-index"
     assert index_path(str(one), "/c") != index_path(str(two), "/c")
     assert index_path(str(one), "/c").startswith("/c/data.tar-")
+
+
+def test_builders_without_locks_remove_each_others_files_and_both_end_well(tmp_path: Path) -> None:
+    """As on a network file system where a lock holds on one node only: each believes to be alone."""
+    data, target = tmp_path / "data", tmp_path / "index"
+    data.write_bytes(b"x")
+
+    def removed() -> Sequence[Buffer]:
+        (unfinished,) = tmp_path.glob("index.*.tmp")
+        unfinished.unlink()
+        return pieces()
+
+    handle = open_or_build(str(target), "test", str(data), always, removed)
+    assert handle.get().piece(1, 0, 7) == b"content"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "index"]
+
+
+def test_an_index_that_contradicts_itself_is_built_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, target = tmp_path / "data", tmp_path / "index"
+    data.write_bytes(b"x")
+    target.write_bytes(b"".join(pieces(b"wrong")))
+
+    def check(index: Index) -> bool:
+        index.check_lengths([7])
+        return True
+
+    handle = open_or_build(str(target), "test", str(data), check, pieces)
+    assert handle.get().piece(1, 0, 7) == b"content"
+    assert "index_damaged" in caplog.text
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, _fifo])
+def test_what_is_no_file_in_the_place_of_an_index_is_refused(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """A FIFO must not hang, a folder must not be mapped."""
+    data, target = tmp_path / "data", tmp_path / "index"
+    data.write_bytes(b"x")
+    make(target)
+    with pytest.raises(UsageError, match=r"index cannot be read: not a regular file.*name a directory"):
+        open_or_build(str(target), "test", str(data), always, pieces)
+
+
+def test_places_that_cannot_be(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"no index can be written to .*data"):
+        open_or_build(str(data / "index"), "test", str(data), always, pieces)
+    with pytest.raises(UsageError, match="gone cannot be read: No such file"):
+        open_or_build(str(tmp_path / "index"), "test", str(tmp_path / "gone"), always, pieces)
+
+
+def test_what_the_data_fails_with_is_named(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(b"x")
+    for number, kind in ((errno.EIO, StorageError), (errno.EACCES, UsageError)):
+
+        def fail(number: int = number) -> Sequence[Buffer]:
+            raise OSError(number, os.strerror(number), str(tmp_path / "below"))
+
+        with pytest.raises(kind, match=f"below could not be read for the index .*: {os.strerror(number)}"):
+            open_or_build(str(tmp_path / "index"), "test", str(data), always, fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_times_that_may_come_again_are_not_trusted() -> None:
+    """Of a file changed just now, or by a clock somewhat ahead; a time of next year does not come again soon."""
+    now_s = 1_700_000_000
+    trusted = {ago_s: settled((now_s - ago_s) * 10**9, now_s) for ago_s in (3600, 3, 1, 0, -60, -864_000)}
+    assert trusted == {
+        3600: now_s - 3600, 3: now_s - 3, 1: NEVER_CURRENT, 0: NEVER_CURRENT, -60: NEVER_CURRENT,
+        -864_000: now_s + 864_000,
+    }  # fmt: skip
+
+
+def test_names_as_long_as_a_file_system_takes(tmp_path: Path) -> None:
+    names = ["é" * 120 + end for end in ("-1.jsonl", "-2.jsonl")]
+    found: set[str] = set()
+    for name in names:
+        data = tmp_path / name
+        data.write_bytes(b"x")
+        for directory in (None, str(tmp_path / "indices")):
+            path = index_path(str(data), directory)
+            assert open_or_build(path, "test", str(data), always, pieces).get().count == 1
+            found.add(path)
+    assert len(found) == 4

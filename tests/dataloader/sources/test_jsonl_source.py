@@ -1,5 +1,6 @@
 """JSONL: what is a line, files that change, and any chunking of the scan."""
 
+import os
 import pickle
 import re
 import tracemalloc
@@ -143,3 +144,18 @@ def test_a_line_edited_in_place_is_noticed_when_it_is_read(tmp_path: Path) -> No
         file.truncate(12)
     with pytest.raises(SourceChangedError, match=r"ends at 12, sample 1 lies at \[9, 17\)"):
         source.get_bytes(1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_other_encodings_are_refused(tmp_path: Path, encoding: str) -> None:
+    """A line feed is two bytes there, and half of other letters."""
+    (tmp_path / "a.jsonl").write_text('\ufeff{"a": 1}\n', encoding=encoding)
+    with pytest.raises(UsageError, match=r"a\.jsonl is UTF-16.*iconv"):
+        JsonlSource(tmp_path / "a.jsonl")
+
+
+def test_what_is_no_file_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(UsageError, match=r"pipe\.jsonl is not a regular file.*not folders or pipes"):
+        JsonlSource(tmp_path / "pipe.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe.jsonl"]

@@ -4,6 +4,8 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ ALL = list(OBJECTS.values())
 def _fresh_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
     monkeypatch.setattr(object_source, "FIRST_DELAY_S", 0.001)
     FlakyStore.errors, FlakyStore.tried, FlakyStore.made, FlakyStore.objects = [], [], 0, dict(OBJECTS)
+    FlakyStore.list_errors, FlakyStore.waits = [], []
     yield
     assert not FlakyStore.errors
 
@@ -69,7 +72,7 @@ def test_failed_reads_are_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     FlakyStore.errors = [OSError("reset"), TimeoutError(), RuntimeError("throttled")]
     assert source.get_bytes(2) == ALL[2]
     assert FlakyStore.tried == ["bucket/train/2.bin"] * 4
-    assert caplog.text.count("object_read_failed url=flaky://bucket/train/2.bin") == 3
+    assert caplog.text.count("object_call_failed what='flaky://bucket/train/2.bin (sample 2)'") == 3
 
 
 def test_the_deadline_ends_it_and_names_the_object() -> None:
@@ -77,7 +80,7 @@ def test_the_deadline_ends_it_and_names_the_object() -> None:
     FlakyStore.errors = [OSError("slow down")] * 1000
     with pytest.raises(
         StorageError,
-        match=r"flaky://bucket/train/2\.bin could not be read within 0\.05 s \(sample 2\): OSError: slow down",
+        match=r"train/2\.bin \(sample 2\) could not be read within 0\.05 s: OSError: slow down",
     ):
         source.get_bytes(2)
     assert 1 < len(FlakyStore.tried) < 100
@@ -92,7 +95,7 @@ def test_what_no_retry_mends_is_raised_at_once(error: Exception) -> None:
     FlakyStore.errors = [error]
     with pytest.raises(type(error)) as raised:
         source.get_bytes(1)
-    assert raised.value.__notes__ == ["while flaky://bucket/train/1.bin was read (sample 1)"]
+    assert raised.value.__notes__ == ["while flaky://bucket/train/1.bin (sample 1) was read"]
     assert len(FlakyStore.tried) == 1
 
 
@@ -104,7 +107,7 @@ def test_objects_that_change() -> None:
         source.get_bytes(1)
     assert ObjectSource("flaky://bucket/train/").fingerprint() != before
     FlakyStore.objects = {}
-    with pytest.raises(SourceChangedError, match=r"flaky://bucket/train/3\.bin is gone \(sample 3\)"):
+    with pytest.raises(SourceChangedError, match=r"flaky://bucket/train/3\.bin \(sample 3\) is gone"):
         source.get_bytes(3)
 
 
@@ -135,8 +138,95 @@ def test_what_is_refused() -> None:
         ObjectSource([])
     with pytest.raises(UsageError, match="deadline_s=0"):
         ObjectSource("flaky://bucket/train/", deadline_s=0)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UsageError, match="there is no object: flaky://bucket/none is gone"):
         ObjectSource(["flaky://bucket/none"])
+
+
+def test_a_listing_that_fails_is_tried_again_and_named() -> None:
+    """Whatever a client raises; what the store refuses is raised at once."""
+    FlakyStore.list_errors = [RuntimeError("throttled"), OSError("reset")]
+    assert contents(ObjectSource("flaky://bucket/train/")) == ALL
+    FlakyStore.list_errors = [RuntimeError("down")] * 1000
+    with pytest.raises(
+        StorageError, match=r"flaky://bucket/train could not be listed within 0\.05 s: RuntimeError: down"
+    ):
+        ObjectSource("flaky://bucket/train/", deadline_s=0.05)
+    with pytest.raises(StorageError, match=r"train/1\.bin could not be asked for its size within 0\.05 s"):
+        ObjectSource(["flaky://bucket/train/1.bin"], deadline_s=0.05)
+    FlakyStore.list_errors = [PermissionError("denied")]
+    with pytest.raises(PermissionError, match="denied"):
+        ObjectSource("flaky://bucket/train/")
+    FlakyStore.list_errors = []
+
+
+def test_a_file_system_that_is_not_asynchronous_and_hangs_is_given_up() -> None:
+    go_on = threading.Event()
+    FlakyStore.waits = [go_on]
+    source = ObjectSource("flaky://bucket/train/", deadline_s=0.6)
+    begun_s = time.monotonic()
+    assert source.get_bytes(1) == ALL[1], "the second try"
+    assert 0.15 < time.monotonic() - begun_s < 0.6
+    assert len(FlakyStore.tried) == 2
+    FlakyStore.waits = [go_on] * 100
+    with pytest.raises(StorageError, match=r"1\.bin .* within 0\.3 s: TimeoutError: no answer within"):
+        ObjectSource("flaky://bucket/train/", deadline_s=0.3).get_bytes(1)
+    FlakyStore.waits = []
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "everstep-in-time":
+            thread.join()
+
+
+SIGNED = "signed://me:secret-word@store/bucket/1.bin?X-Amz-Signature=abcdef%2Fg&id=5"
+
+
+def test_what_signs_a_url_is_in_no_message_log_or_fingerprint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    again = SIGNED.replace("abcdef", "uvwxyz")
+    FlakyStore.objects = dict.fromkeys([SIGNED, again], b"1")
+    source, later = ObjectSource([SIGNED], deadline_s=0.05), ObjectSource([again])
+    assert source.get_bytes(0) == later.get_bytes(0) == b"1"
+    assert source.fingerprint() == later.fingerprint()
+    other = SIGNED.replace("id=5", "id=6")
+    FlakyStore.objects[other] = b"1"
+    assert ObjectSource([other]).fingerprint() != source.fingerprint()
+    assert source.url(0) == "signed://me@store/bucket/1.bin?id=5"
+    FlakyStore.errors = [OSError(f"403 for {SIGNED}, abcdef/g, secret-word")] * 1000
+    with pytest.raises(StorageError) as raised:
+        source.get_bytes(0)
+    FlakyStore.errors = []
+    with pytest.raises(UsageError, match="would keep what signs") as refused:
+        ObjectSource([SIGNED], index=tmp_path)
+    with pytest.raises(UsageError, match="there is no object") as missing:
+        ObjectSource([SIGNED.replace("1.bin", "2.bin")])
+    for text in (str(raised.value), str(refused.value), str(missing.value), caplog.text):
+        assert "abcdef" not in text
+        assert "secret-word" not in text
+    assert "object_call_failed" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_secret_options_are_in_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    source = ObjectSource("flaky://bucket/train/", storage_options={"secret": "hunter22"}, deadline_s=0.05)
+    FlakyStore.errors = [OSError("login hunter22 failed")] * 1000
+    with pytest.raises(StorageError, match="login … failed"):
+        source.get_bytes(0)
+    FlakyStore.errors = []
+    assert "hunter22" not in caplog.text
+    assert "hunter22" not in source.fingerprint()
+
+
+def test_host_and_user_come_from_the_url() -> None:
+    names = ("/data/0.bin", "/data/1.bin")
+    FlakyStore.objects = dict.fromkeys(names, b"x")
+    urls = [f"hosted://me@store:22{name}" for name in names]
+    source = ObjectSource(urls)
+    assert contents(source) == [b"x", b"x"]
+    assert source._system.value().options["host"] == "store"
+    assert source.url(1) == "hosted://store/data/1.bin"
+    with pytest.raises(UsageError, match=r"hosted://me@other/data/0\.bin is of another host or user"):
+        ObjectSource([urls[0], "hosted://me@other/data/0.bin"])
 
 
 def test_a_call_that_hangs_is_given_up_and_tried_again() -> None:
@@ -174,5 +264,5 @@ print("done")
         env={**os.environ, "PYTHONPATH": str(support)},
     )
     assert done.returncode == 0, done.stderr
-    assert "hanging://bucket/train/2.bin could not be read within 0.3 s (sample 2)" in done.stdout
+    assert "hanging://bucket/train/2.bin (sample 2) could not be read within 0.3 s" in done.stdout
     assert done.stdout.endswith("done\n")

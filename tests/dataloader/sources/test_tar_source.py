@@ -194,6 +194,37 @@ def test_bad_shards_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_a_pattern_finds_no_index_at_the_second_start(tmp_path: Path) -> None:
+    write_shards(tmp_path, [[("a.jpg", b"1")], [("b.jpg", b"2")]])
+    first = TarSource(f"{tmp_path}/*")
+    assert len(list(tmp_path.iterdir())) == 4
+    for again in (TarSource(f"{tmp_path}/*"), TarSource(sorted(tmp_path.iterdir()))):
+        assert contents(again) == contents(first)
+        assert again.fingerprint() == first.fingerprint()
+    with pytest.raises(UsageError, match="an index is none"):
+        TarSource(next(tmp_path.glob("*index")))
+
+
+def test_archives_put_one_after_the_other_are_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As tar and WebDataset have it, only the first is read; folders after the last file are no second one."""
+    first, second = archive([("a.jpg", b"x")]), archive([("b.jpg", b"y")])
+    (tmp_path / "both.tar").write_bytes(first + second)
+    (tmp_path / "one.tar").write_bytes(first)
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as made:
+        made.addfile(tarfile.TarInfo("a.jpg"), io.BytesIO())
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        made.addfile(folder)
+    (tmp_path / "folder.tar").write_bytes(sink.getvalue())
+    assert len(TarSource([tmp_path / "one.tar", tmp_path / "folder.tar"])) == 2
+    assert "tar_goes_on" not in caplog.text
+    assert len(TarSource(tmp_path / "both.tar")) == 1
+    assert f"tar_goes_on path={tmp_path / 'both.tar'} offset={len(first)}" in caplog.text
+
+
 def test_more_shards_than_descriptors(tmp_path: Path) -> None:
     """Neither indices nor files stay open beyond a limit."""
     paths = write_shards(tmp_path, [[(f"{number}.jpg", b"%d" % number)] for number in range(100)])

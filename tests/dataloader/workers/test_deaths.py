@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ def undisturbed(count: int = 24, epoch: int = 0, **more: object) -> list[list[in
 
 
 def pids(loader: DataLoader[object]) -> list[int]:
-    assert loader._pool is not None
-    return loader._pool.pids
+    assert loader._supply.pool is not None
+    return loader._supply.pool.pids
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -112,7 +113,7 @@ def test_a_worker_killed_at_any_moment(tmp_path: Path) -> None:
 
     def kill() -> None:
         while not ended.wait(0.02) and len(killed) < 12:
-            alive = loader._pool.pids if loader._pool is not None else []
+            alive = loader._supply.pool.pids if loader._supply.pool is not None else []
             if len(alive) == 2:
                 with contextlib.suppress(ProcessLookupError):  # buried since
                     os.kill(alive[len(killed) % 2], signal.SIGTERM)  # asked to end: no sample is blamed
@@ -256,3 +257,58 @@ def test_an_iterator_does_not_go_on_in_a_forked_child(tmp_path: Path) -> None:
         os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert [first, *map(ids, iterator)] == undisturbed()
+
+
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+LIMIT_BYTES = 96 << 20
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A memory cgroup whose processes get LIMIT_BYTES beside what they have."""
+    if os.geteuid() or not (MEMORY_GROUPS / "memory.limit_in_bytes").exists():
+        pytest.skip("needs root and the memory controller of cgroup v1")
+    group = MEMORY_GROUPS / f"everstep-test-{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+    yield group
+    until_s = time.monotonic() + 10.0
+    while True:
+        try:
+            group.rmdir()
+        except OSError:  # its last process is ending
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+class Hungry(Fragile):
+    """Sample 11 takes twice the memory that its group has, once."""
+
+    def __init__(self, folder: Path, group: Path) -> None:
+        super().__init__(folder)
+        self.group = group
+
+    def __getitem__(self, index: int) -> int:
+        eaten = self.folder / "eaten"
+        if index == 11 and not eaten.exists():
+            eaten.touch()
+            (self.group / "cgroup.procs").write_text(str(os.getpid()))
+            assert len(b"x" * (2 * LIMIT_BYTES)) < 0, "the kernel lets it have more than the limit"
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_the_kernel_kills_for_memory_is_replaced(
+    tmp_path: Path, small_group: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = loader_of(Hungry(tmp_path, small_group))
+    with caplog.at_level(logging.WARNING, "everstep"):
+        assert [ids(batch) for batch in loader] == undisturbed()
+    killed = dict(line.split() for line in (small_group / "memory.oom_control").read_text().splitlines())
+    assert killed["oom_kill"] == "1"
+    assert "was killed by SIGKILL" in caplog.text
+    assert "reading sample 11" in caplog.text
+    assert loader.quarantined == ()
+    assert Ledger.verify([loader.ledger], loader.state_dict()) == []

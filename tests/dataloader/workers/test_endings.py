@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,23 +122,50 @@ def test_after_a_timeout_the_loader_goes_on_with_new_workers(tmp_path: Path) -> 
     assert sorted(seen + [each for batch in loader for each in ids(batch)]) == list(range(24))
 
 
-def test_an_interrupt_of_a_waiting_trainer(tmp_path: Path) -> None:
-    """Ctrl-C goes to the whole group: workers ignore it, the trainer ends them."""
-    dataset = Stuck(tmp_path)
-    dataset.stuck_at = 13
-    iterator = iter(loader_of(dataset))
-    pids = pool_pids(iterator)
+def interrupting(function: str, pids: list[int], when: Callable[[], bool] = lambda: True) -> threading.Thread:
+    """Send SIGINT to the whole group once the main thread is in that function to stay, and all workers have started."""
+
+    def is_there() -> bool:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        while frame.f_back is not None and frame.f_code.co_name != function:
+            frame = frame.f_back
+        return frame.f_code.co_name == function
 
     def interrupt() -> None:
-        while not list(tmp_path.glob("stuck-*")):
+        while not (when() and is_there()):
             time.sleep(0.005)
         for pid in (*pids, os.getpid()):
             os.kill(pid, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
+    return thread
+
+
+def test_an_interrupt_of_a_waiting_trainer(tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group: workers ignore it, the trainer ends them."""
+    dataset = Stuck(tmp_path)
+    dataset.stuck_at = 0
+    iterator: Any = iter(loader_of(dataset, shuffle=False))
+    pids = pool_pids(iterator)
+    thread = interrupting("_wait", pids, when=lambda: all(iterator._made.pool._machine._is_ready))
     with pytest.raises(KeyboardInterrupt):
         list(iterator)
+    thread.join()
+    assert all(has_ended(pid) for pid in pids)
+
+
+def test_an_interrupt_while_workers_are_waited_for_at_the_end(tmp_path: Path) -> None:
+    """They may take five seconds to end their sample; whoever does not want to wait leaves nobody behind."""
+    dataset = Stuck(tmp_path)
+    dataset.stuck_at = 0
+    iterator: Any = iter(loader_of(dataset, shuffle=False, num_workers=1))
+    pids = pool_pids(iterator)
+    while not list(tmp_path.glob("stuck-*")):
+        time.sleep(0.005)
+    thread = interrupting("_wait_for", pids)
+    with pytest.raises(KeyboardInterrupt):
+        iterator._made.close()
     thread.join()
     assert all(has_ended(pid) for pid in pids)
 

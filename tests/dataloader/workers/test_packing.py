@@ -1,6 +1,8 @@
 """What a worker packs is what the trainer unpacks: values, aliases, writable memory; nothing is left open."""
 
+import contextlib
 import os
+import resource
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from everstep.core.errors import NodeError
+from everstep.dataloader.workers.channel import close_all
 from everstep.dataloader.workers.packing import (
     ARRAY_INLINE_MAX,
     STORAGE_INLINE_MAX,
@@ -162,3 +166,21 @@ def test_a_body_that_does_not_unpickle_leaves_nothing_open() -> None:
     with pytest.raises(Exception, match="truncated"):
         unpack(packed.body[:-5], fds)
     assert open_files() == before
+
+
+def test_who_has_no_descriptor_left_for_a_tensor_is_told_what_to_do() -> None:
+    packed = Packed(torch.zeros(STORAGE_INLINE_MAX))
+    fds = [os.dup(fd) for fd in packed.fds]
+    packed.close()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, open_files())) + 1, before[1]))
+    taken: list[int] = []
+    try:
+        with contextlib.suppress(OSError):  # until there is none left
+            while True:
+                taken.append(os.dup(fds[0]))
+        with pytest.raises(NodeError, match=r"too many open files.*ulimit"):
+            unpack(packed.body, fds)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        close_all(taken)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fragile import Fragile, ids, loader_of
 
-from everstep.dataloader import loader as loader_module
+from everstep.dataloader import batch_supply
 from everstep.dataloader.batch_maker import MadeBatch
 from everstep.dataloader.workers.batches import Pinner
 
@@ -38,7 +38,7 @@ class Marking(Pinner):
 @pytest.fixture
 def pinner(monkeypatch: pytest.MonkeyPatch) -> Marking:
     pinner = Marking()
-    monkeypatch.setattr(loader_module, "pinner_for", lambda *_: pinner)
+    monkeypatch.setattr(batch_supply, "pinner_for", lambda *_: pinner)
     return pinner
 
 
@@ -72,8 +72,8 @@ def test_a_break_wakes_the_thread_and_persistent_workers_go_on(tmp_path: Path, p
     for _ in range(3):
         for batch in loader:
             seen += ids(batch)
-            assert loader._pool is not None
-            pids.append(loader._pool.pids)
+            assert loader._supply.pool is not None
+            pids.append(loader._supply.pool.pids)
             break
         assert pin_threads() == []
     assert pids[0] == pids[1] == pids[2]

@@ -1,5 +1,6 @@
 """Any order of completions and deaths: each ticket is handed once and in order, and nothing is waited for in vain."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from everstep.dataloader.workers.phase import Phase
 from everstep.dataloader.workers.pool_machine import (
     BARREN_DEATHS_MAX,
+    DEATHS_PER_STREAM_BATCH,
     QUARANTINED_MAX,
     START_DEATHS_MAX,
     Assign,
@@ -72,7 +74,16 @@ class World:
     def hand(self) -> None:
         while self.machine.is_made(self.machine.head):
             self.handed.append(self.machine.head)
-            self.machine.hand()
+            self.machine.hand(self.machine.head)
+            self.refill()
+
+    def hand_any(self, choose: Callable[[int], int]) -> None:
+        """Hand tickets out as they were made, not in their order."""
+        made = [number for number in range(self.added) if self.machine.is_made(number)]
+        if made:
+            number = made[choose(len(made))]
+            self.handed.append(number)
+            self.machine.hand(number)
             self.refill()
 
 
@@ -115,6 +126,33 @@ def test_each_ticket_once_and_in_order(
         world.hand()
     assert world.handed == list(range(ticket_count))
     assert len(world.quarantined) == len(set(world.quarantined)) == len(machine.quarantined)
+
+
+@given(
+    worker_count=st.integers(1, 3),
+    prefetch=st.integers(1, 3),
+    events=st.lists(st.tuples(st.sampled_from("mhK"), st.integers(0, 9)), max_size=60),
+)
+def test_each_ticket_once_whoever_takes_them_as_they_come(
+    worker_count: int, prefetch: int, events: list[tuple[str, int]]
+) -> None:
+    machine = PoolMachine(worker_count, prefetch, is_fixed=False)
+    world = World(machine, [[number] for number in range(20)], worker_count)
+    world.refill()
+    for event, number in [*events, *[(event, step) for step in range(60) for event in "mh"]]:
+        match event:
+            case "m":
+                world.make(number % worker_count)
+            case "h":
+                world.hand_any(lambda count, number=number: number % count)
+            case _:
+                world.kill(number % worker_count, Phase.IDLE, is_blamed=True)
+        if world.gave_up is not None:
+            return
+        assert machine.count == world.added - len(world.handed) <= prefetch * worker_count
+        assert machine.head == min(set(range(20)) - set(world.handed), default=20)
+    assert machine.is_idle
+    assert sorted(world.handed) == list(range(20))
 
 
 def lone(ids: list[int], **more: bool) -> World:
@@ -245,3 +283,36 @@ def test_an_answer_of_who_was_not_asked_is_refused() -> None:
     assert not machine.made(1, 0)
     assert machine.made(0, 0)
     assert not machine.made(0, 0)
+
+
+def test_a_streams_tickets_stay_with_their_worker_and_the_third_death_over_one_is_the_last() -> None:
+    machine = PoolMachine(2, 2, is_fixed=False)
+    machine.begin()
+    for worker in (0, 1):
+        machine.ready(worker)
+    out = [machine.add([], only=worker) for worker in (1, 1, 0, 1)]
+    assert [assign.worker for assign in out] == [1, 1, 0, 1]
+    for _ in range(DEATHS_PER_STREAM_BATCH - 1):
+        replace, *again = machine.died(1, 0, 17, is_blamed=True)
+        assert replace == Replace(1)
+        assert [(each.worker, each.number) for each in again if isinstance(each, Assign)] == [
+            (1, 0),
+            (1, 1),
+            (1, 3),
+        ]
+        machine.ready(1)
+    assert machine.died(1, 0, 17, is_blamed=True) == [GiveUp(Hopeless.STREAM, DEATHS_PER_STREAM_BATCH)]
+
+
+def test_deaths_over_other_batches_of_a_stream_do_not_add_up() -> None:
+    machine = PoolMachine(1, 3, is_fixed=False)
+    machine.begin()
+    machine.ready(0)
+    for number in range(3):
+        machine.add([], only=0)
+        for place in (5, Phase.SEND):
+            assert machine.died(0, number, place, is_blamed=True)[0] == Replace(0)
+            machine.ready(0)
+        assert machine.made(0, number)
+        machine.hand(number)
+    assert not machine.quarantined

@@ -1,0 +1,1 @@
+"""What a daemon does with its devices: stores, transfers, persisting, restoring, verifying, scrubbing."""

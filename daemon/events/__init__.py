@@ -1,0 +1,1 @@
+"""What happened on the node, as a bounded log of typed events that clients can follow."""

@@ -1,0 +1,1 @@
+"""The metrics port: Prometheus, probes and the page that people look at."""

@@ -1,0 +1,82 @@
+"""What a daemon that was started as root keeps of it."""
+
+import pwd
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.daemon.testing import FakeTrainer, node_daemon
+from everstep.proto import frames
+
+CAP_IPC_LOCK = 1 << 14
+
+
+def facts_of(pid: int) -> dict[str, str]:
+    return facts_in(Path(f"/proc/{pid}/status").read_text())
+
+
+def facts_in(text: str) -> dict[str, str]:
+    lines = text.splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+@pytest.mark.root
+def test_root_without_its_rights(node_config: Path, socket_path: Path) -> None:
+    with node_daemon(node_config, socket_path) as daemon, FakeTrainer(socket_path) as trainer:
+        assert isinstance(trainer.open_run([Path("nvme0"), Path("nvme1")]), frames.RunOpened)
+        facts = facts_of(daemon.pid)
+        for key in ("CapPrm", "CapEff", "CapInh", "CapAmb", "CapBnd"):
+            assert int(facts[key], 16) & ~CAP_IPC_LOCK == 0, (key, facts[key])
+        assert facts["NoNewPrivs"] == "1"
+        assert facts["Groups"] == ""
+        for task in Path(f"/proc/{daemon.pid}/task").iterdir():  # a thread has rights of its own
+            status = (task / "status").read_text()
+            mask = re.search(r"^CapEff:\s*(\w+)", status, re.MULTILINE)
+            assert mask
+            assert int(mask[1], 16) & ~CAP_IPC_LOCK == 0, task
+
+
+CHILD = """
+import os
+from everstep.daemon.access.privileges import drop_privileges  # before this user may read nothing of Python's
+drop_privileges("nobody")
+os.write(1, os.read(os.open("/proc/self/status", os.O_RDONLY), 65536))
+"""
+
+
+@pytest.mark.root
+def test_it_becomes_the_user_that_the_configuration_names() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", CHILD], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    nobody, facts = pwd.getpwnam("nobody"), facts_in(done.stdout.decode())
+    assert set(facts["Uid"].split()) == {str(nobody.pw_uid)}
+    assert set(facts["Gid"].split()) == {str(nobody.pw_gid)}
+    assert facts["Groups"] == ""
+    assert facts["NoNewPrivs"] == "1"
+    for key in ("CapPrm", "CapEff", "CapInh", "CapAmb", "CapBnd"):
+        assert int(facts[key], 16) & ~CAP_IPC_LOCK == 0, (key, facts[key])
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("user", ["", "nobody"])
+def test_root_that_was_left_no_capability_stays_itself_and_becomes_nobody_else(user: str) -> None:
+    """As a service manager starts it: with an empty bounding set."""
+    code = f"from everstep.daemon.access.privileges import drop_privileges\ndrop_privileges({user!r})"
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-all", sys.executable, "-P", "-c", code],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == (not user), done.stderr
+    assert ("daemon.user is 'nobody', and this daemon may not become it" in done.stderr) == bool(user)
+
+
+def test_a_user_that_is_not_there_is_refused(node_config: Path, socket_path: Path) -> None:
+    node_config.write_text(node_config.read_text() + 'user = "nobody-at-all"\n')
+    with (
+        pytest.raises(AssertionError, match="'nobody-at-all', whom this machine does not know"),
+        node_daemon(node_config, socket_path),
+    ):
+        pass

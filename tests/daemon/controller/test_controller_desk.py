@@ -1,0 +1,93 @@
+"""What a daemon shows of a run's controller after it was started again, and after ranks have come and gone."""
+
+from pathlib import Path
+
+import pytest
+
+from everstep.daemon.control.client import connected
+from everstep.daemon.controller.controller_views import ControllerState
+from everstep.daemon.testing import FakeTrainer, daemon_process
+from everstep.proto import frames
+
+RUN = "elastic"
+
+
+def costs(
+    *, share: float, step: int, bound: str = "budget", paused_until_unix_s: float = 0.0
+) -> frames.Costs:
+    return frames.Costs(
+        train_s=10.0,
+        boundary_s=10.0 * share,
+        eager_s=0.0,
+        wait_s=0.0,
+        guard_s=0.0,
+        slower_s=0.0,
+        skipped={},
+        interval_steps=step,
+        reason=f"said at step {step}",
+        goal_missed="",
+        bound=bound,
+        budget=0.1,
+        cost_share=share,
+        step=step,
+        paused_until_unix_s=paused_until_unix_s,
+    )
+
+
+def attached(
+    socket_path: Path, devices: list[Path], *, rank: int, world_size: int, attempt: int
+) -> FakeTrainer:
+    trainer = FakeTrainer(socket_path)
+    trainer.open_run(devices, name=RUN, rank=rank, world_size=world_size)
+    trainer.begin_attempt(attempt)
+    return trainer
+
+
+def settled(trainer: FakeTrainer) -> None:
+    """Return when the daemon has read what the trainer has sent."""
+    trainer.offers()
+
+
+def test_ranks_that_an_attempt_has_no_more_say_nothing_of_it(socket_path: Path, devices: list[Path]) -> None:
+    with daemon_process(socket_path), connected(socket_path) as client:
+        four = [attached(socket_path, devices, rank=rank, world_size=4, attempt=1) for rank in range(4)]
+        for rank, trainer in enumerate(four):
+            trainer.send(costs(share=0.01 * rank, step=900))
+            settled(trainer)
+        assert client.controllers(RUN)[0].cost_share == pytest.approx(0.03)
+        for trainer in four:
+            trainer.close()
+        with attached(socket_path, devices, rank=0, world_size=1, attempt=2) as only:
+            (unknown,) = client.controllers(RUN)
+            assert (unknown.state, unknown.step) == (ControllerState.UNKNOWN, 0), (
+                "nobody who is there has spoken"
+            )
+            only.send(costs(share=0.005, step=7))
+            settled(only)
+            (view,) = client.controllers(RUN)
+            assert (view.cost_share, view.step, view.attached_count) == (pytest.approx(0.005), 7, 1)
+            (run,) = client.status().runs
+            assert run.world_size == 1
+            assert run.pace is not None
+            assert run.pace.interval_steps == 7
+        # All have left: the last word stands.
+        assert client.status().runs[0].pace is not None
+
+
+def test_until_when_a_run_is_paused_is_known_to_a_daemon_that_nobody_asked(
+    socket_path: Path, devices: list[Path]
+) -> None:
+    until_unix_s = 4e9
+    with (
+        daemon_process(socket_path),
+        connected(socket_path) as client,
+        attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer,
+    ):
+        trainer.send(costs(share=0.01, step=5, bound="paused", paused_until_unix_s=until_unix_s))
+        settled(trainer)
+        (view,) = client.controllers(RUN)
+        assert view.state is ControllerState.PAUSED
+        assert view.paused_until_unix_s == until_unix_s
+        trainer.send(costs(share=0.01, step=6))
+        settled(trainer)
+        assert client.controllers(RUN)[0].paused_until_unix_s == 0.0
