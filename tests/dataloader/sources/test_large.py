@@ -4,11 +4,12 @@ EVERSTEP_SOURCE_IMAGES (50,000), EVERSTEP_SOURCE_SHARDS (1,000) and EVERSTEP_SOU
 `EVERSTEP_SOURCE_IMAGES=1000000 EVERSTEP_SOURCE_SHARDS=10000 EVERSTEP_SOURCE_LINE_BYTES=1073741824` passes, too.
 """
 
-import multiprocessing
 import os
 import pickle
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -18,7 +19,6 @@ import pytest
 from source_checks import settle
 from tars import archive
 
-from everstep.core.errors import UsageError
 from everstep.dataloader.sources import ImageFolderSource, JsonlSource, TarSource
 
 IMAGES = int(os.environ.get("EVERSTEP_SOURCE_IMAGES", "50000"))
@@ -101,15 +101,21 @@ def test_many_shards(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert copy.get_bytes(SHARDS // 2) == b"%d" % (SHARDS // 2)
 
 
-def read_with_little_memory(path: Path) -> None:
-    """What the process has and half a line: the long sample is refused by name, the one behind it is read."""
-    source = JsonlSource(path)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + LINE_BYTES // 2, used + LINE_BYTES // 2))
-    expected = f"sample 1 of {path} has {LINE_BYTES} bytes, for which there is no memory"
-    with pytest.raises(UsageError, match=expected):
-        source.get_bytes(1)
-    assert source.get_bytes(2) == b'{"b": 2}'
+WITH_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from everstep.core.errors import UsageError
+from everstep.dataloader.sources import JsonlSource
+
+source, room_bytes = JsonlSource(sys.argv[1]), int(sys.argv[2])
+used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used_bytes + room_bytes,) * 2)
+try:
+    source.get_bytes(1)
+except UsageError as error:
+    print(error)
+print(source.get_bytes(2))
+"""
 
 
 def test_a_line_of_any_length(memory: Path) -> None:
@@ -134,7 +140,7 @@ def test_a_line_of_any_length(memory: Path) -> None:
     assert (line[:1], line[-1:], source.get_bytes(2)) == (b'"', b'"', b'{"b": 2}')
 
     # A fresh process: what this one's heap has freed could serve a line of that size without more address space.
-    child = multiprocessing.get_context("spawn").Process(target=read_with_little_memory, args=(path,))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    arguments = [sys.executable, "-c", WITH_LITTLE_MEMORY, str(path), str(LINE_BYTES // 2)]
+    said = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert f"sample 1 of {path} has {LINE_BYTES} bytes, for which there is no memory" in said[0]
+    assert said[1:] == ["b'{\"b\": 2}'"]
