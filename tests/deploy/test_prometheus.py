@@ -89,12 +89,14 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
                 prometheus_over(folder / "prometheus", port, RULES) as prometheus,
                 training(folder, socket_path) as printed,
             ):
-                with restoring(socket_path):  # in this process: a test may not find its descriptors
+                # In this process: a test may not find its descriptors.
+                with restoring(socket_path) as between_two:
                     eventually(lambda: "step 20\n" in printed.read_text())
                     eventually(lambda: any(prometheus.values("everstep_training_seconds_total > 0")))
                     # What is read in the background when the drive goes would count as damaged, and be alerted, too.
                     eventually(lambda: any(prometheus.values("everstep_checkpoints_verified_total > 0")))
-                    disk.cut()
+                    with between_two:  # what was on the drive when it went is lost, and would not be restored
+                        disk.cut()
                     eventually(lambda: any(prometheus.values('everstep_device_state{state="suspect"} == 1')))
                 url = f"http://127.0.0.1:{port}/metrics"
                 with urllib.request.urlopen(url, timeout=10) as answer:
@@ -124,16 +126,19 @@ def training(folder: Path, socket_path: Path) -> Generator[Path]:
 
 
 @contextmanager
-def restoring(socket_path: Path) -> Generator[None]:
-    """Save, and restore from the devices, again and again; ask for what is refused, too."""
-    is_over, failures = threading.Event(), list[BaseException]()
+def restoring(socket_path: Path) -> Generator[threading.Lock]:
+    """Save, and restore from the devices, again and again; ask for what is refused, too.
+
+    Who holds the lock that is returned is between a restore and the next save.
+    """
+    is_over, between_two, failures = threading.Event(), threading.Lock(), list[BaseException]()
 
     def work() -> None:
         try:
             step = 0
             while not is_over.wait(0.5):
                 step += 1
-                with FakeTrainer(socket_path) as trainer:
+                with between_two, FakeTrainer(socket_path) as trainer:
                     save_and_restore(trainer, step)
         except BaseException as error:
             failures.append(error)
@@ -142,7 +147,7 @@ def restoring(socket_path: Path) -> Generator[None]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield
+        yield between_two
     finally:
         is_over.set()
         thread.join()
