@@ -1,4 +1,4 @@
-"""The picture of a storage benchmark: every ratio with its quartiles beside its goal.
+"""The picture of a benchmark: every ratio with its quartiles beside its goal.
 
 python bench/plot.py bench/results/storage-….json … docs/images/storage.png
 """
@@ -43,6 +43,7 @@ def draw(rows: Sequence[Row], title: str, target: Path) -> None:
                 side, (row.goal, place), (away, -9), textcoords="offset points", fontsize=7, ha=anchor
             )
     axes.set_yticks(range(len(ratios)), [row.measure for row in ratios], fontsize=8)
+    axes.set_ylim(-0.8, len(ratios) - 0.2)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     ticks = [tick for tick in TICKS if low <= tick <= high and (high < WIDE * low or tick not in CLOSE_TICKS)]
