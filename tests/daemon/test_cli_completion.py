@@ -100,7 +100,7 @@ zmodload zsh/zpty
 zpty -b shell zsh -f -i
 zpty -w shell "source $PWD/listing.zsh"
 zpty -w -n shell "$LINE"$'\x18'
-for i in {1..150}; do [[ -s $PWD/offered ]] && break; sleep 0.1; zpty -r -t shell ignored >/dev/null; done
+for i in {1..450}; do [[ -s $PWD/offered ]] && break; sleep 0.1; zpty -r -t shell ignored >/dev/null; done
 zpty -d shell
 cat $PWD/offered
 """
