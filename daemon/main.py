@@ -260,7 +260,7 @@ async def _until_told(node: Node, listener: socket.socket, control: ControlServe
         "daemon_ready version=%s pid=%d socket=%s private=%s", VERSION, os.getpid(), path, node.private
     )
     if not node.private:  # one that a service starts for itself does not speak for the service
-        notify("READY=1")
+        await in_thread(notify, "READY=1", patient=True)  # who misses it waits, and kills the daemon then
     reason = await node.lifetime.wait()
     logger.info("daemon_draining reason=%s", reason)
     node.reporter.add(EventKind.DRAINING, f"the daemon ends: {reason}")

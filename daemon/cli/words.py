@@ -1,16 +1,21 @@
 """Words of a command line: which of them are storage, and how a suggested command names the same storage."""
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 _COMMAND = re.compile(r"`(everstep (?:ls|show|verify|rm|tag|untag|export|fsck)\b[^`]*)`")
 
 
 def directories_in(words: Sequence[str]) -> list[str]:
     """Return the words that are directories or hold a slash: they are storage, whatever stands beside them."""
-    return [word for word in words if "/" in word or Path(word).is_dir()]
+    return [word for word in words if "/" in word or is_directory(word)]
+
+
+def is_directory(word: str) -> bool:
+    """Tell whether a word is one; a word that is too long for a file's name is none."""
+    return os.path.isdir(word)  # noqa: PTH112 - Path.is_dir raises for it
 
 
 def with_storage(hint: str, directories: Sequence[str]) -> str:

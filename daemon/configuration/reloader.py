@@ -79,7 +79,7 @@ class Reloader:
         except (ConfigError, UsageError) as error:
             status = f"configuration not reloaded: {_one_line(error.message)}"
         finally:  # it serves as before, whatever went wrong
-            notify(f"READY=1\nSTATUS={status}")
+            await in_thread(notify, f"READY=1\nSTATUS={status}", patient=True)
 
     async def reload(self) -> Reloaded:
         """Take what changed in the file.

@@ -9,11 +9,14 @@ import signal
 import socket
 import subprocess
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..testing import daemon_process
+
+PORTS = range(20_000, 32_000)
+"""Below those that Linux chooses itself (net.ipv4.ip_local_port_range: 32768 and on)."""
 
 
 @dataclass(slots=True)
@@ -38,10 +41,12 @@ class RunningNode:
 
 
 def free_port(host: str) -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody uses now, and that the kernel gives nobody who asks for any."""
+    for port in secrets.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise AssertionError(f"no port of {host} is free")
 
 
 def write_token(folder: Path) -> Path:

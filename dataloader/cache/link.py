@@ -46,7 +46,8 @@ UNSENT_BYTES_MAX = 1 << 20
 LARGER_DEADLINE_S = 0.2
 """For a larger staging, asked for when a sample does not fit at all."""
 FLUSH_POLL_S = 0.0005
-INBOX_DEADLINE_S = 1.0
+INBOX_DEADLINE_S = 5.0
+"""As for attaching: once for a connection, and who gives it up reads its samples from storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from scraping import scrape
 from everstep.daemon.access.certificate_format import expiry_unix_s
 from everstep.daemon.configuration.fit_plan import MachineFacts, Misfit, NamedFile, Port, misfits
 from everstep.daemon.control.client import connected
+from everstep.daemon.nodes.testing import free_port
 from everstep.daemon.testing import node_daemon
 
 EVERSTEP = Path(sys.executable).with_name("everstep")
@@ -85,9 +86,7 @@ def test_what_the_machine_cannot_give_is_named(node_config: Path, tmp_path: Path
 
 
 def test_the_port_of_the_running_daemon_is_its_own(node_config: Path, socket_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     node_config.write_text(node_config.read_text() + f"[metrics]\nport = {port}\n")
     with node_daemon(node_config, socket_path):
         assert "metrics.port" not in config("check", node_config)

@@ -82,6 +82,12 @@ def states(*arguments: str | Path) -> dict[str, str]:
     return {device["path"]: device["state"] for device in reversed(store["devices"])}
 
 
+def files_on(device: Path) -> set[str]:
+    """Return the files of checkpoints; rglob would fail where a daemon removes a directory meanwhile."""
+    found = (f"{folder}/{name}" for folder, _, names in os.walk(device) for name in names)
+    return {name for name in found if name.endswith(".safetensors")}
+
+
 class TestWithoutADaemon:
     def test_ls_says_what_lies_where(self, stored: list[Path]) -> None:
         (store,) = document("device", "ls", *stored)["stores"]
@@ -179,11 +185,11 @@ class TestARunningDaemon:
 
             def save(number: int) -> bool:
                 """Tell whether a new checkpoint has put something on the device."""
-                before = set(stored[1].rglob("*.safetensors"))
+                before = files_on(stored[1])
                 arena.save(CheckpointId(1, number), seed=number, slot=number % 2)
                 assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
                 trainer.send(frames.SealedEverywhere(attempt=1, step=number))
-                return bool(set(stored[1].rglob("*.safetensors")) - before)
+                return bool(files_on(stored[1]) - before)
 
             assert not save(30)
             assert everstep("device", "drain", stored[1], "--cancel").returncode == 0

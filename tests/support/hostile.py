@@ -5,7 +5,7 @@ import os
 import re
 import socket as sockets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -247,6 +247,12 @@ def ended(sock: sockets.socket) -> bytes:
         while data := sock.recv(1 << 16):
             said += data
     return bytes(said)
+
+
+def paths_on(devices: Sequence[Path]) -> set[Path]:
+    """Return all that lies there; rglob would fail where the daemon removes a directory meanwhile."""
+    found = [(folder, names) for device in devices for folder, *names in os.walk(device)]
+    return {Path(folder, name) for folder, (folders, files) in found for name in (*folders, *files)}
 
 
 HELLO = frames.Hello(protocol=frames.PROTOCOL, version=VERSION, role=frames.Role.TRAINER)

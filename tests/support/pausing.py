@@ -75,6 +75,7 @@ def pausing_daemon(
     path = Path(os.environ["EVERSTEP_SOCKET"])
     path.parent.mkdir(mode=0o700, exist_ok=True)
     arguments = ["--private", "--socket", path] if config is None else ["daemon", "--config", config]
+    path.with_name("daemon.json").unlink(missing_ok=True)  # that of one before, which was killed
     with path.with_name("daemon.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", SCRIPTS / "pausing_daemon.py", *arguments],

@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from hostile import HELLO, HOST, Attacked, Case, Evil, attacked, ended
+from hostile import HELLO, HOST, SETTLE_S, Attacked, Case, Evil, attacked, ended, paths_on
 from pausing import wait_until
 
 from everstep.core.ids import CheckpointId
@@ -580,12 +580,12 @@ def many_calls(target: Attacked) -> None:
         go = threading.Event()
 
         def held() -> Iterator[bytes]:
-            go.wait(20)
+            go.wait(SETTLE_S)
             yield b""
 
         metadata = (("authorization", f"Bearer {token_of(evil)}"),)
         method = channel.stream_unary(SERVICE + "GetStatus")
-        calls = [method.future(held(), timeout=20, metadata=metadata) for _ in range(30)]
+        calls = [method.future(held(), timeout=SETTLE_S, metadata=metadata) for _ in range(30)]
         wait_until(lambda: sum(each.done() for each in calls) == 14)  # whichever came last
         refused = [_code(each) for each in calls if each.done()]
         go.set()
@@ -784,12 +784,12 @@ def test_what_is_logged_of_them_is_bounded_and_the_daemon_met_no_bug(target: Att
 
 def test_names_of_clients_become_no_paths(target: Attacked) -> None:
     """A name is hashed; what it says stands in files only."""
-    before = {path for device in target.devices for path in device.rglob("*")}
+    before = paths_on(target.devices)
     for name in ("../../outside", "/tmp/everstep-outside", "..", "a/b", "con\\..\\x"):
         with Evil(target) as evil:
             evil.attach(name)
             evil.ask(frames.Detach(request_id=evil.number()))
-    made = {path for device in target.devices for path in device.rglob("*")} - before
+    made = paths_on(target.devices) - before
     assert made
     for path in made:
         assert path.resolve().is_relative_to(target.devices[0].parent), path

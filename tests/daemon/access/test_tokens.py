@@ -19,7 +19,7 @@ from everstep.daemon.access import endpoint
 from everstep.daemon.access.roles_plan import Caller, Proof, Role
 from everstep.daemon.control.client import ControlClient, connected
 from everstep.daemon.control.tokens import TIMED_TOKENS_MAX, TokenBook
-from everstep.daemon.testing import FakeTrainer, daemon_process
+from everstep.daemon.testing import DEADLINE_S, FakeTrainer, daemon_process
 from everstep.proto import frames, node_pb2_grpc
 from everstep.proto import node_pb2 as pb
 
@@ -245,7 +245,7 @@ class TestDaemon:
                 stub.GetStatus(pb.GetStatusRequest(), timeout=10, metadata=metadata)
                 holder.kill()
                 holder.wait()
-                until_s = time.monotonic() + 10
+                until_s = time.monotonic() + DEADLINE_S
                 while (code := status_code(stub, metadata)) is None:
                     assert time.monotonic() < until_s
             os.kill(int(child), signal.SIGKILL)

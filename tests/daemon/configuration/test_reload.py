@@ -23,7 +23,7 @@ from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
 from everstep.proto import frames
 
 EVERSTEP = Path(sys.executable).with_name("everstep")
-MANAGER_DEADLINE_S = 15
+MANAGER_DEADLINE_S = 60
 
 
 @pytest.fixture

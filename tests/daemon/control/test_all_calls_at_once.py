@@ -48,7 +48,7 @@ def saving(socket_path: Path, devices: list[Path]) -> Iterator[None]:
     with daemon_process(socket_path), ThreadPoolExecutor(1) as threads:
         begun = threading.Event()
         saved = threads.submit(save)
-        assert begun.wait(20)
+        assert begun.wait(60)
         yield
         ends.set()
         saved.result()

@@ -32,11 +32,12 @@ def test_an_empty_mount_point_is_no_device(tmp_path: Path) -> None:
 
 
 def test_what_hangs_is_said_in_time_and_gets_no_second_write(device: Path) -> None:
-    go, writes = threading.Event(), 0
+    go, begun, writes = threading.Event(), threading.Event(), 0
 
     def hang(directory: str) -> None:
         nonlocal writes
         writes += 1
+        begun.set()
         assert go.wait(60)
 
     async def work() -> None:
@@ -45,6 +46,7 @@ def test_what_hangs_is_said_in_time_and_gets_no_second_write(device: Path) -> No
             (error,) = (await probe.failures([str(device)])).values()
             assert isinstance(error, TimeoutError)
             assert "has not ended" in str(error)
+        assert begun.wait(20)
         assert writes == 1
         go.set()
         while await probe.failures([str(device)]):  # the deadline, at most, for each

@@ -60,17 +60,19 @@ def test_a_name_is_looked_up_again_and_what_fails_changes_nothing() -> None:
 
 
 def test_a_name_server_that_hangs_holds_nobody_and_has_one_thread() -> None:
-    ending, entered = threading.Event(), list[int]()
+    ending, begun, entered = threading.Event(), threading.Event(), list[int]()
 
     def resolve(host: str, port: int) -> list[str]:
         entered.append(port)
-        ending.wait(20)
+        begun.set()
+        ending.wait(60)
         return ["127.0.0.1"]
 
     async def run() -> None:
         section = CacheSection(listen="0.0.0.0:1", dns="cache:1", resolve_s=0.01, token_file="x")
         membership = Membership(section, lambda: None, resolve)
         membership.begin(1)
+        assert begun.wait(20)
         for _ in range(20):
             await asyncio.sleep(0.01)
         assert membership.members == ()

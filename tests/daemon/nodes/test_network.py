@@ -112,7 +112,7 @@ def test_one_host_is_cut_off_and_one_killed_in_mid_epoch(
         3,
         hosts=[host.ip for host in hosts],
         prefixes=[host.prefix for host in hosts],
-        settings={"deadline_s": "2"},
+        settings={"deadline_s": "5"},
     ) as nodes:
         jobs = [Job(node, source, seed) for seed, node in enumerate(nodes)]
         run_together(jobs)

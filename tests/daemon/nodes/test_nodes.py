@@ -537,7 +537,7 @@ BAD = [
 def lone_node() -> Iterator[RunningNode]:
     """One daemon for all bad peers, which are members by their datasets."""
     folder = Path(tempfile.mkdtemp(prefix="es-"))
-    with running_nodes(folder, 1, settings={"members": "", "deadline_s": "1"}) as (node,):
+    with running_nodes(folder, 1, settings={"members": "", "deadline_s": "3"}) as (node,):
         yield node
     shutil.rmtree(folder)
 

@@ -267,20 +267,20 @@ def test_a_producer_that_vanishes_is_replaced_at_once(jobs: list[FakeJob]) -> No
 
 
 def test_a_producer_that_hangs_costs_one_lease(jobs: list[FakeJob]) -> None:
-    for job in jobs[:2]:
-        job.join(lease_s=0.2)
-    assert jobs[0].offer(1) == [0]
-    assert jobs[1].offer(1) == [1]
-    jobs[1].want(0)
+    jobs[0].join(lease_s=0.2)
+    jobs[1].join()
+    assert jobs[1].offer(1) == [0]
+    assert jobs[0].offer(1) == [1]  # last: nobody can say how long a test takes until then
+    jobs[1].want(1)
     jobs[1].stage()
-    jobs[1].publish(1)
+    jobs[1].publish(0)
     jobs[1].send(OfferShare(count=1))
     leased = jobs[1].event(ShareLeased)
-    while isinstance(leased, ShareLeased) and leased.batches != [0]:
+    while isinstance(leased, ShareLeased) and leased.batches != [1]:
         jobs[1].publish(leased.batches[0])
         jobs[1].send(OfferShare(count=1))
         leased = jobs[1].event(ShareLeased)
-    jobs[1].publish(0)
+    jobs[1].publish(1)
     assert isinstance(jobs[1].answer(), ShareReady)
     os.close(jobs[1].reader.take_fd())
 
@@ -432,7 +432,7 @@ def test_a_private_daemon_stays_while_a_job_takes_part_and_ends_when_told(socket
     with daemon_process(socket_path) as daemon, FakeJob(socket_path) as job:
         job.join()
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(20) == 0
+        assert daemon.wait(60) == 0
 
 
 CHILD = """
