@@ -1,5 +1,6 @@
 """What only an engine in a process can do: die, stand still, outlive or not outlive its parent."""
 
+import math
 import os
 import select
 import signal
@@ -26,7 +27,7 @@ SLOW = EngineConfig(block_size_bytes=4096, queue_depth=1)  # 65,536 single block
 def sparse_transfer(folder: Path, length: int = LENGTH) -> Generator[Transfer]:
     """A write of `length` zero bytes that takes memory only as it goes."""
     arena_fd = os.memfd_create("everstep-test-arena")
-    file_fd = os.open(folder / "file", os.O_CREAT | os.O_RDWR)
+    file_fd = os.open(folder / "file", os.O_CREAT | os.O_TRUNC | os.O_RDWR)
     try:
         os.ftruncate(arena_fd, length)
         yield Transfer(
@@ -73,35 +74,64 @@ def _is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+TRIES = 5
+"""Of what is timed: a busy machine may let this process, or that one, stand still for seconds."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_kill_in_mid_transfer_is_an_error_within_two_seconds(kind: EngineKind, tmp_path: Path) -> None:
+    assert any(_told_after_kill_s(kind, tmp_path) < 2 for _ in range(TRIES))
+
+
+def _told_after_kill_s(kind: EngineKind, folder: Path) -> float:
+    """Kill a process that writes; return how long the error took, infinity where all was written before the kill."""
     engine = ProcessEngine(kind, SLOW)
     try:
-        with sparse_transfer(tmp_path) as transfer:
+        with sparse_transfer(folder) as transfer:
             running = InThread(lambda: engine.run(transfer))
             _wait_until_written(transfer.file_fd)
             killed_s = time.monotonic()
             os.kill(engine.pid, signal.SIGKILL)
-            outcome = running.wait(10)
-            assert time.monotonic() - killed_s < 2
+            outcome = running.wait(60)
+            told_s = time.monotonic() - killed_s
+            if isinstance(outcome, TransferDone):
+                return math.inf
             assert isinstance(outcome, StorageError)
             assert f"{engine.pid} ended (exit status -9)" in str(outcome)
             assert os.fstat(transfer.file_fd).st_size < LENGTH
             assert _is_gone(engine.pid)
             with pytest.raises(StorageError, match="make a new engine"):
                 engine.run(transfer)
+            return told_s
     finally:
         engine.close()
 
 
 ASYNCHRONOUS = [EngineKind.AIO, EngineKind.URING]
-SLOW_BYTES_PER_S = 2_000_000
+SLOW_BYTES_PER_S = 500_000
 SLOW_LENGTH = 2 << 20
+"""Four seconds: many times what a process is given here, with room for a test that stands still itself."""
+
+
+class SlowDrive:
+    """A mounted loop device that the block layer holds to a speed."""
+
+    def __init__(self, groups: list[Path], loop: Path, folder: Path) -> None:
+        self.folder = folder
+        self._groups, self._loop = groups, loop
+
+    def hold_to(self, bytes_per_s: int) -> None:
+        """Let it do no more than so many bytes per second; 0: as fast as it can."""
+        number = self._loop.stat().st_rdev
+        for group in self._groups:
+            (group / "blkio.throttle.write_bps_device").write_text(
+                f"{os.major(number)}:{os.minor(number)} {bytes_per_s}"
+            )
 
 
 @pytest.fixture
-def slow_folder(tmp_path: Path) -> Iterator[Path]:
-    """A file system on a loop device that the block layer holds to 2 MB/s, here and for the I/O processes."""
+def slow_drive(tmp_path: Path) -> Iterator[SlowDrive]:
+    """A file system on a loop device that is held to 0.5 MB/s, here and for the I/O processes."""
     groups = _throttled_groups()
     image, folder = tmp_path / "image", tmp_path / "slow"
     folder.mkdir()
@@ -112,20 +142,13 @@ def slow_folder(tmp_path: Path) -> Iterator[Path]:
         _command("mount", loop, folder)
         (folder / "file").write_bytes(bytes(SLOW_LENGTH))
         os.sync()
-        _throttle(groups, loop, SLOW_BYTES_PER_S)
-        yield folder
-        _throttle(groups, loop, 0)
+        drive = SlowDrive(groups, loop, folder)
+        drive.hold_to(SLOW_BYTES_PER_S)
+        yield drive
+        drive.hold_to(0)
         _command("umount", "--lazy", folder)  # a process that a failed test left may still hold it
     finally:
         _command("losetup", "--detach", loop)
-
-
-def _throttle(groups: list[Path], loop: Path, bytes_per_s: int) -> None:
-    number = loop.stat().st_rdev
-    for group in groups:
-        (group / "blkio.throttle.write_bps_device").write_text(
-            f"{os.major(number)}:{os.minor(number)} {bytes_per_s}"
-        )
 
 
 def _throttled_groups() -> list[Path]:
@@ -166,29 +189,33 @@ def slow_write(folder: Path) -> Generator[tuple[Transfer, int]]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ASYNCHRONOUS)
-def test_given_up_means_that_nothing_reads_the_arena_any_more(kind: EngineKind, slow_folder: Path) -> None:
-    engine = ProcessEngine(kind, stall_timeout_s=0.3)
-    with slow_write(slow_folder) as (transfer, arena_fd):
+def test_given_up_means_that_nothing_reads_the_arena_any_more(
+    kind: EngineKind, slow_drive: SlowDrive
+) -> None:
+    engine = ProcessEngine(kind, stall_timeout_s=0.3, end_timeout_s=60)
+    path = slow_drive.folder / "file"
+    with slow_write(slow_drive.folder) as (transfer, arena_fd):
         with pytest.raises(StorageError, match="no progress"):
             engine.run(transfer)
         os.pwrite(arena_fd, b"2" * SLOW_LENGTH, 0)
         engine.close()
-    os.truncate(slow_folder / "file", SLOW_LENGTH - 1)  # waits until no direct I/O on the file is under way
-    assert (slow_folder / "file").read_bytes() == bytes(SLOW_LENGTH - 1)
+    os.truncate(path, SLOW_LENGTH - 1)  # waits until no direct I/O on the file is under way
+    assert path.read_bytes() == bytes(SLOW_LENGTH - 1)
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ASYNCHRONOUS)
 def test_a_device_that_still_works_for_a_killed_process_makes_its_arena_unusable(
-    kind: EngineKind, slow_folder: Path, caplog: pytest.LogCaptureFixture
+    kind: EngineKind, slow_drive: SlowDrive, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = ProcessEngine(kind, stall_timeout_s=0.2, end_timeout_s=0.05)
-    with slow_write(slow_folder) as (transfer, _):
+    with slow_write(slow_drive.folder) as (transfer, _):
         with pytest.raises(DeadlineError, match="do not use this range of the arena again"):
             engine.run(transfer)
         engine.close()
         assert "engine_process_stuck" in caplog.text
-        for _ in range(100):  # of 0.1 s each, while the device works
+        slow_drive.hold_to(0)
+        for _ in range(300):  # of 0.1 s each, while the device works
             caplog.clear()
             engine.close()
             if not caplog.text:
@@ -221,16 +248,24 @@ def test_a_process_that_stands_still_is_ended(kind: EngineKind, tmp_path: Path) 
 
 
 def test_progress_keeps_a_long_transfer_alive(tmp_path: Path) -> None:
-    engine = ProcessEngine(EngineKind.PLAIN, SLOW, stall_timeout_s=0.4)
+    """Where a busy machine lets it stand still for longer, all of it takes longer, too."""
+    assert any(_outlasts(stall_s, tmp_path) for stall_s in (*[0.4] * TRIES, 0.8, 1.6, 3.2))
+
+
+def _outlasts(stall_timeout_s: float, folder: Path) -> bool:
+    """Tell whether a transfer was made that took longer than its process may stand still."""
+    engine = ProcessEngine(EngineKind.PLAIN, SLOW, stall_timeout_s=stall_timeout_s)
     try:
-        with sparse_transfer(tmp_path, 384 << 20) as transfer:
-            running = InThread(lambda: engine.run(transfer))
-            outcome = running.wait(60)
-            assert isinstance(outcome, TransferDone)
-            assert outcome.bytes_moved == 384 << 20
-            assert outcome.busy_s > 0.4
+        with sparse_transfer(folder, 384 << 20) as transfer:
+            outcome = InThread(lambda: engine.run(transfer)).wait(60)
     finally:
         engine.close()
+    if isinstance(outcome, StorageError):
+        assert "made no progress" in str(outcome)
+        return False
+    assert isinstance(outcome, TransferDone)
+    assert outcome.bytes_moved == 384 << 20
+    return outcome.busy_s > stall_timeout_s
 
 
 def test_the_signals_that_stop_the_daemon_do_not_stop_the_process(tmp_path: Path) -> None:
@@ -245,12 +280,11 @@ def test_the_signals_that_stop_the_daemon_do_not_stop_the_process(tmp_path: Path
 
 
 def test_close_ends_and_reaps_the_process_and_may_be_repeated(tmp_path: Path) -> None:
-    engine = ProcessEngine(EngineKind.AIO)
-    started_s = time.monotonic()
+    engine = ProcessEngine(EngineKind.AIO, end_timeout_s=60)
     engine.close()
 
     assert _is_gone(engine.pid)
-    assert time.monotonic() - started_s < 4  # by itself, not by the kill after 5 s
+    assert engine._process.returncode == 0  # pyright: ignore[reportPrivateUsage] (by itself, not by a kill)
     engine.close()
     with sparse_transfer(tmp_path, 4096) as transfer, pytest.raises(StorageError, match="was closed"):
         engine.run(transfer)
@@ -285,7 +319,7 @@ def test_the_process_ends_when_its_parent_is_killed() -> None:
             parent.kill()
             poller = select.poll()
             poller.register(pidfd, select.POLLIN)
-            assert poller.poll(10_000), "the I/O process outlives its parent"
+            assert poller.poll(60_000), "the I/O process outlives its parent"
         finally:
             os.close(pidfd)
     finally:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ LEAVES = (*SMALL_LEAVES, whole_leaf("model.large", "float32", (1500, 1000)))
 """Two 4 MiB blocks and a bit: several transfers of the engine, and an end that is not aligned."""
 SIZES_MIB = {"ext4": 128, "xfs": 320}
 """mkfs.xfs makes nothing below 300 MiB."""
+_KEPT_S = 60.0
 
 
 def run_tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -62,10 +64,16 @@ class FileSystem:
         self.mount()
 
     def remove(self) -> None:
-        """Unmount if a test did not get that far, and see that no loop device keeps the file."""
+        """Unmount if a test did not get that far, and see that no loop device keeps the file.
+
+        A mount namespace that another test makes meanwhile keeps it for as long as it lives.
+        """
         if self.path.is_mount():
             run_tool("umount", "--lazy", self.path)
-        assert run_tool("losetup", "--associated", self.image).stdout == ""
+        deadline_s = time.monotonic() + _KEPT_S
+        while kept := run_tool("losetup", "--associated", self.image).stdout:
+            assert time.monotonic() < deadline_s, kept
+            time.sleep(0.05)
 
     def fill(self) -> Path:
         """Take every block that this user can have, and return the file that has them."""

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -131,6 +131,14 @@ def test_shards_that_are_written_together_share_the_cores_for_hashing(
     assert not too_many.is_set()
 
 
+def wait_until(is_reached: Callable[[], bool]) -> bool:
+    for _ in range(int(DEADLINE_S * 100)):
+        if is_reached():
+            break
+        threading.Event().wait(0.01)
+    return is_reached()
+
+
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_all_else_waits_until_each_drive_has_its_first_file_but_not_for_ever(
     run: RunStore, monkeypatch: pytest.MonkeyPatch, is_patient: bool
@@ -144,10 +152,12 @@ def test_all_else_waits_until_each_drive_has_its_first_file_but_not_for_ever(
         if not path.is_relative_to(slow):
             opened_fast.append(path)
         elif not first.is_set():
-            for _ in range(30 if is_patient else int(DEADLINE_S * 100)):
-                threading.Event().wait(0.01)
-                if not is_patient and len(opened_fast) > 1 and hashed:
-                    break
+            reached = wait_until(
+                lambda: bool(opened_fast) if is_patient else len(opened_fast) > 1 and bool(hashed)
+            )
+            assert reached
+            if is_patient:
+                threading.Event().wait(0.3)  # time for all else to begin, which would end it
             seen.append((len(opened_fast), len(hashed)))
             first.set()
         return make(path)
@@ -163,7 +173,7 @@ def test_all_else_waits_until_each_drive_has_its_first_file_but_not_for_ever(
 
     monkeypatch.setattr(run.store.ops, "open_new_segment", open_new_segment)
     monkeypatch.setattr(shard_write, "block_checksums", checksums)
-    monkeypatch.setattr(shard_write, "TOGETHER_S", DEADLINE_S if is_patient else 0.05)
+    monkeypatch.setattr(shard_write, "TOGETHER_S", 2 * DEADLINE_S if is_patient else 0.05)
     leaf = whole_leaf("w", "uint8", (SEGMENTS * MIB // 1024, 1024))
     state = State(plan_layout([leaf], [], segment_count=SEGMENTS), {"w": os.urandom(SEGMENTS * MIB)})
     engines = {device.device_id: LanedEngine(Waiting) for device in run.store.devices}

@@ -12,7 +12,7 @@ _FOLDER = "others"
 _LEAST_BYTES = 512
 """Less than a block of any file system; a small ext4 has blocks of 1 KiB."""
 _HOLD_MOST_S = 0.05
-_FREE_AFTER_S = 20.0
+_FREE_AFTER_S = 120.0
 
 
 def fill(drive: Path) -> int:

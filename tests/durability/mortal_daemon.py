@@ -79,11 +79,11 @@ def main() -> None:
         config, fatal_call = json.loads(line)
         pid = os.fork()
         if not pid:
+            say("pid", os.getpid())  # before it can be ready, however late its parent goes on
             try:
                 live(Path(config), fatal_call)
             finally:
                 os._exit(1)  # its end is its parent's to tell
-        say("pid", pid)
         _, status = os.waitpid(pid, 0)
         say("ended", os.waitstatus_to_exitcode(status))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from power_cut_load import Order
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 120.0
 
 
 class Writer:
