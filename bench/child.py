@@ -12,7 +12,7 @@ from typing import Any
 
 ANSWER_S = 900.0
 LOOK_S = 0.5
-END_S = 5.0
+END_S = 30.0
 
 ended_by: list[int] = []
 """Signals that told this process to end. An exception that a handler raises while the process forks is lost."""

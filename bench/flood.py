@@ -213,10 +213,11 @@ def _flood(kinds: Questions) -> dict[str, int]:
 
     def ask_on(question: Callable[[], object]) -> int:
         count = 0
-        while not ended.is_set():
+        while True:  # at least once, however late its thread begins
             question()
             count += 1
-        return count
+            if ended.is_set():
+                return count
 
     with ThreadPoolExecutor(len(kinds)) as pool:
         asking = {name: pool.submit(ask_on, question) for name, question in kinds.items()}

@@ -23,7 +23,7 @@ CORRECTION = 8
 LEAST_BYTES = 64 * MB
 """What processes take between two settings comes out of the page cache: with less of it they would be killed."""
 UNLIMITED = -1
-END_S = 5.0
+END_S = 30.0
 
 
 class PageCacheGroup:
@@ -101,13 +101,14 @@ def page_cache_group() -> Generator[PageCacheGroup]:
             left.rmdir()
     path = parent / f"{PREFIX}{os.getpid()}"
     try:
-        path.mkdir()
-    except PermissionError as error:
-        raise RigError("a memory cgroup needs root") from error
-    try:
+        try:
+            path.mkdir()
+        except PermissionError as error:
+            raise RigError("a memory cgroup needs root") from error
         yield PageCacheGroup(path)
     finally:
-        _remove(path)
+        if path.exists():  # a signal may end the process as soon as it does
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from .instrument import AnyLoader, Instrument
+from .worker_counters import WorkTotals
 
 BATCHES, WARMUP = 16, 2
 SECONDS_MAX = 2.0
@@ -32,10 +33,15 @@ def lone_cpu_s(
         for number, _ in enumerate(batches, start=1):
             if number <= WARMUP:
                 begin = instrument.totals()
-            elif number == WARMUP + BATCHES or time.monotonic() > until_s:
+            elif number == WARMUP + BATCHES or (time.monotonic() > until_s and _counted(instrument, begin)):
                 break
         work = instrument.totals().plus(begin, -1.0)
         return work.cpu_s / work.samples if work.samples else None
     finally:
         vars(loader).update(kept)
         instrument.close()
+
+
+def _counted(instrument: Instrument, begin: WorkTotals) -> bool:
+    """Tell whether anything was prepared since: after a long start of the worker it may all be from before."""
+    return instrument.totals().samples > begin.samples

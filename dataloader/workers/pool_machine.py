@@ -27,7 +27,7 @@ BARREN_DEATHS_MAX = 16
 """Deaths without one batch made between them: more than a few bad samples."""
 
 START_DEATHS_MAX = 3
-"""Deaths in a row of one worker before it was ready."""
+"""Deaths in a row of one worker before it was ready, less those that somebody asked for."""
 
 QUARANTINED_MAX = 100
 
@@ -211,7 +211,7 @@ class PoolMachine:
         self._barren_deaths += 1
         commands: list[Command] = []
         if not had_started and place == Phase.START:
-            self._start_deaths[worker] += 1
+            self._start_deaths[worker] += is_blamed
             if self._start_deaths[worker] >= START_DEATHS_MAX:
                 return [GiveUp(Hopeless.START, self._start_deaths[worker])]
         elif is_blamed and number in lost:

@@ -26,6 +26,7 @@ from jpegs import PhotographsError, made
 from loader_cpu import compared
 from node import hook_daemon
 from page_cache_group import MEMORY, PREFIX, page_cache_group
+from pausing import wait_until
 from PIL import Image
 from places import memory_folder
 from resume_rows import resume_rows
@@ -181,6 +182,7 @@ def test_jobs_that_share_prepare_each_batch_once(
     source: ImageFolderSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_rows_module, "BATCH", 8)
+    monkeypatch.setattr(shared_rows_module, "REST_S", 3.0)
     found = values(shared_rows(Part(source, COUNT), drive=None, pairs=1, jobs=[2]))
     assert found["2 jobs: preparations / separate jobs' x 2"] == 1
     assert found["2 jobs: batches prepared once more to be compared"] == 1
@@ -236,6 +238,7 @@ def test_an_epoch_beside_a_page_cache_of_the_same_size(
 @pytest.mark.root
 def test_shared_reads_are_a_kth_of_separate_ones(drive: ImageDrive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_rows_module, "BATCH", 8)
+    monkeypatch.setattr(shared_rows_module, "REST_S", 3.0)
     found = values(shared_rows(unbuffered(drive, COUNT), drive=drive, pairs=1, jobs=[2]))
     assert found["2 jobs: bytes read / separate jobs' x 2"] == pytest.approx(1, abs=0.05)
 
@@ -248,6 +251,8 @@ def test_the_page_cache_of_a_group_is_held(drive: ImageDrive, monkeypatch: pytes
     with page_cache_group() as group, child(_read_all, part) as work:
         group.add(work.pid)
         with group.holding(wanted):
+            for _ in range(2):  # who looks for the second time has set the limit
+                wait_until(lambda: bool(group.held_bytes()))
             for _ in range(20):
                 work.next()
             assert 0 < group.cached_bytes() <= 1.2 * wanted

@@ -2,20 +2,23 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 
+import meter as meter_module
 import pytest
 from meter import Meter
 
 MIB = 2**20
 PEAK_BYTES = 96 * MIB
 CHILD = f"""
-import subprocess, sys, time
+import sys
 def use():
     memory = bytearray({PEAK_BYTES})
     memory[::4096] = b"x" * len(memory[::4096])
-    time.sleep(0.2)
-for line in sys.stdin:
+    print("holds", flush=True)
+    sys.stdin.readline()
+while sys.stdin.readline():
     use()
     print("used", flush=True)
 """
@@ -29,7 +32,7 @@ child.wait()
 
 @pytest.fixture(params=[CHILD, PARENT], ids=["itself", "its_child"])
 def process(request: pytest.FixtureRequest) -> Generator[subprocess.Popen[str]]:
-    """One that uses and frees 96 MiB for each line it reads; or whose child does."""
+    """One that takes 96 MiB for a line that it reads and frees them for the next; or whose child does."""
     made = subprocess.Popen(
         [sys.executable, "-c", request.param], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -42,14 +45,28 @@ def process(request: pytest.FixtureRequest) -> Generator[subprocess.Popen[str]]:
         made.stdin.close()
 
 
-def test_memory_is_the_peak_of_each_block(process: subprocess.Popen[str]) -> None:
-    meter = Meter()
+def test_memory_is_the_peak_of_each_block(
+    process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter, seen = Meter(), threading.Event()
+    memory_bytes = meter_module.memory_bytes
+
+    def looked(pid: int) -> int:
+        found = memory_bytes(pid)
+        if found >= PEAK_BYTES:
+            seen.set()
+        return found
+
+    monkeypatch.setattr(meter_module, "memory_bytes", looked)
     assert process.stdin is not None
     assert process.stdout is not None
     for _ in range(2):
+        seen.clear()
         with meter.over(process.pid):
-            process.stdin.write("go\n")
-            process.stdin.flush()
+            print("take", file=process.stdin, flush=True)
+            assert process.stdout.readline() == "holds\n"
+            seen.wait(30)  # for the meter's next look, however late its thread is
+            print("free", file=process.stdin, flush=True)
             assert process.stdout.readline() == "used\n"
     with meter.over(process.pid):
         pass

@@ -110,8 +110,14 @@ def analyzer(dataset: Stored, workers: int) -> StallAnalyzer:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_slow_storage_is_found_and_the_cache_advised(workers: int) -> None:
-    """1.25 MB/s: a sample takes 80 ms, whoever reads; nothing else takes a tenth of it, on a busy machine either."""
-    found = analyzer(Stored(Bucket(1.25e6)), workers).run(steps=8, warmup=4 * workers)
+    """1.25 MB/s: a sample takes 80 ms, whoever reads; nothing else takes a tenth of it, on a busy machine either.
+
+    Unless it stands still for a second: of three tries the first counts in which it did not.
+    """
+    for _ in range(3):
+        found = analyzer(Stored(Bucket(1.25e6)), workers).run(steps=8, warmup=4 * workers)
+        if found.runs[1].samples_per_s > 50 and found.runs[2].samples_per_s > 8:
+            break
     assert found.advice.bound.startswith("fetch")
     assert found.advice.cached is not None
     assert found.advice.cached > 0.5
@@ -159,23 +165,25 @@ def test_what_is_no_loader_is_refused() -> None:
     [(TorchDataLoader, 0), (TorchDataLoader, 2), (DataLoader, 0), (DataLoader, 2)],
 )
 def test_a_meter_sees_the_fetch_of_a_running_training(make: Callable[..., Any], workers: int) -> None:
-    bucket = Bucket(20e6)
+    """2.5 MB/s: a sample takes 40 ms, and no wait for a core is as long."""
+    bucket = Bucket(2.5e6)
     bucket.set_cold(True)
-    dataset = Subset(Stored(bucket), range(80))
-    loader = make(dataset, batch_size=4, num_workers=workers)
+    dataset = Subset(Stored(bucket), range(40))
+    loader = make(dataset, batch_size=2, num_workers=workers)
     meter = StallMeter(loader, period=4)
     seen = [int(batch[0, 0, 0]) for batch in meter]
-    assert seen == list(range(0, 80, 4))
+    assert seen == list(range(0, 40, 2))
     assert len(meter) == 20
-    assert meter.batch_size == 4
+    assert meter.batch_size == 2
     times = meter.times()
     assert times.steps == 20
-    assert times.fetch_s > 0.5 * 80 * SAMPLE_BYTES / 20e6
+    assert times.fetch_s > 0.5 * 40 * SAMPLE_BYTES / 2.5e6
     assert times.fetch_s > times.preparation_s
     assert meter.split().step_s == pytest.approx(
         (times.fetch_s + times.preparation_s + times.copy_s + times.compute_s) / 20
     )
     before = times
+    bucket.set_cold(False)
     for _ in meter:
         pass
     assert meter.times().since(before).steps == 20

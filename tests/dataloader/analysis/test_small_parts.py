@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from everstep.core.errors import UsageError
-from everstep.dataloader.analysis import declared, page_cache, work_folder
+from everstep.dataloader.analysis import declared, page_cache, storage_probe, work_folder
 from everstep.dataloader.analysis.declared import declared_files
 from everstep.dataloader.analysis.proc_cores import usable_cores
 from everstep.dataloader.analysis.proc_files import mapped_files, open_files, queued_s, read_bytes
@@ -81,12 +81,13 @@ def test_files_are_found_while_they_are_open_or_mapped(tmp_path: Path) -> None:
     assert queued_s() >= 0.0
 
 
-def test_the_probe_reads_from_storage(tmp_path: Path) -> None:
+def test_the_probe_reads_from_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_probe, "SECONDS", 60.0)
     paths = [tmp_path / str(number) for number in range(8)]
     for path in paths:
         path.write_bytes(os.urandom(SIZE))
     before = read_bytes()
-    probe = probe_storage([*map(str, paths), str(tmp_path / "absent")], sample_bytes=65536.0, seconds=10.0)
+    probe = probe_storage([*map(str, paths), str(tmp_path / "absent")], sample_bytes=65536.0, seconds=60.0)
     assert probe is not None
     assert read_bytes().storage - before.storage >= len(paths) * SIZE
     assert probe.read_s > 0.0

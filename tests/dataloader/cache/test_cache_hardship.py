@@ -1,6 +1,7 @@
 """The cache in hard use: readers killed while they fill, threads, forks, hundreds of readers, budgets out of range."""
 
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -114,6 +115,7 @@ def test_a_hit_makes_no_system_call(source: Blocks) -> None:
     pid = os.fork()
     if pid == 0:
         assert len([dataset[index] for index in wanted]) == len(wanted)
+        gc.disable()  # what other tests left to be collected may be files
         done = ctypes.CDLL(None).prctl(22, 1, 0, 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_STRICT
         for _ in range(40):
             assert len([dataset[index] for index in wanted]) == len(wanted)
@@ -138,6 +140,7 @@ def test_torchs_own_loader_reads_each_sample_once(source: Blocks, method: str, w
         dataset, batch_size=8, num_workers=workers, multiprocessing_context=method, collate_fn=list
     )
     assert [sample for batch in loader for sample in batch] == contents(source)
+    wait_until(lambda: dataset.cache_info().cached_count == len(source))  # workers wait a second at most
     assert [dataset[index] for index in range(len(source))] == contents(source)
     assert sorted(source.reads()) == list(range(len(source)))
     dataset.close()
@@ -223,6 +226,8 @@ def test_many_readers_race_for_every_sample(source: Blocks) -> None:
     for reader in readers:
         reader.join()
     assert [reader.exitcode for reader in readers] == [0] * READERS
+    # What each has staged last comes before its end.
+    wait_until(lambda: state_of(source.name).client_count == 0)
     state = state_of(source.name)
     assert state.published_count == len(source)
     assert state.used_bytes == base_bytes(len(LENGTHS)) + sum(map(record_bytes, LENGTHS))

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -76,6 +76,7 @@ def test_workers_attach_by_themselves(source: Blocks, method: str, workers: int)
         assert second == [sample for batch in plain for sample in batch]
         assert second != first
         # A worker that lives on may be asked for a sample that it has only just staged: at most for its last message.
+        wait_until(lambda: dataset.cache_info().cached_count == 48)
         source.reads()
         assert len([sample for batch in loader for sample in batch]) == 48
         assert source.reads() == []
@@ -105,6 +106,7 @@ def test_a_forked_child_lets_go_and_attaches_itself(source: Blocks, monkeypatch:
     assert len(parents) == 1, "a connection; what is mapped needs no descriptor"
     monkeypatch.setattr("everstep.dataloader.cache.link.OUTSTANDING_MAX", 0)
     monkeypatch.setattr("everstep.dataloader.cache.link.BATCH_AGE_S", 1e9)
+    monkeypatch.setattr(reader_module, "EXIT_DEADLINE_S", 30.0)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     child = context.Process(target=read_in_child, args=(dataset, parents, theirs))
@@ -128,8 +130,9 @@ def memfds(pid: int) -> set[int]:
     """Return the inodes of the cache's memfds that a process has open."""
     found: set[int] = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        if "memfd:everstep-" in str(fd.readlink()):
-            found.add(fd.stat().st_ino)
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if "memfd:everstep-" in str(fd.readlink()):
+                found.add(fd.stat().st_ino)
     return found
 
 
@@ -165,6 +168,7 @@ def train(source: Blocks, ends: "tuple[Connection, Connection]") -> None:
             if epoch and index == 1:
                 ours.send("both workers work")
                 ours.recv()
+        wait_until(lambda: dataset.cache_info().cached_count == len(source))  # what workers staged last, too
 
 
 @contextmanager
@@ -206,7 +210,7 @@ def test_nothing_is_left_of_whoever_is_killed_and_a_restart_is_warm(tmp_path: Pa
         wait_until(lambda: not any(alive(pid) for pid in orphans))
         wait_until(lambda: len(memfds(process.pid)) == 1)
         kept = memfds(process.pid)
-        assert holders(kept) == [str(process.pid)], "one arena; no staging of the dead"
+        wait_until(lambda: holders(kept) == [str(process.pid)])  # one arena; no staging of the dead
         with trainer_in_second_epoch(source) as (trainer, pipe):
             assert source.reads() == []
             process.kill()
@@ -215,7 +219,7 @@ def test_nothing_is_left_of_whoever_is_killed_and_a_restart_is_warm(tmp_path: Pa
             pipe.send("go on")
             trainer.join()
             assert trainer.exitcode == 0, "a trainer outlives the daemon"
-        assert holders(kept) == []
+        wait_until(lambda: holders(kept) == [])
         assert source.reads() == [], "what it had mapped it had until its end"
     names = [path.name for path in Path("/dev/shm").iterdir()]
     assert not [name for name in names if "everstep-cache" in name or "everstep-staging" in name]
@@ -224,7 +228,7 @@ def test_nothing_is_left_of_whoever_is_killed_and_a_restart_is_warm(tmp_path: Pa
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -317,7 +321,6 @@ def test_a_process_that_ends_without_close_has_said_all_it_read(
 def test_a_daemon_that_hangs_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is attached goes on at once; whoever comes new does after one deadline, and starts no second daemon."""
     source = Blocks([100_000] * 600, tmp_path / "reads")
-    monkeypatch.setattr(reader_module, "ATTACH_DEADLINE_S", 0.3)
     with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])) as process:
         dataset = CachedDataset[bytes](source, budget="100MB")
         process.send_signal(signal.SIGSTOP)
@@ -327,6 +330,7 @@ def test_a_daemon_that_hangs_keeps_nobody(tmp_path: Path, monkeypatch: pytest.Mo
             info = dataset.cache_info()
             assert info.miss_count == 600
             assert info.deferred_count > 200, "the staging holds 32 MiB"
+            monkeypatch.setattr(reader_module, "ATTACH_DEADLINE_S", 0.3)
             began_s = time.monotonic()
             late = CachedDataset[bytes](source, budget="100MB")
             assert late[0] == source.content(0)

@@ -216,6 +216,7 @@ def test_a_sample_larger_than_the_staging_gets_a_larger_one(
     source: Blocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everstep.dataloader.cache.link.STAGING_BYTES", 4096)
+    monkeypatch.setattr("everstep.dataloader.cache.link.LARGER_DEADLINE_S", 30.0)
     dataset = CachedDataset[bytes](source, budget="1MB")
     for index in (3, 0, 2):
         assert dataset[index] == source.content(index)
@@ -341,6 +342,7 @@ def test_without_its_daemon_it_goes_on_and_finds_the_next_one(
     assert 3 <= len(attempts) <= 7
     with daemon_process(socket_path):
         clock[0] += 120
+        monkeypatch.setattr(reader_module, "REATTACH_DEADLINE_S", 30.0)
         for _ in range(2):
             assert [dataset[index] for index in range(5)] == [mortal.content(index) for index in range(5)]
             wait_until(dataset.flush)
@@ -355,7 +357,7 @@ def test_without_its_daemon_it_goes_on_and_finds_the_next_one(
 def test_a_private_daemon_is_started_and_ends_when_nobody_needs_it(
     mortal: Blocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EVERSTEP_LINGER_S", "1")
+    monkeypatch.setenv("EVERSTEP_LINGER_S", "5")
     dataset = CachedDataset[bytes](mortal, budget="1MB")
     read_all(dataset, mortal)
     dataset.close()
@@ -363,8 +365,8 @@ def test_a_private_daemon_is_started_and_ends_when_nobody_needs_it(
     mortal.reads()
     read_all(again, mortal)
     assert mortal.reads() == []
-    again.close()
     began_s = time.monotonic()
+    again.close()
     pid = os.waitpid(-1, 0)[0]
     assert pid > 0
     assert time.monotonic() - began_s > 0.5, "it stays for a next job"

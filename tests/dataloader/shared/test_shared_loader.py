@@ -202,7 +202,7 @@ def test_who_hangs_is_named_after_the_deadline_and_the_next_loop_begins_there(
 ) -> None:
     dataset = Bad()
     dataset.endless = 7
-    loader = make(loaders, dataset=dataset, num_workers=1, shuffle=False, timeout=1.0)
+    loader = make(loaders, dataset=dataset, num_workers=1, shuffle=False, timeout=4.0)
     got: list[int] = []
     with pytest.raises(WorkerTimeoutError, match=r"worker 0 .* is still reading sample 7"):  # noqa: PT012  what came before it counts
         for batch in loader:

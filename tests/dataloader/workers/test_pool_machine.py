@@ -218,6 +218,13 @@ def test_a_worker_that_dies_before_it_is_ready_is_started_a_few_times() -> None:
     assert machine.died(0, -1, Phase.START, is_blamed=True) == [GiveUp(Hopeless.START, START_DEATHS_MAX)]
 
 
+def test_who_is_asked_to_end_while_it_starts_is_started_again() -> None:
+    machine = PoolMachine(1, 2, is_fixed=False)
+    machine.begin()
+    for _ in range(START_DEATHS_MAX + 1):
+        assert machine.died(0, -1, Phase.START, is_blamed=False) == [Replace(0)]
+
+
 def test_a_start_in_between_forgives_the_deaths_before() -> None:
     machine = PoolMachine(1, 1, is_fixed=False)
     for _ in range(2):

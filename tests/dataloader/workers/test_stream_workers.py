@@ -95,9 +95,9 @@ def test_what_kills_each_worker_is_named(tmp_path: Path) -> None:
 
 def test_a_hanging_stream_is_named_at_the_timeout(tmp_path: Path) -> None:
     with pytest.raises(
-        WorkerTimeoutError, match=r"timed out after 1 seconds: worker 1 .*still reading sample 5 of share 1"
+        WorkerTimeoutError, match=r"timed out after 4 seconds: worker 1 .*still reading sample 5 of share 1"
     ):
-        batches_of(loader_of(Fragile(tmp_path, halts_at=11), timeout=1))
+        batches_of(loader_of(Fragile(tmp_path, halts_at=11), timeout=4))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
