@@ -66,7 +66,7 @@ class ConnectionBound:
             del self._connections[inode]
         self._others &= descriptors.keys()
         for inode in sorted(descriptors.keys() - self._connections.keys() - self._others):
-            self._judge(descriptors[inode])
+            self._judge(descriptors[inode], inode)
         ending = too_many(self._connections, (0, os.getuid()))
         for inode in ending:
             self._end(descriptors[inode], inode)
@@ -77,10 +77,11 @@ class ConnectionBound:
             )  # fmt: skip
         return bool(ending)
 
-    def _judge(self, descriptor: int) -> None:
+    def _judge(self, descriptor: int, inode: int) -> None:
         """Find out whose connection it is, if it is one that is bounded."""
         with contextlib.suppress(OSError), _duplicate(descriptor) as sock:
-            inode = os.fstat(sock.fileno()).st_ino
+            if os.fstat(sock.fileno()).st_ino != inode:
+                return  # another took the number since; the next look sees it
             self._others.add(inode)
             if sock.getsockname() not in self._paths:
                 return

@@ -1,8 +1,10 @@
 """What one user, or nobody, can hold of what gRPC serves: there is room for others, whoever holds what."""
 
 import contextlib
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,7 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -19,10 +21,12 @@ from pausing import wait_until
 
 from everstep.core.errors import DaemonUnavailableError
 from everstep.core.paths import control_socket_path
+from everstep.daemon.access.connection_bound import ConnectionBound
 from everstep.daemon.access.connection_plan import CONNECTIONS_PER_USER_MAX, too_many
 from everstep.daemon.access.open_calls import STREAMS_MAX, WAITING_MAX
 from everstep.daemon.control.client import connected
 from everstep.daemon.control.service import CALLS_MAX, CONNECTIONS_MAX
+from everstep.daemon.node import Node
 from everstep.daemon.testing import node_daemon
 
 OTHER_UID = 65534
@@ -196,3 +200,21 @@ def test_the_newest_of_a_user_are_too_many_and_nobody_elses() -> None:
     assert too_many(connections, unbounded={0}, count_max=2) == {13: 1}
     assert too_many(connections, unbounded={0}, count_max=1) == {12: 1, 13: 1, 17: 2}
     assert too_many({}, unbounded=()) == {}
+
+
+def test_a_descriptor_whose_number_another_has_taken_is_left_to_the_next_look() -> None:
+    """gRPC closes and opens meanwhile. What was recorded unlisted could not be ended, and that ended the looking."""
+    path = Path(tempfile.mkdtemp(prefix="es-bound-", dir="/tmp")) / "control.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(path))
+        listener.listen()
+        client.connect(str(path))
+        with listener.accept()[0] as accepted:
+            bound = ConnectionBound(cast(Node, None), [str(path)])
+            inode = os.fstat(accepted.fileno()).st_ino
+            known = bound._connections  # pyright: ignore[reportPrivateUsage]
+            bound._end_too_many({inode + 1: accepted.fileno()})  # pyright: ignore[reportPrivateUsage]
+            assert known == {}
+            bound._end_too_many({inode: accepted.fileno()})  # pyright: ignore[reportPrivateUsage]
+            assert known == {inode: os.getuid()}
+    shutil.rmtree(path.parent)
