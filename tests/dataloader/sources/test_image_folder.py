@@ -131,7 +131,8 @@ def test_a_changed_tree_is_indexed_again(tmp_path: Path, change: object) -> None
 def test_a_tree_that_may_still_change_is_looked_at_again(tmp_path: Path) -> None:
     """Its folders were changed in the second in which they were read: their times alone prove nothing."""
     make_tree(tmp_path)
-    os.utime(tmp_path / "cat", (time.time() + 60,) * 2)  # by a clock ahead of ours: it stays so
+    soon_s = time.time() + 60  # by a clock ahead of ours: it stays so
+    os.utime(tmp_path / "cat", (soon_s, soon_s))
     stamp = (tmp_path / "cat").stat().st_mtime_ns
     before = ImageFolderSource(tmp_path)
     (tmp_path / "cat/new.jpg").write_bytes(b"n")
@@ -211,7 +212,8 @@ def test_data_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 def test_read_only_index_of_uncertain_age_is_compared(tmp_path: Path) -> None:
     root = make_tree(tmp_path / "data")
-    os.utime(root / "cat", (time.time() + 60,) * 2)
+    soon_s = time.time() + 60
+    os.utime(root / "cat", (soon_s, soon_s))
     ImageFolderSource(root)
     assert as_nobody(tmp_path, root, "opened") == f"opened {len(like_torchvision(root))}"
     (root / "cat/new.jpg").write_bytes(b"n")
