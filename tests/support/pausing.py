@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
