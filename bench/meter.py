@@ -24,8 +24,11 @@ def memory_bytes(pid: int) -> int:
 
 def family(pid: int) -> list[int]:
     """Return a process and its children: the engines may have processes of their own."""
-    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [pid, *(int(child) for each in children for child in each)]
+    found = [pid]
+    for path in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            found += map(int, (path / "children").read_text().split())
+    return found
 
 
 @dataclass(slots=True)

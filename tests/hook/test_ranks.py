@@ -183,15 +183,15 @@ def test_rank_0_knows_the_least_time_left_when_it_decides(rank: Make, by_signal:
     assert 4.0 < left_s <= 5.0
 
 
-@pytest.mark.parametrize("first_s", [30.0, 5.0])
+@pytest.mark.parametrize("first_s", [3000.0, 500.0])
 def test_every_rank_knows_the_least_time_left_when_it_ends(rank: Make, first_s: float) -> None:
     pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
-    for each, listener, left_s in zip(pair, heard, (first_s, 35.0 - first_s), strict=True):
+    for each, listener, left_s in zip(pair, heard, (first_s, 3500.0 - first_s), strict=True):
         each.start(0, listener)
         each.ends_in(left_s)
         each.confirm_end(Ask(end="SIGTERM"))
     last_boundary(pair)
-    assert 4.0 < min(heard[1].left_s) <= 5.0
+    assert 400.0 < min(heard[1].left_s) <= 500.0
 
 
 def test_the_time_left_of_a_rank_that_waits_to_begin_grows_less(rank: Make) -> None:
@@ -402,9 +402,10 @@ def test_a_store_that_hangs_is_noticed_and_left_behind(monkeypatch: pytest.Monke
             process.send_signal(signal.SIGSTOP)
             wait_until(lambda: waiting.lost is not None)
             assert "it has not answered" in str(heard.lost.get_nowait())
+            monkeypatch.setattr(ranks_module, "STORE_DEADLINE_S", 600.0)
             began_s = time.monotonic()
             waiting.close()
-            assert time.monotonic() - began_s < 0.5
+            assert time.monotonic() - began_s < DEADLINE_S, "not as long as a Store may take that is not lost"
             assert thread.is_alive(), "the Store holds it"
             process.send_signal(signal.SIGCONT)
             thread.join(DEADLINE_S)

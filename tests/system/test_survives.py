@@ -1,5 +1,6 @@
 """The main job: a run that is killed anywhere goes on, and ends bit-identical to one that was not."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -20,8 +21,12 @@ def ids_of(lines: list[dict[str, Any]], epoch: int) -> list[int]:
 
 def flip_a_byte_of_each_page(pid: int) -> None:
     """Change what a daemon keeps in memory: a byte of each page, so that no segment is spared."""
-    entries = [each for each in Path(f"/proc/{pid}/fd").iterdir() if "everstep-arena" in str(each.readlink())]
-    for entry in {each.stat().st_ino: each for each in entries}.values():  # a memfd may be open twice
+    entries: dict[int, Path] = {}  # by inode: a memfd may be open twice
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if "everstep-arena" in str(each.readlink()):
+                entries[each.stat().st_ino] = each
+    for entry in entries.values():
         with entry.open("r+b") as file:
             for at in range(8, os.fstat(file.fileno()).st_size, 4096):
                 byte = os.pread(file.fileno(), 1, at)[0]
