@@ -200,12 +200,15 @@ def test_a_scrub_that_cannot_be_in_time_says_so(node_config: Path, socket_path: 
 def test_a_real_daemon_goes_on_after_a_restart(
     node_config: Path, socket_path: Path, stored: list[Path]
 ) -> None:
-    configure(node_config, share=SLOW_SHARE)
+    configured = node_config.read_text()
+    configure(node_config, share=SLOW_SHARE / 20)  # seconds for each, so that it ends before it has read all
     with node_daemon(node_config, socket_path), connected(socket_path) as client:
         wait_until(lambda: bool(newest := _scrub(client).newest) and newest.checkpoint_count > 0)
     mark = _mark(stored)
     assert mark is not None
     assert 0 < mark.checkpoint_count < len(STEPS)
+    node_config.write_text(configured)
+    configure(node_config)
     with node_daemon(node_config, socket_path), connected(socket_path) as client:
         wait_until(lambda: _ended(_scrub(client)))
         assert _newest(_scrub(client)).checkpoint_count == len(STEPS) - mark.checkpoint_count
