@@ -36,7 +36,7 @@ from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.engine import Engine
 from everstep.checkpoint.engine_lanes import LanedEngine
 from everstep.checkpoint.keep import Keep
-from everstep.checkpoint.manifest_types import Draft, Manifest
+from everstep.checkpoint.manifest_types import Draft
 from everstep.checkpoint.publication import PersistResult
 from everstep.checkpoint.readmission import prepare_readmission
 from everstep.checkpoint.real_storage import RealStorage
@@ -63,7 +63,7 @@ class Rank:
         self.number, self._arena = number, arena
         self._engines = [LanedEngine(AioEngine) for _ in range(device_count)]
         self._directories: tuple[Path, ...] = ()
-        self._kept: tuple[Draft, Manifest] | None = None
+        self._kept: Draft | None = None
         """What the slot holds, committed."""
 
     def begin_cycle(self, directories: tuple[Path, ...]) -> None:
@@ -82,17 +82,22 @@ class Rank:
 
     def _mend(self, run: RunStore) -> None:
         """Write the newest shard again where a device was lost, as the daemon does at once."""
-        if self._kept is None or not lost_segments(run, self._kept[1].segments):
+        if self._kept is None:
             return
-        draft, committed = self._kept
+        draft = self._kept
+        if not lost_segments(run, run.shard(draft.checkpoint, self.number).segments):
+            return
         say("again", draft.checkpoint, self.number, ",".join(map(str, range(len(self._directories)))))
+        committed = run.manifest(
+            draft.checkpoint, self.number
+        )  # or one that was refused at once
         self._saved(
             run, draft, persist_again(run, draft, committed, self._arena, engines=self._engines_of(run))
         )
 
     def _saved(self, run: RunStore, draft: Draft, result: PersistResult) -> None:
         assert all(write.is_direct for write in result.writes)
-        self._kept = draft, result.manifest
+        self._kept = draft
         numbers = {
             self._directories.index(device.path)
             for record in result.manifest.segments
