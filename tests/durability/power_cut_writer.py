@@ -88,9 +88,7 @@ class Rank:
         if not lost_segments(run, run.shard(draft.checkpoint, self.number).segments):
             return
         say("again", draft.checkpoint, self.number, ",".join(map(str, range(len(self._directories)))))
-        committed = run.manifest(
-            draft.checkpoint, self.number
-        )  # or one that was refused at once
+        committed = run.manifest(draft.checkpoint, self.number)  # or one that was refused at once
         self._saved(
             run, draft, persist_again(run, draft, committed, self._arena, engines=self._engines_of(run))
         )
