@@ -13,6 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import aiofiles
+import aiofiles.os
 import msgspec
 
 from ..core.errors import ConfigError, EverstepError, QuotaError
@@ -353,8 +354,10 @@ def _refuse(node: Node, sock: socket.socket, peer: Peer, error: QuotaError) -> N
 
 async def _write_address(path: Path, node: Node) -> None:
     address = Address(pid=os.getpid(), version=VERSION, metrics_port=node.metrics_port, private=node.private)
-    async with aiofiles.open(path, "wb") as file:
+    beside = path.with_name(f".{path.name}")
+    async with aiofiles.open(beside, "wb") as file:
         await file.write(msgspec.json.encode(address) + b"\n")
+    await aiofiles.os.replace(beside, path)  # nobody reads half of it
 
 
 def private_main() -> int:

@@ -3,8 +3,8 @@
 import contextlib
 import json
 import os
+import select
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,12 +130,10 @@ def end_daemon() -> None:
         watched = os.pidfd_open(pid)
     except (FileNotFoundError, ProcessLookupError):
         return
-    os.close(watched)
-    os.kill(pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + LINE_DEADLINE_S
-    while (
-        Path(f"/proc/{pid}").exists()
-        and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
-    ):
-        assert time.monotonic() < deadline_s, f"daemon {pid} did not end"
-        time.sleep(0.02)
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watched, signal.SIGTERM)
+        ended, _, _ = select.select([watched], [], [], LINE_DEADLINE_S)
+        assert ended, f"daemon {pid} did not end"
+    finally:
+        os.close(watched)

@@ -18,27 +18,28 @@ from everstep.hook.copier import CopyJob
 from everstep.hook.copy_plan import GATHER_BYTES_MAX
 from everstep.hook.snapshot import Snapshotter
 
-CHECKPOINTS = 6
-"""With two slots the last one surely goes into a slot that is known."""
+CHECKPOINTS = 8
+"""With two slots the last three surely go into slots that are known."""
 
 LEAVES_PER_PARAMETER = 4
 """With AdamW: the parameter, two moments and `step`."""
 
 
 class Counter:
-    """Counts the instructions that the interpreter executes, by what was measured."""
+    """Counts the instructions that the interpreter executes, by what was measured, each time."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, list[int]] = {}
 
     @contextmanager
     def counting(self, what: str) -> Generator[None]:
-        self.counts[what] = 0
+        counted = self.counts.setdefault(what, [])
+        counted.append(0)
 
         def trace(frame: FrameType, event: str, argument: object) -> Any:
             del argument
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            self.counts[what] += event == "opcode"
+            counted[-1] += event == "opcode"
             return trace
 
         sys.settrace(trace)
@@ -66,7 +67,7 @@ def large(parameters: int) -> nn.Module:
 
 
 def instructions(folder: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """What a checkpoint of a known structure takes, into a slot that was used before."""
+    """What a checkpoint of a known structure takes, into a slot that was used before (a tick may come along)."""
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -84,7 +85,7 @@ def instructions(folder: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
             run.step()
             assert run.wait(60)
         assert run.report().failures == ()
-        return dict(counter.counts)
+        return {what: min(counts[-3:]) for what, counts in counter.counts.items()}
 
 
 @pytest.mark.parametrize(

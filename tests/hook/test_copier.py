@@ -94,10 +94,16 @@ def test_after_the_guard_the_sources_may_change(copier: Copier) -> None:
 def test_the_guard_waits_for_the_copy_and_says_how_long(copier: Copier, gate: threading.Event) -> None:
     of, into, outcome = torch.ones(4), torch.zeros(4), Outcome()
     copier.submit(job(outcome, [(of, into)]))
-    waited: list[float] = []
-    guarding = threading.Thread(target=lambda: waited.append(copier.guard()))
+    began, waited = threading.Event(), list[float]()
+
+    def wait() -> None:
+        began.set()
+        waited.append(copier.guard())
+
+    guarding = threading.Thread(target=wait)
     guarding.start()
-    guarding.join(0.2)
+    assert began.wait(20)
+    guarding.join(0.5)
     assert guarding.is_alive()
     assert copier.busy
     gate.set()

@@ -177,13 +177,13 @@ def test_closing_waits_a_little_for_one_that_does_not_even_greet_and_leaves_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "CLOSE_DEADLINE_S", 0.2)
-    monkeypatch.setattr(client_module, "CONNECT_DEADLINE_S", 2.0)
+    monkeypatch.setattr(client_module, "CONNECT_DEADLINE_S", 6.0)
     with looking_for_a_daemon(tmp_path, is_polite=False) as link:
         thread = link._reconnecting
         assert thread is not None
         began_s = time.monotonic()
         link.close()
-        assert time.monotonic() - began_s < 1.5
+        assert time.monotonic() - began_s < 5.0
         assert thread.is_alive()
         assert "what was committed stands" in caplog.text
         thread.join(20)

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 import pytest
 
 from everstep.core.errors import UsageError
+from everstep.hook import notice as notice_module
 from everstep.hook.end_machine import SIGTERM, Notice
 from everstep.hook.notice import CONFIRM_S, NoticeWatch, Preemption
 
@@ -65,7 +66,10 @@ def test_a_while_after_sigterm_and_only_then_it_is_asked_whether_all_were_told(
     assert time.monotonic() - began_s >= CONFIRM_S
 
 
-def test_who_closes_meanwhile_is_not_asked(unconfirmed: threading.Event) -> None:
+def test_who_closes_meanwhile_is_not_asked(
+    unconfirmed: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notice_module, "CONFIRM_S", 60.0)
     told: SimpleQueue[Notice] = SimpleQueue()
     leaving = NoticeWatch(Preemption(), told.put, unconfirmed.set)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -22,6 +22,7 @@ from everstep.checkpoint.frequency_plan import DEADLINE_ROOM
 from everstep.checkpoint.frequency_types import Limits
 from everstep.core.errors import ConfigError, DeadlineError, EverstepError, RanksLostError
 from everstep.core.ids import CheckpointId
+from everstep.hook import notice as notice_module
 from everstep.hook import rank_beats, run_end, silence_machine
 from everstep.hook import ranks as ranks_module
 from everstep.hook.end_machine import Ask, Notice
@@ -171,16 +172,17 @@ def test_rank_0_knows_the_least_time_left_when_it_decides(rank: Make, by_signal:
     pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
     for each, listener in zip(pair, heard, strict=True):
         each.start(0, listener)
+    began_s = time.monotonic()
     if by_signal:
-        pair[0].ends_in(30.0)
+        pair[0].ends_in(3000.0)
         pair[0].confirm_end(Ask(end="SIGTERM"))
-    pair[1].ends_in(5.0)
+    pair[1].ends_in(1000.0)
     pair[1].confirm_end(Ask(end="SIGTERM")) if by_signal else pair[1].ask_for_checkpoint(
         Ask(end="the notice")
     )
     last_boundary(pair)
     (left_s,) = heard[0].known_when_asked
-    assert 4.0 < left_s <= 5.0
+    assert 1000.0 - (time.monotonic() - began_s) <= left_s <= 1000.0
 
 
 @pytest.mark.parametrize("first_s", [3000.0, 500.0])
@@ -401,7 +403,7 @@ def test_a_store_that_hangs_is_noticed_and_left_behind(monkeypatch: pytest.Monke
             assert thread is not None
             process.send_signal(signal.SIGSTOP)
             wait_until(lambda: waiting.lost is not None)
-            assert "it has not answered" in str(heard.lost.get_nowait())
+            assert "it has not answered" in str(heard.lost.get(timeout=DEADLINE_S))
             monkeypatch.setattr(ranks_module, "STORE_DEADLINE_S", 600.0)
             began_s = time.monotonic()
             waiting.close()
@@ -464,8 +466,12 @@ def test_who_is_told_after_the_store_was_lost_ends_alone(
 
 
 def test_who_is_told_with_all_others_does_not_end_alone(
-    rank: Make, alone: threading.Event, end_of: Callable[[StoreRanks], RunEnd]
+    rank: Make,
+    alone: threading.Event,
+    end_of: Callable[[StoreRanks], RunEnd],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(notice_module, "CONFIRM_S", 6.0)
     pair = [rank(0), rank(1)]
     end = end_of(pair[1])
     heard = Listener(on_confirmed=end.confirmed)
@@ -474,7 +480,7 @@ def test_who_is_told_with_all_others_does_not_end_alone(
     pair[0].confirm_end(Ask(end="SIGTERM"))
     os.kill(os.getpid(), signal.SIGTERM)
     assert heard.confirmed.wait(DEADLINE_S)
-    assert not alone.wait(CONFIRM_S + 0.5)
+    assert not alone.wait(6.5)
 
 
 def test_all_ranks_end_by_the_clock_of_the_one_that_is_ended_first(

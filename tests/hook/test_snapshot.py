@@ -20,6 +20,7 @@ from everstep.core.errors import DaemonUnavailableError, StateTypeError
 from everstep.daemon.testing import daemon_process
 from everstep.hook import capture as capture_module
 from everstep.hook import copier as copier_module
+from everstep.hook.copier import Copier
 from everstep.hook.copy_plan import Moves
 from everstep.hook.gather import copy
 from everstep.hook.report import Skipped
@@ -51,6 +52,16 @@ class Gate:
     def copy(self, moves: Moves) -> None:
         assert self.open.wait(20)
         copy(moves)
+
+    def open_during_guard(self, monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
+        """Open it so long after somebody has begun to wait for the copy."""
+        guard = Copier.guard
+
+        def opening(copier: Copier) -> float:
+            threading.Timer(after_s, self.open.set).start()
+            return guard(copier)
+
+        monkeypatch.setattr(Copier, "guard", opening)
 
 
 @pytest.fixture
@@ -133,7 +144,7 @@ def assert_restores(device: Path, expected: dict[str, torch.Tensor], width: int 
 
 class TestWhatASnapshotHolds:
     def test_the_state_of_its_boundary_though_training_goes_on_at_once(
-        self, device: Path, gate: Gate
+        self, device: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         objects = made()
         with attached(device, objects, final=False) as run:
@@ -142,10 +153,10 @@ class TestWhatASnapshotHolds:
             iterate(run, objects, checkpoint=True)
             expected = state_of(objects)
             objects["model"].seen.add_(7)  # a buffer: nobody guards it
-            threading.Timer(0.1, gate.open.set).start()
+            gate.open_during_guard(monkeypatch, 0.3)
             iterate(run, objects)  # its optimizer waits for the copy
             assert run.wait(20)
-            assert run.report().guard_s > 0.05
+            assert run.report().guard_s > 0.2
         assert_restores(device, expected)
 
     def test_mutating_waits_for_the_copy(self, device: Path, gate: Gate) -> None:
@@ -223,10 +234,14 @@ class TestSkipping:
             gate.open.set()
             assert run.wait(20)
 
-    def test_no_checkpoint_waits_for_the_arena(self, device: Path) -> None:
+    def test_no_checkpoint_waits_for_the_arena(self, device: Path, daemon: "subprocess.Popen[bytes]") -> None:
         objects = made()
         with attached(device, objects, final=False) as run:
-            iterate(run, objects, checkpoint=True)
+            daemon.send_signal(signal.SIGSTOP)
+            try:
+                iterate(run, objects, checkpoint=True)
+            finally:
+                daemon.send_signal(signal.SIGCONT)
             assert run.report().skipped == {
                 SkipReason.ARENA: Skipped(count=1, example="the arena is being allocated")
             }

@@ -55,17 +55,17 @@ def test_a_daemon_that_writes_nothing_more_holds_nobody_for_ever() -> None:
 
 
 def test_each_window_that_is_written_prolongs_the_wait() -> None:
-    gate, progress = WindowGate(lambda: False, silence_s=1.0), threading.Event()
+    gate, progress = WindowGate(lambda: False, silence_s=3.0), threading.Event()
 
     def write() -> None:
         for segment in range(12):  # slower altogether than the silence allowed
-            progress.wait(0.2)
+            progress.wait(0.3)
             gate.written(segment)
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(write)
         gate.wait(11)
-    assert gate.waited_s > 1.0
+    assert gate.waited_s > 3.0
 
 
 def test_a_daemon_that_is_gone_is_noticed() -> None:

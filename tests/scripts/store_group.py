@@ -7,6 +7,7 @@ in the Store. What everstep says over the Store is the same.
 import argparse
 import json
 import os
+import signal
 import time
 from datetime import timedelta
 
@@ -33,6 +34,9 @@ def main() -> None:
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument(
+        "--dies", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"), help="by SIGKILL"
+    )
     parser.add_argument("--notice", help="a file that announces the end, a second before")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -62,6 +66,8 @@ def main() -> None:
                 time.sleep(args.step_s)
                 run.step()
                 say(rank=args.rank, step=run.steps)
+                if (args.rank, run.steps) == tuple(args.dies):
+                    os.kill(os.getpid(), signal.SIGKILL)
                 run.wait()
                 if run.steps == args.until:
                     say(rank=args.rank, waiting=run.steps)

@@ -3,13 +3,14 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from everstep.daemon.nodes.testing import free_port
 
 HERE = Path(__file__).resolve().parent
 AGAIN_S = 0.5
@@ -61,7 +62,7 @@ class Job:
             *self._common,
             *self.spec.arguments,
         ]
-        port = _free_port()
+        port = free_port("127.0.0.1")
         with self._log_path.open("ab") as log:
             self._processes = [
                 subprocess.Popen(
@@ -96,8 +97,8 @@ class Job:
         return True
 
     def _note_end(self, statuses: list[int]) -> None:
-        """What ended by itself, for no reason that was given it, is worth a look."""
-        if not self._is_killed and not set(statuses) <= {75, -signal.SIGKILL}:
+        """What ended by itself, for no reason that was given it, is worth a look: where one had it, others follow."""
+        if not self._is_killed and {75, -signal.SIGKILL}.isdisjoint(statuses):
             self.ended_oddly.append(f"{self.spec.name}: start {self.starts} ended with {statuses}")
 
     def signal(self, number: int, rank: int = 0) -> None:
@@ -125,9 +126,3 @@ class Job:
     def log_end(self) -> str:
         """Return the last lines that it has logged."""
         return self._log_path.read_text(errors="replace")[-3000:]
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

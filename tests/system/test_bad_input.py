@@ -702,7 +702,7 @@ class TestDaemons:
                 pass
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(20)
+            process.wait(60)
         assert_restores(storage, saved)
 
     def test_a_stale_socket_file_is_no_daemon(self, storage: list[Path]) -> None:

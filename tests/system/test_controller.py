@@ -41,6 +41,17 @@ def last_event(client: ControlClient) -> int:
     return max(each.sequence for each in client.events())
 
 
+def kill_when_forced(trainer: Trainer, since: int) -> None:
+    """Kill it as soon as somebody has asked it for a checkpoint."""
+    with connected(Path(os.environ["EVERSTEP_SOCKET"])) as client:
+        events = client.events(EventQuery(since=since, follow=True, run=RUN))
+        try:
+            assert any(each.code == "force" for each in events)
+        finally:
+            events.close()
+            trainer.process.send_signal(signal.SIGKILL)
+
+
 def test_two_ranks_do_what_is_asked_of_their_controller(job: Job) -> None:
     started(job, "--adaptive", ranks=2)
     with connected(Path(os.environ["EVERSTEP_SOCKET"])) as client:
@@ -126,7 +137,7 @@ def test_what_cannot_be_done_is_said(job: Job) -> None:
         try:
             with pytest.raises(DeadlineError, match="no complete checkpoint"):
                 client.force_checkpoint(RUN, deadline_s=2.0)
-            killer = threading.Timer(0.5, trainer.process.send_signal, [signal.SIGKILL])
+            killer = threading.Thread(target=kill_when_forced, args=(trainer, last_event(client)))
             killer.start()
             with pytest.raises(RanksLostError):
                 client.force_checkpoint(RUN, deadline_s=30.0)

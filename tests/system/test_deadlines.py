@@ -72,7 +72,7 @@ def test_ranks_that_measure_differently_end_alike(job: Job) -> None:
     began_s = time.monotonic()
     first.process.send_signal(signal.SIGTERM)
     first.finish()
-    assert time.monotonic() - began_s < TORCHRUN_WAITS_S / 2
+    assert time.monotonic() - began_s < TORCHRUN_WAITS_S
     ended = re.findall(r"run_ended run=small reason=SIGTERM last_complete=(\S+) in_time=(\S+)", first.log)
     assert len(ended) == 2, first.log
     assert ended[0] == ended[1]
@@ -112,7 +112,7 @@ def test_the_survivor_of_a_dead_rank_ends_at_once(job: Job) -> None:
     os.kill(victim, signal.SIGKILL)
     began_s = time.monotonic()
     first.finish()
-    assert time.monotonic() - began_s < TORCHRUN_WAITS_S / 2
+    assert time.monotonic() - began_s < TORCHRUN_WAITS_S
     assert "reason=SIGTERM came to this rank, not to all" in first.log
     second = job.start("--epochs", "1", ranks=2)
     assert second.until_key("restored")["restored"] == "1.6"
@@ -294,7 +294,7 @@ def test_where_no_new_checkpoint_fits_the_one_under_way_is_waited_for(
         trained.step()
         under_way = trained.run.steps
         monkeypatch.setattr(Pace, "needed_s", 1000.0)
-        trained.run.lease(5.0)
+        trained.run.lease(30.0)
         with pytest.raises(SystemExit) as ended:
             trained.step()
         assert ended.value.code == 0

@@ -28,7 +28,7 @@ def test_training_goes_on_and_its_last_checkpoint_needs_the_good_drive_only(
     disk: LoopDisk, job: Job, undisturbed: str
 ) -> None:
     bad, good = disk.path / "everstep", job.storage[1]
-    trainer = job.start("--settle", storage=[bad, good])
+    trainer = job.start("--settle", "--step-s", "0.2", storage=[bad, good])
     trainer.until_step(7)
     disk.cut()
     (done,) = trainer.done()

@@ -190,6 +190,7 @@ class TestOneRunOneTrainer:
         first = job.start("--workers", "2", "--until", "6")
         first.until_key("waiting")
         os.kill(first.process.pid, signal.SIGKILL)  # the trainer alone: its workers live on
+        first.process.wait(60)
         second = job.start("--until", "7")
         assert second.until_key("restored")["restored"] == "1.5"
         second.kill()

@@ -157,12 +157,3 @@ def test_what_differs_between_ranks_is_refused_at_another_world_size(job: Job) -
     assert second.finish() == 1
     assert "StateMismatchError" in second.log
     assert "'own.weight' is different on each" in second.log
-
-
-def test_a_refusal_of_one_rank_is_raised_by_all(job: Job) -> None:
-    first = job.start("--until", "3")
-    first.until_key("waiting")
-    second = job.start(ranks=2)
-    assert second.finish() != 0
-    assert second.log.count("RunBusyError") >= 2
-    first.kill()

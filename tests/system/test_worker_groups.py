@@ -105,9 +105,9 @@ def losing(job: Job, *more: str) -> list[Trainer]:
 
 
 def test_without_their_store_ranks_train_to_the_end_wait_for_nothing_and_say_why(job: Job) -> None:
-    group = losing(job, "--steps", "100")
+    group = losing(job, "--steps", "300")
     for trainer in group:
-        trainer.until_step(100)
+        trainer.until_step(300)
     began_s = time.monotonic()
     for trainer in group:
         (done,) = trainer.done()
@@ -146,11 +146,25 @@ def test_sigterm_ends_a_rank_in_time_without_the_store(job: Job) -> None:
 def test_a_rank_that_died_is_named_and_waited_for_by_nobody(job: Job) -> None:
     """torchrun would end the others; without it each wait lasted ten minutes."""
     store = agents_store()
-    survivor, victim = start_group(job, store, 0.0, 0.0, more=("--step-s", "0.02", "--steps", "60"))
-    survivor.until_step(5)
+    survivor, victim = start_group(
+        job, store, 0.0, 0.0, more=("--step-s", "0.02", "--steps", "60", "--dies", "1", "5")
+    )
+    assert victim.finish() == -signal.SIGKILL
     began_s = time.monotonic()
-    victim.kill()
     (done,) = survivor.done()
     assert time.monotonic() - began_s < ENDS_WITHIN_S
     assert any("rank 1 does not answer" in failure for failure in done["failures"]), done
     assert "close_incomplete run=group reason=rank 1 does not answer" in survivor.log
+
+
+# -- a rank is refused
+
+
+def test_a_refusal_of_one_rank_is_raised_by_all(job: Job) -> None:
+    stores = [agents_store(), agents_store()]
+    (first,) = start_group(job, stores[0], 0.0, until=3)
+    first.until_key("waiting")
+    for refused in start_group(job, stores[1], 0.0, 0.0):
+        assert refused.finish() == 1
+        assert "RunBusyError" in refused.log
+    first.kill()
