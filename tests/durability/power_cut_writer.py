@@ -65,10 +65,12 @@ class Rank:
         self._directories: tuple[Path, ...] = ()
         self._kept: Draft | None = None
         """What the slot holds, committed."""
+        self._again_failed_for: tuple[int, ...] = ()
+        """The lost segments of it that it could not be written again for."""
 
     def begin_cycle(self, directories: tuple[Path, ...]) -> None:
         """Go on with these devices; what the slot held before is not looked at any more."""
-        self._directories, self._kept = directories, None
+        self._directories, self._kept, self._again_failed_for = directories, None, ()
 
     def save(self, run: RunStore, state: State, checkpoint: CheckpointId) -> None:
         """Persist this rank's shard, and say so; what is kept in memory and has lost a device comes first."""
@@ -85,8 +87,10 @@ class Rank:
         if self._kept is None:
             return
         draft = self._kept
-        if not lost_segments(run, run.shard(draft.checkpoint, self.number).segments):
+        lost = lost_segments(run, run.shard(draft.checkpoint, self.number).segments)
+        if not lost or lost == self._again_failed_for:
             return
+        self._again_failed_for = lost
         say("again", draft.checkpoint, self.number, ",".join(map(str, range(len(self._directories)))))
         committed = run.manifest(draft.checkpoint, self.number)  # or one that was refused at once
         self._saved(
@@ -95,7 +99,7 @@ class Rank:
 
     def _saved(self, run: RunStore, draft: Draft, result: PersistResult) -> None:
         assert all(write.is_direct for write in result.writes)
-        self._kept = draft
+        self._kept, self._again_failed_for = draft, ()
         numbers = {
             self._directories.index(device.path)
             for record in result.manifest.segments
