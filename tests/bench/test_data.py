@@ -283,6 +283,7 @@ def test_a_child_that_fails_says_why_and_leaves_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.timeout(240)
 def test_a_run_that_is_told_to_end_leaves_nothing(own_rig: Path, images: Path, tmp_path: Path) -> None:
     """In the middle of an epoch on a throttled drive: no drive, no group, no process."""
     output = tmp_path / "out.json"

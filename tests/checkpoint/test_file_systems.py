@@ -56,8 +56,11 @@ class FileSystem:
             pytest.skip(f"cannot mount a loop device here: {done.stderr.strip()}")
 
     def unmount(self) -> None:
-        done = run_tool("umount", self.path)
-        assert done.returncode == 0, done.stderr
+        """Unmount it, as soon as nothing of the machine looks at it any more."""
+        deadline_s = time.monotonic() + _KEPT_S
+        while (done := run_tool("umount", self.path)).returncode:
+            assert time.monotonic() < deadline_s, done.stderr
+            time.sleep(0.05)
 
     def remount(self) -> None:
         self.unmount()

@@ -128,7 +128,7 @@ def test_fallocate_says_when_there_is_no_room(tmp_path: Path) -> None:
             linux.fallocate(file.fileno(), 1 << 20)
         assert caught.value.errno == errno.ENOSPC
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 def test_a_sealed_memfd_keeps_its_size_and_stays_writable() -> None:
