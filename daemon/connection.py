@@ -21,9 +21,7 @@ REQUEST_BYTES_MAX = 16 * 1024 * 1024
 FRAME_DEADLINE_S = 30.0
 """From a frame's first byte to its last."""
 LARGE_BYTES = 64 * 1024
-"""Of an unfinished frame: from here on it is asked whether its user may have that much waiting."""
-REST_S_MAX = 1.0
-"""A connection that sends too much is not read for so long at once."""
+"""That may wait of one connection whatever waits of others of its user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +34,12 @@ class Manners:
     """Returns how many frames may be served now, before clients of other users have their turn."""
     pace: Callable[[int], float]
     """Takes how many frames came and returns for how many seconds none is read."""
-    may_hold: Callable[[], bool]
-    """Tells whether so much of what came may wait."""
+    rest: Callable[[Callable[[], None]], None]
+    """Takes what reads on, which is called when the user has a turn again."""
+    rest_no_more: Callable[[Callable[[], None]], None]
+    """Takes what is not to be called any more."""
+    hold: Callable[[int], bool]
+    """Takes by how many bytes what came and waits has grown, and tells whether so much of its user may wait."""
 
 
 class Connection:
@@ -61,12 +63,14 @@ class Connection:
         self._on_frame, self._on_closed, self._manners = on_frame, on_closed, manners
         self._frame_timer: asyncio.TimerHandle | None = None
         self._frame_left_s = FRAME_DEADLINE_S
-        self._rest_timer: asyncio.TimerHandle | None = None
+        self._wait_timer: asyncio.TimerHandle | None = None
+        self._held_bytes = 0
+        """As it was told."""
         self._closed = self._writing = self._reading = self._unheard = False
         self.is_unread = wait_s > 0
         """Nothing was looked at yet."""
         if self.is_unread:
-            self._rest_timer = self._loop.call_later(wait_s, self._read_on)
+            self._wait_timer = self._loop.call_later(wait_s, self._read_on)
         else:
             self._read()
 
@@ -104,9 +108,11 @@ class Connection:
         if self._closed:
             return
         self._closed = True
-        for timer in (self._frame_timer, self._rest_timer):
+        for timer in (self._frame_timer, self._wait_timer):
             if timer is not None:
                 timer.cancel()
+        self._manners.rest_no_more(self._read_on)
+        self._manners.hold(-self._held_bytes)
         self._loop.remove_reader(self._sock.fileno())
         self._stop_sending()
         self._sock.close()
@@ -122,12 +128,13 @@ class Connection:
         self.close()
 
     def _readable(self) -> None:
-        rest_s = self._manners.pace(0)
-        if rest_s > 0:
-            self._rest(rest_s)
-        elif self._manners.turn() > 0:
+        if self._may_be_served():
             self._serve(receive=True)
-        # Else the loop says it again in its next round.
+        else:
+            self._rest()
+
+    def _may_be_served(self) -> bool:
+        return self._manners.turn() > 0 and self._manners.pace(0) <= 0
 
     def _serve(self, *, receive: bool) -> None:
         """Hand out the next whole frames, of what comes or of what has come."""
@@ -137,13 +144,16 @@ class Connection:
                 return
             if self._reader.fd_count:
                 raise FrameError("clients send no descriptors")
-            count, count_max = 0, self._manners.turn()
-            while count < count_max and (body := self._reader.next_body()) is not None:
+            count = 0
+            while has_turn := count < self._manners.turn():
+                body = self._reader.next_body()
+                if body is None:
+                    break
                 count += 1
                 self._on_frame(decode_request(body))
                 if self._closed:
                     return
-            self._look_at_rest(count, count_max)
+            self._look_at_rest(count, has_turn=has_turn)
         except BlockingIOError:
             return
         except FrameError as error:
@@ -152,17 +162,18 @@ class Connection:
         except OSError:
             self.close()
 
-    def _look_at_rest(self, count: int, count_max: int) -> None:
+    def _look_at_rest(self, count: int, *, has_turn: bool) -> None:
         """After so many whole frames, give what is left a deadline, or rest where they were many."""
         held_bytes = self._reader.held_bytes
         self._stop_frame_clock()
         if count or not held_bytes:
             self._frame_left_s = FRAME_DEADLINE_S
-        if held_bytes > LARGE_BYTES and not self._manners.may_hold():
+        grown_bytes, self._held_bytes = held_bytes - self._held_bytes, held_bytes
+        if not self._manners.hold(grown_bytes) and held_bytes > LARGE_BYTES:
             raise FrameError(f"what this user has sent waits with too many bytes, {held_bytes} of them here")
         rest_s = self._manners.pace(count) if count else 0.0
-        if rest_s > 0 or count == count_max:
-            self._rest(rest_s)
+        if rest_s > 0 or not has_turn:
+            self._rest()
         else:
             self._read()
 
@@ -174,21 +185,20 @@ class Connection:
         if self._reader.held_bytes and self._frame_timer is None:
             self._frame_timer = self._loop.call_later(self._frame_left_s, self._frame_late)
 
-    def _rest(self, rest_s: float) -> None:
+    def _rest(self) -> None:
         """Look at what has come later; meanwhile no client is late."""
         self._stop_frame_clock()
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._sock.fileno())
-        self._rest_timer = self._loop.call_later(min(rest_s, REST_S_MAX), self._read_on)
+        self._manners.rest(self._read_on)
 
     def _read_on(self) -> None:
-        self._rest_timer, self.is_unread = None, False
-        rest_s = self._manners.pace(0)
-        if rest_s > 0 or not self._manners.turn():  # other connections of this user have sent meanwhile
-            self._rest(rest_s)
-        else:
+        self._wait_timer, self.is_unread = None, False
+        if self._may_be_served():
             self._serve(receive=False)
+        else:  # other connections of this user have sent meanwhile
+            self._rest()
 
     def _stop_frame_clock(self) -> None:
         if self._frame_timer is not None:
@@ -251,6 +261,11 @@ def _ignore() -> None:
 
 
 _NO_MANNERS = Manners(
-    report=lambda _event, _text: None, turn=lambda: 0, pace=lambda _count: 0.0, may_hold=lambda: True
+    report=lambda _event, _text: None,
+    turn=lambda: 0,
+    pace=lambda _count: 0.0,
+    rest=lambda _: None,
+    rest_no_more=lambda _: None,
+    hold=lambda _: True,
 )
 """Of a closed connection."""

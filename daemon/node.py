@@ -62,7 +62,7 @@ from .registry import Lease, Lessee, RankRecord, Registry, RunRecord
 from .session import Session
 from .shared.share_book import ShareBook
 from .traces import Traces
-from .turns import Turns
+from .turns import Rests, Turns
 from .web.site import Site
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class Node:
         self.quotas, self.refusals = QuotaPlan(limits=limits_of(config.quota)), RefusalLog()
         self.served = ServedUsers.of(() if private else config.daemon.users)
         self.turns = Turns()
+        self.rests = Rests(self.turns, self._frames_delay_s)
         self.registry = Registry()
         self.sessions: set[Session] = set()
         self.lifetime = Lifetime(self)
@@ -378,6 +379,9 @@ class Node:
         self.reporter.left(lease.rank)
         self.drop_memory(lease.rank)
         self.lifetime.changed()
+
+    def _frames_delay_s(self, uid: int) -> float:
+        return self.quotas.frames_delay_s(uid, 0, asyncio.get_running_loop().time())
 
     def session_ended(self, session: Session) -> None:
         """A client is gone: a trainer's copies are dropped, what it sealed stays, is persisted and kept a while."""

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..core.errors import EverstepError, FencedError, UsageError, VersionMismatchError
@@ -52,7 +53,14 @@ class Session:
             sock,
             self._on_frame,
             self.end,
-            Manners(report=self._report, turn=self._turn, pace=self._pace, may_hold=self._may_hold),
+            Manners(
+                report=self._report,
+                turn=self._turn,
+                pace=self._pace,
+                rest=partial(node.rests.add, peer.uid),
+                rest_no_more=partial(node.rests.discard, peer.uid),
+                hold=self._hold,
+            ),
             wait_s,
         )
         loop.add_reader(peer.pidfd, self.end)
@@ -72,11 +80,6 @@ class Session:
     def pid(self) -> int:
         """Process id of the client, for messages to people."""
         return self.peer.pid
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that came and were not served, of frames that have come whole or not."""
-        return self._connection.held_bytes
 
     @property
     def is_unread(self) -> bool:
@@ -132,9 +135,13 @@ class Session:
             self._node.turns.take(self.peer.uid, count)
         return self._node.quotas.frames_delay_s(self.peer.uid, count, asyncio.get_running_loop().time())
 
-    def _may_hold(self) -> bool:
-        held_bytes = sum(each.held_bytes for each in self._node.sessions if each.peer.uid == self.peer.uid)
-        return held_bytes <= HELD_BYTES_MAX
+    def _hold(self, grown_bytes: int) -> bool:
+        held_bytes, uid = self._node.rests.held_bytes, self.peer.uid
+        held_bytes[uid] += grown_bytes
+        if held_bytes[uid]:
+            return held_bytes[uid] <= HELD_BYTES_MAX
+        del held_bytes[uid]
+        return True
 
     # -- frames
 

@@ -4,11 +4,12 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
-from everstep.daemon.connection import FRAME_DEADLINE_S, REST_S_MAX, Connection, Manners
-from everstep.daemon.turns import FRAMES_AT_ONCE, Turns
+from everstep.daemon.connection import FRAME_DEADLINE_S, Connection, Manners
+from everstep.daemon.turns import FRAMES_AT_ONCE, REST_S_MAX, Rests, Turns
 from everstep.proto import frames
 from everstep.proto.frames import Reply, Request
 from everstep.proto.wire import FrameReader, decode_reply, pack
@@ -34,6 +35,22 @@ class Served:
     owed_s: float = 0.0
     on_frame: "Callable[[Connection, int], None] | None" = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    held_bytes: int = 0
+    asked: int = 0
+    """How often it was asked how long a user is not read."""
+
+    def __post_init__(self) -> None:
+        self.rests = Rests(self.turns, self.delay_s)
+
+    def hold(self, grown_bytes: int) -> bool:
+        self.held_bytes += grown_bytes
+        return True
+
+    def delay_s(self, uid: int) -> float:
+        del uid
+        self.asked += 1
+        self.changed.set()
+        return self.owed_s
 
     def connect(self, uid: int, wait_s: float = 0.0) -> tuple[Connection, socket.socket]:
         """Return the daemon's end, which has heard Hello, and the client's."""
@@ -57,9 +74,16 @@ class Served:
         def pace(count: int) -> float:
             if count:
                 self.turns.take(uid, count)
-            return self.owed_s
+            return self.delay_s(uid)
 
-        manners = Manners(report=report, turn=lambda: self.turns.left(uid), pace=pace, may_hold=lambda: True)
+        manners = Manners(
+            report=report,
+            turn=lambda: self.turns.left(uid),
+            pace=pace,
+            rest=partial(self.rests.add, uid),
+            rest_no_more=partial(self.rests.discard, uid),
+            hold=self.hold,
+        )
         made = Connection(ours, serve, close, manners, wait_s)
         made.trust()
         return made, theirs
@@ -114,6 +138,30 @@ def test_who_sends_100_000_frames_at_once_is_served_in_turns_with_others() -> No
         other.close()
         for sock in (theirs, others):
             sock.close()
+
+    asyncio.run(run())
+
+
+def test_hundreds_of_connections_that_rest_cost_what_one_costs() -> None:
+    """What is owed is a user's: all of them would be looked at whenever it is paid, for one to be read on."""
+
+    async def run() -> None:
+        served = Served()
+        pairs = [served.connect(ME) for _ in range(500)]
+        served.owed_s = 0.01
+        for number, (_, theirs) in enumerate(pairs):
+            theirs.send(pack(numbered(number)))
+        await served.until(lambda: served.asked >= len(pairs))  # each was found readable once
+        before = served.asked
+        await asyncio.sleep(0.5)
+        assert 1 <= served.asked - before <= 100
+        assert served.frames == []
+        served.owed_s = 0.0
+        await served.until(lambda: len(served.frames) == len(pairs))
+        assert [number for _, number in served.frames] == list(range(len(pairs)))
+        for made, theirs in pairs:
+            made.close()
+            theirs.close()
 
     asyncio.run(run())
 
