@@ -5,7 +5,7 @@ modules and optimizers stands until one of its watches says otherwise; then only
 """
 
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import cast
@@ -111,13 +111,12 @@ class _Walk:
     """What the containers of all `Walked` components held, and the proof that they still do."""
 
     def __init__(
-        self, parts: dict[str, _Part], watches: list[Watch], held: list[_Entry], inside: set[str]
+        self, parts: dict[str, _Part], watches: list[Watch], held: list[_Entry], inside: dict[str, _Entry]
     ) -> None:
         self.parts = parts
         self.names = {entry.spec.name for entry in held}
         self._watches = watches
-        lazy = [entry for entry in held if not entry.at_once and entry.spec.name not in inside]
-        self._lazy_names, self._lazy, self._lazy_addresses = _columns(lazy)
+        self._lazy_names, self._lazy, self._lazy_addresses = _watched(held, inside)
         self._tensors = TensorWatch((entry.original for entry in held), self._lazy)
         ranges = sorted(
             (entry.address, entry.address + entry.size_bytes)
@@ -281,7 +280,7 @@ def _capture_all(components: Sequence[Captured], known: dict[str, LeafSpec]) -> 
         sink.values,
         _lazy_of(everything, inside),
         {entry.spec.name: entry.spec for entry in everything},
-        None if crossing else _Walk(parts, watches, all_held, set(inside)),
+        None if crossing else _Walk(parts, watches, all_held, inside),
         walked=True,
     )
 
@@ -332,19 +331,27 @@ def _part(entries: Sequence[_Entry], inside: dict[str, _Entry]) -> _Part:
     )
 
 
-def _lazy_of(entries: Iterable[_Entry], inside: Container[str]) -> LazyLeaves:
-    names, tensors, addresses = _columns(
-        entry for entry in entries if not entry.at_once and entry.spec.name not in inside
-    )
+def _lazy_of(entries: Iterable[_Entry], inside: Mapping[str, _Entry]) -> LazyLeaves:
+    names, tensors, addresses = _watched(entries, inside)
     return LazyLeaves(names, tensors, addresses, noted(tensors))
 
 
-def _columns(entries: Iterable[_Entry]) -> tuple[list[str], list[torch.Tensor], list[int]]:
-    found = list(entries)
+def _watched(
+    entries: Iterable[_Entry], inside: Mapping[str, _Entry]
+) -> tuple[list[str], list[torch.Tensor], list[int]]:
+    """Return names, tensors and addresses of what must not change until the lazy leaves are copied.
+
+    Aliases are among them, each tensor object once: one that was set by `.data` counts its own versions, and what is
+    written through it moves no other's.
+    """
+    found: dict[int, _Entry] = {}
+    for entry in entries:
+        if not inside.get(entry.spec.name, entry).at_once:
+            found.setdefault(id(entry.tensor), entry)
     return (
-        [entry.spec.name for entry in found],
-        [entry.tensor for entry in found],
-        [entry.address for entry in found],
+        [entry.spec.name for entry in found.values()],
+        [entry.tensor for entry in found.values()],
+        [entry.address for entry in found.values()],
     )
 
 

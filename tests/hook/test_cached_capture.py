@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from everstep.core.errors import EverstepError
+from everstep.core.errors import EverstepError, UsageError
 from everstep.hook import tensor_watch
 from everstep.hook.capture import AT_ONCE_BYTES_MAX, StateCapture, capture_state
 from everstep.hook.component import make_components
@@ -309,6 +309,27 @@ class TestWhenNothingIsWalkedAgain:
         world.hold_a_weight()
         first = capture_state(world.components)
         assert capture_state(world.components, previous=first).walked
+
+    @pytest.mark.parametrize("which", [0, 1, 2])
+    def test_memory_that_counts_its_versions_twice_is_compared_by_each_and_one_tensor_once(
+        self, which: int
+    ) -> None:
+        layers = [nn.Linear(32, 32, bias=False) for _ in range(4)]
+        layers[1].weight.data = layers[0].weight.data
+        layers[2].weight.data = layers[0].weight.data[8:24]
+        layers[3].weight = layers[0].weight
+        components = make_components({"model": nn.Sequential(*layers).requires_grad_(False)}, world_size=1)
+        first = capture_state(components)
+        second = capture_state(components, previous=first)
+        assert (first.walked, second.walked) == (True, False)
+        assert [leaf.spec.name for leaf in second.leaves] == ["model.0.weight"]
+        for capture in (first, second):
+            assert capture.lazy.names == ["model.0.weight", "model.1.weight", "model.2.weight"]
+            capture.lazy.check()
+        layers[which].weight.zero_()
+        for capture in (first, second):
+            with pytest.raises(UsageError, match=rf"model\.{which}\.weight changed"):
+                capture.lazy.check()
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
     def test_a_scripted_module_is_walked_each_time(self) -> None:

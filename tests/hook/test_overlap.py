@@ -601,6 +601,47 @@ def test_a_weight_written_by_hand_while_it_is_copied_drops_the_snapshot_by_its_n
     assert "with run.mutating()" in failure
 
 
+class Tied(nn.Module):
+    """A layer's weight, or some rows of it, is another one's, set by `.data`: each counts its own versions."""
+
+    def __init__(self, *, rows: int, frozen: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6, bias=False), nn.Linear(6, rows, bias=False)
+        self.b.weight.data = self.a.weight.data[6 - rows :]
+        self.a.requires_grad_(not frozen)
+        self.b.requires_grad_(not frozen)
+        self.last = nn.Linear(rows, 6)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.last(self.b(self.a(batch)))
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("rows", [6, 2], ids=["whole", "rows"])
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_memory_with_two_counters_written_by_either_name_drops_the_snapshot(
+    devices: list[Path], slow: Slow, which: str, rows: int, *, frozen: bool
+) -> None:
+    loop = simple(
+        0,
+        lambda: Tied(rows=rows, frozen=frozen),
+        lambda parameters: torch.optim.AdamW([each for each in parameters if each.requires_grad], lr=0.01),
+    )
+    model = loop.objects["model"]
+    written, other = model.a.weight, model.b.weight
+    if which == "b":
+        written, other = other, written
+
+    def change() -> None:
+        before = other._version
+        with torch.no_grad():
+            written.add_(100.0)
+        assert other._version == before
+
+    failure = failure_of(loop, change, devices, slow)
+    assert f"model.{which}.weight changed while its snapshot was being copied" in failure
+
+
 def test_optimizer_state_written_by_hand_while_it_is_copied_drops_the_snapshot_by_its_name(
     devices: list[Path], slow: Slow
 ) -> None:
