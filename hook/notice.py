@@ -1,5 +1,6 @@
 """How a run hears that it is about to be ended: SIGTERM, a file, a command. It hears it on a thread of its own."""
 
+import contextlib
 import logging
 import os
 import select
@@ -24,7 +25,8 @@ CONFIRM_S = 2.0
 POLL_S = 2.0
 COMMAND_DEADLINE_S = 10.0
 ENDED_STATUS = 128 + signal.SIGTERM
-_CLOSE = b"\0"
+_CLOSE, _HANDLED = b"\0", b"\xff"
+"""No numbers of signals, which the interpreter writes to the same socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ class NoticeWatch:
 
     The main thread may be inside a collective whose peer has died, where no Python handler of a signal ever runs. So
     the signal comes through the wake-up descriptor, which the interpreter's own handler writes to in whatever thread.
+    But there is one such descriptor, and an event loop of asyncio with handlers of signals takes it and leaves none. So
+    the signal's Python handler speaks, too, and the descriptor is taken back by it and at boundaries.
     """
 
     def __init__(
@@ -74,14 +78,33 @@ class NoticeWatch:
         self._preemption, self._on_notice, self._on_unconfirmed = preemption, on_notice, on_unconfirmed
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
+        self._looks_at_s, self._closed = 0.0, False
+        self._unmatched = 0
+        """Signals that the descriptor has told, and whose Python handler has not run yet."""
         self._hears_signal = preemption.sigterm and self._take_signal()
         self._thread = threading.Thread(target=self._work, name="everstep-notice", daemon=True)
         self._thread.start()
 
+    def at_boundary(self) -> None:
+        """Take the wake-up descriptor back if nobody has it; on any thread, every few seconds."""
+        if self._hears_signal and time.monotonic() >= self._looks_at_s:
+            self._looks_at_s = time.monotonic() + POLL_S
+            self._take_descriptor()
+
+    def handled(self) -> None:
+        """The signal's Python handler runs: between any two instructions of the main thread, so nothing here locks."""
+        if self._closed:
+            _let_signal_go()
+            signal.raise_signal(signal.SIGTERM)
+        self._take_descriptor()
+        with contextlib.suppress(OSError):  # full: then there is enough to hear
+            self._mouth.send(_HANDLED)
+
     def close(self) -> None:
-        """Give the signal back, if this is the main thread, and end the thread."""
+        """Give the signal back, if this is the main thread, and end the thread. Else its handler gives it back."""
         if self._hears_signal and threading.current_thread() is threading.main_thread():
             _let_signal_go()
+        self._closed = True
         self._mouth.send(_CLOSE)
         self._thread.join()
         self._ear.close()
@@ -94,14 +117,26 @@ class NoticeWatch:
             why = "attach() was not called on the main thread"
         elif signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             why = "somebody else has a handler for it"
-        elif (other := signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)) != -1:
-            signal.set_wakeup_fd(other)
+        elif not self._take_descriptor():
             why = "somebody else, asyncio maybe, has the interpreter's wake-up descriptor"
         else:
-            signal.signal(signal.SIGTERM, _wake_up)
-            _hearing.append(self)
+            _hearing.append(self)  # first: each signal's Python handler must speak
+            signal.signal(signal.SIGTERM, _on_signal)
             return True
         logger.info("sigterm_not_heard reason=%s", why)
+        return False
+
+    def _take_descriptor(self) -> bool:
+        """Tell whether the wake-up descriptor is this watch's now; who has one keeps it."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        other = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        if other in (-1, self._mouth.fileno()):
+            return True
+        try:
+            signal.set_wakeup_fd(other)
+        except (OSError, ValueError):  # its owner has closed it
+            return True
         return False
 
     # -- the thread
@@ -148,8 +183,21 @@ class NoticeWatch:
             said = self._ear.recv(1)
             if said == _CLOSE:
                 return ""
-            if said == bytes([signal.SIGTERM]):
+            if self._is_signal(said):
                 return SIGTERM
+
+    def _is_signal(self, said: bytes) -> bool:
+        """Tell whether a byte is a signal, and not the Python handler of one that was heard before.
+
+        One handler runs for all signals that came since the last; without the descriptor it is all that is heard.
+        """
+        if said == _HANDLED:
+            told, self._unmatched = self._unmatched, 0
+            return not told
+        if said == bytes([signal.SIGTERM]):
+            self._unmatched += 1
+            return True
+        return False
 
     def _poll(self) -> str:
         """Return what the file or the command announces; empty: nothing."""
@@ -207,9 +255,10 @@ def _in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
-def _wake_up(number: int, frame: FrameType | None) -> None:
-    """Nothing is left to do: the wake-up descriptor has told it."""
+def _on_signal(number: int, frame: FrameType | None) -> None:
     del number, frame
+    for watch in tuple(_hearing):
+        watch.handled()
 
 
 def _succeeds(command: Sequence[str]) -> bool:

@@ -41,6 +41,7 @@ class RunEnd:
 
     def at_boundary(self, progress: Progress) -> None:
         """Ask for what the machine wants, before the boundary is decided about."""
+        self._watch.at_boundary()
         with self._lock:
             ask = self._machine.at_boundary(self._boundary(progress))
         self._tell_ranks()

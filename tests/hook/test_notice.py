@@ -1,12 +1,14 @@
 """Who is told that a run is to end: by real signals, a file, a command."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -143,6 +145,106 @@ def test_a_forked_child_dies_of_its_own_sigterm_and_its_parent_hears_nothing(wat
     os.kill(os.getpid(), signal.SIGTERM)
     told.get(timeout=DEADLINE_S)
     assert told.empty()
+
+
+HEARS = """
+import asyncio, signal, sys, threading
+from everstep.hook.notice import NoticeWatch, Preemption
+watch = NoticeWatch(Preemption(grace_s=1000.0), lambda notice: print(notice.reason, flush=True), lambda: None)
+"""
+
+LOOP = """
+async def hears_another_signal():
+    heard = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, heard.set)
+    if sys.argv[1] == "running":
+        print("ready", flush=True)
+        await heard.wait()
+        print("SIGUSR2", flush=True)
+        await asyncio.Event().wait()
+asyncio.run(hears_another_signal())
+"""
+"""A script that has an event loop with a handler of another signal, once or for good."""
+
+WAITS = """
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+BLOCKS = """
+from datetime import timedelta
+from torch._C._distributed_c10d import TCPStore
+store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=1000), wait_for_workers=False)
+watch.at_boundary()
+print("ready", flush=True)
+store.wait(["never"], timedelta(seconds=1000))
+"""
+"""Stands in C++ without the GIL, as in a collective: no Python handler of a signal runs."""
+
+
+@contextlib.contextmanager
+def program(*arguments: str) -> Generator[tuple[subprocess.Popen[str], Callable[[], str]]]:
+    """Run Python with these arguments until it is ready; give it and what reads its next line."""
+    with subprocess.Popen([sys.executable, "-c", *arguments], stdout=subprocess.PIPE, text=True) as process:
+        lines: SimpleQueue[str] = SimpleQueue()
+        assert process.stdout is not None
+        reader = threading.Thread(target=lambda out: [lines.put(line) for line in out], args=[process.stdout])
+        reader.start()
+        try:
+            assert lines.get(timeout=60) == "ready\n"
+            yield process, lambda: lines.get(timeout=DEADLINE_S)
+        finally:
+            process.kill()
+            reader.join()
+
+
+class TestWhereSomebodyElseHasTakenTheWakeUpDescriptor:
+    @pytest.mark.parametrize("ends", [WAITS, BLOCKS], ids=["waits", "blocks"])
+    def test_sigterm_is_told_once_and_a_second_one_ends_the_process(self, ends: str) -> None:
+        """It is gone with the loop that took it; a boundary takes it back before the thread stands in C++."""
+        with program(HEARS + LOOP + ends, "ended") as (process, line):
+            process.send_signal(signal.SIGTERM)
+            assert line() == "SIGTERM\n"
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+    def test_a_loop_that_runs_keeps_it_and_sigterm_is_told_all_the_same(self) -> None:
+        with program(HEARS + LOOP, "running") as (process, line):
+            process.send_signal(signal.SIGTERM)
+            assert line() == "SIGTERM\n"
+            process.send_signal(signal.SIGUSR2)
+            assert line() == "SIGUSR2\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the interpreter's own
+    def test_one_that_is_closed_is_nobody_s(self, watch: Watch) -> None:
+        told = watch(Preemption(grace_s=100.0))
+        ear, mouth = socket.socketpair()
+        mouth.setblocking(False)
+        ours = signal.set_wakeup_fd(mouth.fileno())
+        ear.close()
+        mouth.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert told.get(timeout=DEADLINE_S).reason == SIGTERM
+        assert signal.set_wakeup_fd(ours) == ours
+
+
+def test_sigterm_comes_through_while_the_main_thread_stands_in_a_call_that_no_handler_interrupts() -> None:
+    with program(HEARS + BLOCKS) as (process, line):
+        process.send_signal(signal.SIGTERM)
+        assert line() == "SIGTERM\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+
+def test_a_watch_that_another_thread_has_closed_keeps_no_sigterm_from_the_process() -> None:
+    closes = "closer = threading.Thread(target=watch.close)\ncloser.start()\ncloser.join()\n"
+    with program(HEARS + closes + WAITS) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("second", ["signal", "grace"])
