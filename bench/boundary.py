@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from node import hook_daemon
@@ -18,11 +18,13 @@ from persist_rows import scratch
 from torch import nn
 
 import everstep
+from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.value_format import dump_values
 from everstep.hook import snapshot
 from everstep.hook.capture import capture_state
 from everstep.hook.component import make_components
 from everstep.hook.copier import CopyJob
+from everstep.hook.slot_places import Places
 
 LEAVES_PER_PARAMETER = 4
 """The parameter, and AdamW's exp_avg, exp_avg_sq and step."""
@@ -55,9 +57,9 @@ def walk(tensors: list[torch.Tensor]) -> list[object]:
     return [(tensor.data_ptr(), tensor._version, tensor.shape) for tensor in tensors]
 
 
-def made(tensors: int) -> tuple[Small, torch.optim.Optimizer]:
+def made(tensors: int, device: str = "cpu") -> tuple[Small, torch.optim.Optimizer]:
     """Return a model and its optimizer, after a first step, whose state has about so many tensors."""
-    model = Small(tensors // LEAVES_PER_PARAMETER)
+    model = Small(tensors // LEAVES_PER_PARAMETER).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -86,6 +88,8 @@ def main() -> None:
     print(f"run.step() with checkpoint {statistics.median(found.held_ms):6.2f} ms with the GIL")
     print(f"  copies at the boundary   {statistics.median(found.gathered_ms):6.2f} ms without")
     print(f"copy thread                {statistics.median(found.copy_thread_ms):6.2f} ms")
+    for part in cuda_part_rows(options.tensors):
+        print(f"{part.measure}: {part.value:.2f} ms")
 
 
 def boundary_rows() -> list[Row]:
@@ -95,6 +99,42 @@ def boundary_rows() -> list[Row]:
     return [
         row(f"{name}, with the GIL", found.held_ms, goal=BOUNDARY_MAX_MS, at_most=True, unit="ms"),
         row(f"{name}, copying without it", found.gathered_ms, goal=None, unit="ms"),
+        *cuda_part_rows(),
+        *(cuda_rows() if torch.cuda.is_available() else ()),
+    ]
+
+
+def cuda_rows() -> list[Row]:
+    """Return the rows of the same state on a CUDA device."""
+    found = whole(*made(TENSORS, "cuda"), CHECKPOINTS)
+    name = f"{TENSORS} tensors on CUDA: training thread at a boundary"
+    held = [held + gathered for held, gathered in zip(found.held_ms, found.gathered_ms, strict=True)]
+    return [row(name, held, goal=BOUNDARY_MAX_MS, at_most=True, unit="ms")]
+
+
+def cuda_part_rows(tensors: int = TENSORS) -> list[Row]:
+    """Return what copies of CUDA tensors take each thread, over host memory: what the driver takes is not in it.
+
+    Each is a row-major tensor, so that the training thread looks it up and the copy thread copies it.
+    """
+    model, optimizer = made(tensors)
+    capture = capture_state(make_components({"model": model, "optimizer": optimizer}, world_size=1))
+    count = len(capture.leaves)
+    late = replace(capture, devices=(0,) * count, at_once=(False,) * count)
+    layout = plan_layout(late.specs, late.aliases, segment_count=1)
+    places, memory = Places(layout, late), memoryview(bytearray(layout.slot_size_bytes))
+    (batch,) = places.cuda_lazy.at(late.leaves, 0)
+
+    def view(offset: int, size: int) -> memoryview:
+        return memory[offset : offset + size]
+
+    batch.to_host(view)  # makes the views of the slot
+    name = f"{count} tensors as on CUDA, over host memory"
+    looked_up = [median_ms(lambda: places.cuda_lazy.at(late.leaves, 0), 1) for _ in range(CHECKPOINTS)]
+    copied = [median_ms(lambda: batch.to_host(view), 1) for _ in range(CHECKPOINTS)]
+    return [
+        row(f"{name}: training thread", looked_up, goal=BOUNDARY_MAX_MS, at_most=True, unit="ms"),
+        row(f"{name}: copy thread, without the GIL", copied, goal=None, unit="ms"),
     ]
 
 

@@ -40,7 +40,8 @@ class StateCapture:
     """Of the leaves, in their order; so are the next three."""
     at_once: tuple[bool, ...]
     """Those that are copied at the boundary; the others may wait."""
-    on_cuda: tuple[bool, ...]
+    devices: tuple[int, ...]
+    """Numbers of CUDA devices; -1: host memory."""
     addresses: tuple[int, ...]
     lazy: LazyLeaves
     """Those that wait; they keep memory of the state."""
@@ -77,7 +78,7 @@ class _Part:
     aliases: tuple[Alias, ...]
     specs: tuple[LeafSpec, ...]
     at_once: tuple[bool, ...]
-    on_cuda: tuple[bool, ...]
+    devices: tuple[int, ...]
     addresses: tuple[int, ...]
     copies: tuple[tuple[int, torch.Tensor], ...]
     """Leaves that are copies, and what they are copies of."""
@@ -90,7 +91,7 @@ class _Part:
             aliases=self.aliases + other.aliases,
             specs=self.specs + other.specs,
             at_once=self.at_once + other.at_once,
-            on_cuda=self.on_cuda + other.on_cuda,
+            devices=self.devices + other.devices,
             addresses=self.addresses + other.addresses,
             copies=(),
         )
@@ -303,7 +304,7 @@ def _joined(
         values=values,
         specs=whole.specs,
         at_once=whole.at_once,
-        on_cuda=whole.on_cuda,
+        devices=whole.devices,
         addresses=whole.addresses,
         lazy=lazy,
         known=known,
@@ -321,7 +322,7 @@ def _part(entries: Sequence[_Entry], inside: dict[str, _Entry]) -> _Part:
         ),
         specs=tuple(map(attrgetter("spec"), holders)),
         at_once=tuple(map(attrgetter("at_once"), holders)),
-        on_cuda=tuple(entry.tensor.is_cuda for entry in holders),
+        devices=tuple(entry.tensor.get_device() for entry in holders),
         addresses=tuple(map(attrgetter("address"), holders)),
         copies=tuple(
             (index, entry.original)

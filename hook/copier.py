@@ -25,6 +25,8 @@ class CopyJob:
     lazy: LazyLeaves
     keep_alive: list[object]
     """Tensors whose memory is read."""
+    enqueue: Callable[[], None] = lambda: None
+    """Runs first: enqueues what CUDA devices copy."""
     begin: Callable[[], None]
     """Runs before the copy."""
     before: Callable[[int], None] = lambda _: None
@@ -36,6 +38,8 @@ class CopyJob:
     finish: Callable[[float], None]
     """Runs after the copy, with the seconds that it took: seals."""
     fail: Callable[[EverstepError], None]
+    enqueued: threading.Event = field(default_factory=threading.Event)
+    """All that CUDA devices copy has been enqueued, or has failed: writers can be ordered behind it."""
     done: threading.Event = field(default_factory=threading.Event)
     copy_s: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -47,6 +51,10 @@ class CopyJob:
         began_s = time.perf_counter()
         try:
             try:
+                try:
+                    self.enqueue()
+                finally:
+                    self.enqueued.set()
                 self.begin()
                 self._move()
             finally:
@@ -106,16 +114,27 @@ class Copier:
             self._job = job
             self._changed.notify_all()
 
+    def guard_enqueuing(self) -> float:
+        """Return the seconds waited until all that CUDA devices copy for the running job has been enqueued."""
+        job = self._job
+        return 0.0 if job is None else self._wait(job.enqueued)
+
     def guard(self) -> float:
         """Return the seconds waited until the running job's sources may change."""
         job = self._job
         if job is None:
             return 0.0
         began_s = time.perf_counter()
-        while job.moves and not job.done.wait(GUARD_SLICE_S):
+        if job.moves:
+            self._wait(job.done)
+        job.compare()
+        return time.perf_counter() - began_s
+
+    def _wait(self, event: threading.Event) -> float:
+        began_s = time.perf_counter()
+        while not event.wait(GUARD_SLICE_S):
             if not self._thread.is_alive():
                 raise EverstepError("the copy thread has died", hint="please report this as a bug")
-        job.compare()
         return time.perf_counter() - began_s
 
     def drain(self, deadline_s: float) -> bool:

@@ -1,20 +1,21 @@
 """Copies from CUDA tensors into the arena: on a side stream, ordered by events, never synchronising the device.
 
 The eager part is enqueued on the compute stream itself, so it is read before anything that follows can change it; the
-lazy part on a side stream that waits for an event of the compute stream (cuda_device.py). The guard makes the compute
-stream, not the host, wait for the side stream. No GPU has run this yet: where there is one,
-tests/hook/test_cuda_copy.py does.
+lazy part by the copy thread on a side stream that waits for an event of the compute stream (cuda_device.py). The guard
+lets the host wait until that is enqueued, and then the compute stream for the side stream. No GPU has run this yet:
+where there is one, tests/hook/test_cuda_copy.py does.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, SupportsInt, cast
 
 import cffi
 import torch
 
-from .cuda_device import CudaDevice, CudaPiece, Passage, View, event, to_host
+from .cuda_batch import CudaBatch, View
+from .cuda_device import CudaDevice, Passage, event
 from .mapped_arena import MappedArena
 from .report import CostBook
 
@@ -89,37 +90,28 @@ class CudaCopies:
             self._registered.discard(arena.number)
             _cuda_runtime().cudaHostUnregister(arena.address)
 
-    def copy(
-        self, view: View, *, eager: Iterable[CudaPiece], lazy: Iterable[CudaPiece]
-    ) -> Callable[[], None]:
-        """Enqueue a snapshot's copies; the returned call blocks (a thread) until they have ended.
+    def copy(self, view: View, *, eager: Sequence[CudaBatch], lazy: Sequence[CudaBatch]) -> "CudaCopy":
+        """Enqueue a snapshot's eager copies, and begin the others; what is returned enqueues them and waits.
 
-        It lets the memory of the devices go that they took, too, and is called whatever happens.
+        The caller keeps the memory of all tensors until that has waited.
         """
         self._learn()
+        self._streams, self._passages = [], {}
         ends: list[torch.cuda.Event] = []
-        self._streams = []
-        for device, pieces in _by_device(eager).items():
-            compute = torch.cuda.current_stream(device)
+        for batch in eager:
+            compute = torch.cuda.current_stream(batch.device)
             self._streams.append(compute)
-            to_host(view, pieces, compute)
+            with torch.cuda.stream(compute):
+                batch.to_host(view)
             ends.append(event(compute))
-        clones: list[torch.Tensor] = []
-        self._passages = {}
-        for device, pieces in _by_device(lazy).items():
-            self._streams.append(self._device(device).stream)
-            self._passages[device] = self._device(device).copy(view, pieces, hold=clones)
-            ends.append(self._passages[device].ended)
-        self._tell(on_device=bool(clones))
-
-        def wait() -> None:
-            try:
-                for each in ends:
-                    each.synchronize()
-            finally:
-                clones.clear()
-
-        return wait
+        late: list[tuple[CudaDevice, CudaBatch, Passage]] = []
+        for batch in lazy:
+            device = self._device(batch.device)
+            self._streams.append(device.stream)
+            passage = self._passages[batch.device] = device.begin(batch.size_bytes)
+            late.append((device, batch, passage))
+        self._tell(on_device=any(passage.clone is not None for passage in self._passages.values()))
+        return CudaCopy(view, late, ends)
 
     def finish(self) -> None:
         """Return when the newest snapshot's copies have ended, however far its enqueuing came: it has failed."""
@@ -135,7 +127,9 @@ class CudaCopies:
         for device, passage in self._passages.items():
             passage.guard(torch.cuda.current_stream(device))
         if not self._unread:
-            self._unread = self._passages
+            self._unread = {
+                device: each for device, each in self._passages.items() if each.guarded is not None
+            }
 
     def _device(self, device: torch.device) -> CudaDevice:
         if device not in self._devices:
@@ -157,6 +151,36 @@ class CudaCopies:
         self._costs.device_first += on_device
 
 
+class CudaCopy:
+    """The copies of one snapshot. Used by the copy thread, whatever has happened."""
+
+    def __init__(
+        self,
+        view: View,
+        late: Sequence[tuple[CudaDevice, CudaBatch, Passage]],
+        ends: Sequence[torch.cuda.Event],
+    ) -> None:
+        """`late`: what has begun and is not enqueued; `ends` of what was enqueued at the boundary."""
+        self._view, self._late, self._ends = view, late, ends
+
+    def enqueue(self) -> None:
+        """Enqueue what may wait; the tensors may then be written behind their passages' guards."""
+        for device, batch, passage in self._late:
+            device.enqueue(self._view, batch, passage)
+
+    def wait(self) -> None:
+        """Return when all copies have ended, also where enqueuing them has failed; lets memory of the devices go."""
+        try:
+            for each in self._ends:
+                each.synchronize()
+            for device, _, passage in self._late:
+                (passage.ended or event(device.stream)).synchronize()
+        finally:
+            for _, _, passage in self._late:
+                passage.clone = None
+            self._late, self._ends = (), ()
+
+
 class CudaWindows:
     """Copies of one snapshot through a ring, made by the copy thread, which waits for each window's.
 
@@ -169,10 +193,11 @@ class CudaWindows:
         for device, stream in self._streams.items():
             stream.wait_event(event(torch.cuda.current_stream(device)))
 
-    def copy(self, view: View, pieces: Iterable[CudaPiece]) -> None:
-        """Enqueue the copies of some pieces."""
-        for device, found in _by_device(pieces).items():
-            to_host(view, found, self._streams[device])
+    def copy(self, view: View, batches: Iterable[CudaBatch]) -> None:
+        """Enqueue some copies."""
+        for batch in batches:
+            with torch.cuda.stream(self._streams[batch.device]):
+                batch.to_host(view)
 
     def wait(self) -> None:
         """Return when all copies enqueued so far have ended."""
@@ -183,12 +208,3 @@ class CudaWindows:
 def is_capturing() -> bool:
     """Tell whether a CUDA graph is being captured: what is enqueued then does not run, and must not wait for a copy."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-def _by_device(pieces: Iterable[CudaPiece]) -> dict[torch.device, list[CudaPiece]]:
-    """Return the pieces of each device. Empty ones need no copy, and torch makes no tensor of an empty buffer."""
-    found: dict[torch.device, list[CudaPiece]] = {}
-    for piece in pieces:
-        if piece.size_bytes:
-            found.setdefault(piece.tensor.device, []).append(piece)
-    return found

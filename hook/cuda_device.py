@@ -4,32 +4,17 @@ No GPU has run this yet: tests/hook/test_cuda_copy.py does where there is one.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .copy_plan import merged
+from .cuda_batch import CudaBatch, CudaPiece, View, copy_out, octets
 from .cuda_room import CudaRoom
 from .device_first_machine import CopyTimes, DeviceFirstMachine, Way
 
 logger = logging.getLogger(__name__)
-
-COPY_BYTES_MAX = 32 * 1024**2
-"""In one piece, to the host: a millisecond. What training reads back itself would wait behind one of gigabytes."""
-
-View = Callable[[int, int], memoryview]
-"""Shows so many bytes of the arena, or of a slot, from an offset."""
-
-
-@dataclass(frozen=True, slots=True)
-class CudaPiece:
-    """Bytes [offset_in_leaf, +size) of a dense CUDA tensor go to an offset of what a `View` shows."""
-
-    tensor: torch.Tensor
-    offset_in_leaf_bytes: int
-    size_bytes: int
-    arena_offset_bytes: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,15 +24,22 @@ class Passage:
     way: Way
     boundary: torch.cuda.Event
     """On the compute stream."""
-    copied: torch.cuda.Event
-    """The tensors have been read, and may be written."""
-    ended: torch.cuda.Event
+    clone: torch.Tensor | None = None
+    """Memory of the device that the copy goes by; let go when it has ended."""
+    copied: torch.cuda.Event | None = None
+    """The tensors have been read, and may be written; None until all has been enqueued."""
+    ended: torch.cuda.Event | None = None
     """All bytes are in the arena."""
     guarded: torch.cuda.Event | None = None
     """On the compute stream, before it waits for `copied`: as soon as training could have written."""
 
     def guard(self, compute: torch.cuda.Stream) -> None:
-        """Let a writer's stream wait until the tensors may be written; the host goes on. The first one's is timed."""
+        """Let a writer's stream wait until the tensors may be written; the host goes on. The first one's is timed.
+
+        Of one whose enqueuing has failed nothing is waited for: nobody wants what it has copied.
+        """
+        if self.copied is None:
+            return
         if self.guarded is None:
             self.guarded = event(compute)
         compute.wait_event(self.copied)
@@ -55,17 +47,21 @@ class Passage:
     @property
     def is_over(self) -> bool:
         """Tell whether all of it has happened; does not wait."""
-        return self.guarded is not None and self.guarded.query() and self.ended.query()
+        guarded, ended = self.guarded, self.ended
+        return guarded is not None and ended is not None and guarded.query() and ended.query()
 
     @property
     def times(self) -> CopyTimes:
         """Return how long the copy to the host took, and how long it may take; only once it is over."""
         begin = self.boundary if self.way is Way.HOST else self.copied
+        assert begin is not None
+        assert self.ended is not None
         return CopyTimes(copy_s=_seconds(begin, self.ended), window_s=self._window_s)
 
     @property
     def waited_s(self) -> float:
         """Return how long the compute stream stood still; only once it is over."""
+        assert self.copied is not None
         return max(0.0, _seconds(self.boundary, self.copied) - self._window_s)
 
     @property
@@ -75,7 +71,10 @@ class Passage:
 
 
 class CudaDevice:
-    """The side stream of one device, and the choice between the two ways. Used by the training thread."""
+    """The side stream of one device, and the choice between the two ways.
+
+    Used by the training thread, but for `enqueue`.
+    """
 
     def __init__(self, device: torch.device, *, device_first: bool) -> None:
         """`device_first`: memory of the device may be taken."""
@@ -96,27 +95,27 @@ class CudaDevice:
         """Return why copies go the way they do, for people; empty: there is nothing to say."""
         return self._machine.reason if self._may_choose else ""
 
-    def copy(self, view: View, pieces: Sequence[CudaPiece], *, hold: list[torch.Tensor]) -> Passage:
-        """Enqueue the copy of some pieces as the compute stream leaves them.
-
-        If it takes memory of the device, that is put in `hold`, the only reference to it: until the copy has ended.
-        """
+    def begin(self, size_bytes: int) -> Passage:
+        """Begin the copy of so many bytes, on the training thread: they are read as its stream leaves them now."""
         boundary = event(torch.cuda.current_stream(self._device))
         self._stream.wait_event(boundary)
-        for piece in pieces:
-            piece.tensor.record_stream(
-                self._stream
-            )  # freed meanwhile, its memory must not be used again too soon
-        clone = self._choose(sum(piece.size_bytes for piece in pieces))
-        if clone is None:
-            to_host(view, pieces, self._stream)
-            copied = ended = event(self._stream)
-        else:
-            hold.append(clone)
-            ordered = sorted(pieces, key=lambda piece: piece.arena_offset_bytes)
-            copied = self._to_clone(clone, ordered)
-            ended = self._from_clone(view, clone, ordered)
-        return Passage(way=self._machine.way, boundary=boundary, copied=copied, ended=ended)
+        clone = self._choose(size_bytes)
+        return Passage(way=self._machine.way, boundary=boundary, clone=clone)
+
+    def enqueue(self, view: View, batch: CudaBatch, passage: Passage) -> None:
+        """Enqueue the copies of a passage; on any thread.
+
+        Whoever waits for it keeps the tensors' memory until then, so that it is not used again too soon.
+        """
+        with torch.cuda.stream(self._stream):
+            if passage.clone is None:
+                batch.to_host(view)
+                passage.ended = passage.copied = event(self._stream)
+            else:
+                ordered = batch.in_pieces()
+                copied = self._to_clone(passage.clone, ordered)
+                passage.ended = self._from_clone(view, passage.clone, ordered)
+                passage.copied = copied
 
     def learn(self, passage: Passage) -> None:
         """Take what a passage that is over took."""
@@ -148,7 +147,7 @@ class CudaDevice:
         begin = 0
         with torch.cuda.stream(self._stream):
             for piece in pieces:
-                clone[begin : begin + piece.size_bytes].copy_(_octets(piece), non_blocking=True)
+                clone[begin : begin + piece.size_bytes].copy_(octets(piece), non_blocking=True)
                 begin += piece.size_bytes
         return event(self._stream)
 
@@ -157,16 +156,9 @@ class CudaDevice:
         begin = 0
         with torch.cuda.stream(self._stream):
             for offset, size in merged((piece.arena_offset_bytes, piece.size_bytes) for piece in pieces):
-                _copy_out(view(offset, size), clone[begin : begin + size])
+                copy_out(view(offset, size), clone[begin : begin + size])
                 begin += size
         return event(self._stream)
-
-
-def to_host(view: View, pieces: Sequence[CudaPiece], stream: torch.cuda.Stream) -> None:
-    """Enqueue the copies of some pieces on a stream of their device."""
-    with torch.cuda.stream(stream):
-        for piece in pieces:
-            _copy_out(view(piece.arena_offset_bytes, piece.size_bytes), _octets(piece))
 
 
 def event(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -175,19 +167,6 @@ def event(stream: torch.cuda.Stream) -> torch.cuda.Event:
         made = torch.cuda.Event(enable_timing=True, blocking=True)
         made.record(stream)
     return made
-
-
-def _octets(piece: CudaPiece) -> torch.Tensor:
-    flat = torch.as_strided(piece.tensor.detach(), (piece.tensor.numel(),), (1,)).view(torch.uint8)
-    return flat[piece.offset_in_leaf_bytes : piece.offset_in_leaf_bytes + piece.size_bytes]
-
-
-def _copy_out(target: memoryview, source: torch.Tensor) -> None:
-    """Enqueue a copy to the host on the current stream."""
-    into = torch.frombuffer(target, dtype=torch.uint8)
-    for begin in range(0, len(target), COPY_BYTES_MAX):
-        end = begin + COPY_BYTES_MAX
-        into[begin:end].copy_(source[begin:end], non_blocking=True)
 
 
 def _seconds(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:

@@ -6,6 +6,7 @@ from ..checkpoint.layout_plan import Layout
 from ..checkpoint.ring_layout_plan import least_ring_bytes, plan_ring
 from .capture import StateCapture
 from .copy_plan import CopyPlan, Moves, Placed
+from .cuda_batch import CudaPlan
 from .slot_places import Places
 
 STAGED_ALIGNMENT_BYTES = 64
@@ -51,18 +52,21 @@ class RingPlaces(Places):
         super().__init__(ring, capture)
         self._whole = whole
         self._staged = {leaf: ring.slot_size_bytes + at for leaf, at in staging.offsets_bytes.items()}
-        on_cuda = capture.on_cuda
+        on_cuda = [device >= 0 for device in capture.devices]
         staged = [
             Placed(leaf, 0, whole.leaves[leaf].size_bytes, offset, segment=0)
             for leaf, offset in self._staged.items()
         ]
         self.eager = CopyPlan(place for place in staged if not on_cuda[place.leaf])
-        self.cuda = [(place, True) for place in staged if on_cuda[place.leaf]]
-        self.lazy_cuda: dict[int, list[Placed]] = {}
-        """By segment: these have no moves, and are copied by `CudaWindows`."""
+        on_devices = [place for place in staged if on_cuda[place.leaf]]
+        self.cuda_eager, self.cuda_lazy = CudaPlan(on_devices, capture), CudaPlan((), capture)
+        self.cuda_segments = {place.segment for place in on_devices}
+        late: dict[int, list[Placed]] = {}
         for place in self.placed:
             if on_cuda[place.leaf] and place.leaf not in self._staged:
-                self.lazy_cuda.setdefault(place.segment, []).append(place)
+                late.setdefault(place.segment, []).append(place)
+        self.cuda_windows = {segment: CudaPlan(places, capture) for segment, places in late.items()}
+        """By segment: these have no moves, and are copied by `CudaWindows`."""
         self.lazy = CopyPlan(
             place for place in self.placed if not on_cuda[place.leaf] or place.leaf in self._staged
         )

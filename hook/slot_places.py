@@ -6,6 +6,7 @@ from ..checkpoint.draft_format import DraftEncoder
 from ..checkpoint.layout_plan import Layout
 from .capture import StateCapture
 from .copy_plan import CopyPlan, Moves, Placed
+from .cuda_batch import CudaPlan
 
 
 class Places:
@@ -13,13 +14,16 @@ class Places:
 
     def __init__(self, layout: Layout, capture: StateCapture) -> None:
         """Plan all copies: some microseconds for each leaf, so that a boundary needs none."""
-        self.layout, self._at_once, self._on_cuda = layout, capture.at_once, capture.on_cuda
+        self.layout, self._at_once, self._devices = layout, capture.at_once, capture.devices
         self.encoder = DraftEncoder()
-        placed, on_cuda = _places(layout), capture.on_cuda
+        placed = _places(layout)
         self.placed = placed
         is_eager = capture.at_once
-        self.cuda = [(place, is_eager[place.leaf]) for place in placed if on_cuda[place.leaf]]
-        on_host = [place for place in placed if not on_cuda[place.leaf]]
+        on_cuda = [place for place in placed if capture.devices[place.leaf] >= 0]
+        self.cuda_eager = CudaPlan((place for place in on_cuda if is_eager[place.leaf]), capture)
+        self.cuda_lazy = CudaPlan((place for place in on_cuda if not is_eager[place.leaf]), capture)
+        self.cuda_segments = {place.segment for place in on_cuda}
+        on_host = [place for place in placed if capture.devices[place.leaf] < 0]
         self.eager = CopyPlan(place for place in on_host if is_eager[place.leaf])
         self.lazy = CopyPlan(place for place in on_host if not is_eager[place.leaf])
         eager = [place for place in placed if is_eager[place.leaf]]
@@ -34,7 +38,7 @@ class Places:
 
     def serve(self, layout: Layout, capture: StateCapture) -> bool:
         """Tell whether they are right for a capture."""
-        return self.layout is layout and self._at_once == capture.at_once and self._on_cuda == capture.on_cuda
+        return self.layout is layout and self._at_once == capture.at_once and self._devices == capture.devices
 
 
 def _places(layout: Layout) -> list[Placed]:

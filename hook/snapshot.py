@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
+import torch
+
 from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.value_format import dump_values
@@ -18,9 +20,7 @@ from ..proto import frames
 from .capture import StateCapture, capture_state
 from .client import Answer
 from .copier import Copier, CopyJob
-from .copy_plan import Placed
 from .cuda_copy import CudaCopies, CudaWindows, is_capturing
-from .cuda_device import CudaPiece
 from .debug_check import SlotCheck
 from .gather import copy
 from .lazy_leaves import NONE
@@ -31,7 +31,7 @@ from .ring_places import RingPlaces, ring_size_bytes
 from .skip_reasons import CAPTURING, NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING
 from .slot_places import Places
 from .slot_sealing import SlotSealing
-from .state_protocol import Captured, TensorLeaf
+from .state_protocol import Captured
 from .window_gate import WindowGate
 
 logger = logging.getLogger(__name__)
@@ -308,8 +308,9 @@ class Snapshotter:
         """
         if is_capturing():
             return 0.0
+        waited_s = self._copier.guard_enqueuing()
         self._cuda.guard()
-        return self._copier.guard()
+        return waited_s + self._copier.guard()
 
     def drain(self, deadline_s: float) -> bool:
         """Wait until the running copy is sealed or dropped."""
@@ -380,10 +381,10 @@ class Snapshotter:
         self._cuda.register(arena)  # CUDA may have come into use since it was mapped
         base, leaves, layout = arena.slot_address(slot), capture.leaves, places.layout
         slot_offset = base - arena.address
-        wait_cuda = self._cuda.copy(
+        cuda = self._cuda.copy(
             arena.view,
-            eager=(_cuda_piece(place, leaves, slot_offset) for place, eager in places.cuda if eager),
-            lazy=(_cuda_piece(place, leaves, slot_offset) for place, eager in places.cuda if not eager),
+            eager=places.cuda_eager.at(leaves, base, slot_offset),
+            lazy=places.cuda_lazy.at(leaves, base, slot_offset),
         )
         for moves in places.eager.at(capture.addresses, base):
             copy(moves)
@@ -403,21 +404,22 @@ class Snapshotter:
         sealing.plan(
             {each.segment for each in moves},
             places.lazy.size_bytes,
-            {place.segment for place, _ in places.cuda},
+            places.cuda_segments,
         )
         before = sealing.before
-        if isinstance(places, RingPlaces) and any(capture.on_cuda):
-            before = _before_on_cuda(sealing, places, capture, wait_cuda)
+        if isinstance(places, RingPlaces) and any(device >= 0 for device in capture.devices):
+            before = _before_on_cuda(sealing, places, capture, cuda.wait)
         self._costs.eager_bytes = places.eager_bytes
         self._costs.largest_eager_leaf = places.largest_eager_leaf
         job = CopyJob(
             moves=moves,
             lazy=capture.lazy,
             keep_alive=[leaves],
+            enqueue=cuda.enqueue,
             begin=sealing.begin,
             before=before,
             copied=sealing.copied,
-            wait_cuda=wait_cuda,
+            wait_cuda=cuda.wait,
             finish=lambda copy_s: self._seal(copy_s, sealing, facts.checkpoint),
             fail=lambda error: self._drop(arena, slot, facts.checkpoint, error),
         )
@@ -456,30 +458,18 @@ def _before_on_cuda(
     sealing: SlotSealing, places: RingPlaces, capture: StateCapture, wait_staged: Callable[[], None]
 ) -> Callable[[int], None]:
     """Return what a copy thread does before it moves into a window of a ring, where there are CUDA tensors."""
-    devices = (
-        leaf.tensor.device for leaf, on_cuda in zip(capture.leaves, capture.on_cuda, strict=True) if on_cuda
-    )
-    windows = CudaWindows(devices)
+    windows = CudaWindows(torch.device("cuda", device) for device in {*capture.devices} if device >= 0)
+    base = sealing.arena.slot_address(sealing.slot)
 
     def before(segment: int) -> None:
         sealing.before(segment)
         if segment == 0:
             wait_staged()
-        pieces = places.lazy_cuda.get(segment, ())
-        windows.copy(sealing.view, (_cuda_piece(place, capture.leaves) for place in pieces))
+        if (plan := places.cuda_windows.get(segment)) is not None:
+            windows.copy(sealing.view, plan.at(capture.leaves, base))
         windows.wait()
 
     return before
-
-
-def _cuda_piece(place: Placed, leaves: Sequence[TensorLeaf], slot_offset_bytes: int = 0) -> CudaPiece:
-    """Return a place in the slot at that offset of the arena, or relative to its slot."""
-    return CudaPiece(
-        leaves[place.leaf].tensor,
-        place.offset_in_leaf_bytes,
-        place.size_bytes,
-        slot_offset_bytes + place.slot_offset_bytes,
-    )
 
 
 def _close_descriptor(asked: "Future[Answer]") -> None:

@@ -249,7 +249,7 @@ def facts(capture: StateCapture) -> list[object]:
         for leaf in capture.leaves
     )
     assert capture.addresses == tuple(leaf.tensor.data_ptr() for leaf in capture.leaves)
-    assert capture.on_cuda == (False,) * len(leaves)
+    assert capture.devices == (-1,) * len(leaves)
     return [leaves, capture.aliases, capture.values]
 
 

@@ -54,6 +54,7 @@ def job(
     pairs: list[tuple[torch.Tensor, torch.Tensor]],
     lazy: LazyLeaves = NONE,
     *,
+    enqueue: Callable[[], None] = nothing,
     wait_cuda: Callable[[], None] = nothing,
     finish: Callable[[float], None] | None = None,
     begin: Callable[[], None] = nothing,
@@ -66,6 +67,7 @@ def job(
     )
     return CopyJob(
         moves=plan.at([of.data_ptr() for of, _ in pairs], 0),
+        enqueue=enqueue,
         begin=begin,
         copied=outcome.copied.append,
         lazy=lazy,
@@ -300,3 +302,51 @@ def test_after_a_failure_that_nobody_expected_the_next_job_is_copied(
     copier.submit(job(outcome, []))
     assert copier.drain(20)
     assert outcome.sealed == 1
+
+
+class TestWhatCudaDevicesCopy:
+    def test_writers_wait_until_it_is_enqueued_and_not_for_the_host_s_copies(
+        self, copier: Copier, gate: threading.Event
+    ) -> None:
+        """Only then can a device be told to wait for it."""
+        enqueuing, let = threading.Event(), threading.Event()
+
+        def enqueue() -> None:
+            enqueuing.set()
+            assert let.wait(20)
+
+        outcome, waited = Outcome(), list[float]()
+        copier.submit(job(outcome, [(torch.ones(4), torch.zeros(4))], enqueue=enqueue))
+        assert enqueuing.wait(20)
+        writer = threading.Thread(target=lambda: waited.append(copier.guard_enqueuing()))
+        writer.start()
+        writer.join(0.5)
+        assert writer.is_alive()
+        let.set()
+        writer.join(20)
+        assert waited[0] > 0
+        assert copier.busy
+        gate.set()
+        assert copier.drain(20)
+        assert (copier.guard_enqueuing(), outcome.sealed) == (0.0, 1)
+
+    def test_what_cannot_be_enqueued_fails_the_snapshot_and_holds_nobody(self, copier: Copier) -> None:
+        """What was enqueued before is waited for: nothing may write to a slot that is given up."""
+        waits, outcome = list[str](), Outcome()
+
+        def enqueue() -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        copier.submit(
+            job(
+                outcome,
+                [(torch.ones(4), torch.zeros(4))],
+                enqueue=enqueue,
+                wait_cuda=lambda: waits.append("waited"),
+            )
+        )
+        copier.guard_enqueuing()
+        copier.guard()
+        assert copier.drain(20)
+        assert (outcome.sealed, outcome.copied, waits) == (0, [], ["waited"])
+        assert "an illegal memory access" in outcome.errors[0].message

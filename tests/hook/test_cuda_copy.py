@@ -16,8 +16,9 @@ from torch.amp.grad_scaler import GradScaler
 import everstep
 from everstep.daemon.testing import daemon_process
 from everstep.hook import cuda_copy
+from everstep.hook.cuda_batch import CudaBatch, CudaPiece, View
 from everstep.hook.cuda_copy import CudaCopies
-from everstep.hook.cuda_device import CudaDevice, CudaPiece, Passage, View
+from everstep.hook.cuda_device import CudaDevice, Passage
 from everstep.hook.cuda_room import CudaRoom
 from everstep.hook.device_first_machine import STREAK, CopyTimes, DeviceFirstMachine, Way
 from everstep.hook.mapped_arena import MappedArena
@@ -66,8 +67,26 @@ def stored(arena: MappedArena, tensor: torch.Tensor) -> bytes:
 
 
 def copy(copies: CudaCopies, arena: MappedArena, tensor: torch.Tensor, *, eager: bool) -> Callable[[], None]:
-    pieces = [CudaPiece(tensor, 0, tensor.nbytes, 0)]
-    return copies.copy(arena.view, eager=pieces if eager else [], lazy=[] if eager else pieces)
+    batches = in_batches(CudaPiece(tensor, 0, tensor.nbytes, 0))
+    return begun(copies, arena, eager=batches if eager else [], lazy=[] if eager else batches)
+
+
+def in_batches(*pieces: CudaPiece) -> list[CudaBatch]:
+    """All of one device, copied one by one."""
+    found = [piece for piece in pieces if piece.size_bytes]
+    if not found:
+        return []
+    size_bytes = sum(piece.size_bytes for piece in found)
+    return [CudaBatch(device=found[0].tensor.device, size_bytes=size_bytes, pieces=found)]
+
+
+def begun(
+    copies: CudaCopies, arena: MappedArena, *, eager: Sequence[CudaBatch], lazy: Sequence[CudaBatch]
+) -> Callable[[], None]:
+    """Enqueue all of it, as the copy thread does; return what waits."""
+    made = copies.copy(arena.view, eager=eager, lazy=lazy)
+    made.enqueue()
+    return made.wait
 
 
 class TestWithoutCuda:
@@ -77,7 +96,7 @@ class TestWithoutCuda:
         copies = CudaCopies(CostBook())
         if not torch.cuda.is_initialized():
             copies.register(arena)
-        copies.copy(arena.view, eager=[], lazy=[])()
+        begun(copies, arena, eager=[], lazy=[])()
         copies.guard()
         copies.unregister(arena)
         assert caplog.records == []
@@ -106,7 +125,7 @@ class TestFailing:
             def __init__(self) -> None:
                 self.stream = stream
 
-            def copy(self, view: View, pieces: Sequence[CudaPiece], *, hold: list[torch.Tensor]) -> Passage:
+            def begin(self, size_bytes: int) -> Passage:
                 stream.enqueued += 1
                 raise RuntimeError("CUDA out of memory")
 
@@ -167,7 +186,7 @@ class TestOrder:
     ) -> None:
         tensor = torch.full((1024,), 3.0, device="cuda")
         held_back(copies, arena, tensor)
-        end = copies._passages[tensor.device].ended
+        end = ended(copies, tensor)
         copies.guard()
         tensor.fill_(9)
         assert not end.query()  # the guard has blocked no host
@@ -197,14 +216,15 @@ class TestOrder:
     def test_a_tensor_that_is_freed_meanwhile_is_not_overwritten_by_the_next_one(
         self, arena: MappedArena, copies: CudaCopies
     ) -> None:
+        """As a `CopyJob` does, `kept` keeps its memory until the copies have ended."""
         tensor = torch.full((1024,), 3.0, device="cuda")
-        held_back(copies, arena, tensor)
+        wait, kept = held_back(copies, arena, tensor), tensor.untyped_storage()
         nbytes = tensor.nbytes
         del tensor
         others = [torch.full((1024,), 9.0, device="cuda") for _ in range(64)]  # one would get its memory
-        torch.cuda.synchronize()
+        wait()
         assert bytes(arena.view(0, nbytes)) == bits(torch.full((1024,), 3.0))
-        assert len(others) == 64
+        assert (len(others), kept.nbytes()) == (64, nbytes)
 
     def test_the_next_snapshot_waits_for_the_compute_stream_anew(
         self, arena: MappedArena, copies: CudaCopies
@@ -218,6 +238,13 @@ class TestOrder:
             tensor.fill_(9)
             wait()
             assert stored(arena, tensor) == bits(torch.full((1024,), value))
+
+
+def ended(copies: CudaCopies, tensor: torch.Tensor) -> torch.cuda.Event:
+    """The end of the newest snapshot's copies from a tensor's device."""
+    found = copies._passages[tensor.device].ended
+    assert found is not None
+    return found
 
 
 def held_back(copies: CudaCopies, arena: MappedArena, tensor: torch.Tensor) -> Callable[[], None]:
@@ -265,7 +292,8 @@ class TestBytes:
     def test_of_a_piece_of_a_view(self, arena: MappedArena, copies: CudaCopies) -> None:
         """A leaf that begins within its storage, cut in two: the second piece begins at an odd byte."""
         view = torch.arange(200, dtype=torch.uint8, device="cuda")[50:150]
-        copies.copy(arena.view, eager=[CudaPiece(view, 33, 67, 1000)], lazy=[CudaPiece(view, 0, 33, 0)])()
+        eager, lazy = in_batches(CudaPiece(view, 33, 67, 1000)), in_batches(CudaPiece(view, 0, 33, 0))
+        begun(copies, arena, eager=eager, lazy=lazy)()
         assert bytes(arena.view(0, 33)) == bytes(range(50, 83))
         assert bytes(arena.view(1000, 67)) == bytes(range(83, 150))
 
@@ -372,7 +400,7 @@ class TestDeviceFirst:
         copies.guard()
         tensor.fill_(9)
         torch.cuda.current_stream().synchronize()  # by now it is overwritten
-        assert not passage.ended.query()
+        assert not ended(copies, tensor).query()
         wait()
         assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
         assert copies._costs.device_first == 1
@@ -387,6 +415,7 @@ class TestDeviceFirst:
         passage = copies._passages[tensor.device]
         copies.guard()
         tensor.fill_(9)
+        assert passage.copied is not None
         assert not passage.copied.query()
         wait()
         assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
@@ -397,16 +426,13 @@ class TestDeviceFirst:
         tensors = [torch.arange(count, dtype=torch.uint8, device="cuda") for count in (100, 33, 7)]
         made_late(copies, tensors[0].device)
         first, second, third = tensors
-        copies.copy(
-            arena.view,
-            eager=[],
-            lazy=[
-                CudaPiece(third, 0, 7, 5000),
-                CudaPiece(first, 60, 40, 60),
-                CudaPiece(second, 0, 33, 100),
-                CudaPiece(first, 0, 60, 0),
-            ],
-        )()
+        batches = in_batches(
+            CudaPiece(third, 0, 7, 5000),
+            CudaPiece(first, 60, 40, 60),
+            CudaPiece(second, 0, 33, 100),
+            CudaPiece(first, 0, 60, 0),
+        )
+        begun(copies, arena, eager=[], lazy=batches)()
         assert bytes(arena.view(0, 133)) == bits(first) + bits(second)
         assert bytes(arena.view(5000, 7)) == bits(third)
         assert bytes(arena.view(133, 5000 - 133)) == bytes(5000 - 133)
@@ -417,13 +443,13 @@ class TestDeviceFirst:
     ) -> None:
         tensor = torch.full((1024,), 3.0, device="cuda")
         made_late(copies, tensor.device)
-        wait = held_back(copies, arena, tensor)
+        wait, kept = held_back(copies, arena, tensor), tensor.untyped_storage()
         nbytes = tensor.nbytes
         del tensor
         others = [torch.full((1024,), 9.0, device="cuda") for _ in range(64)]
         wait()
         assert bytes(arena.view(0, nbytes)) == bits(torch.full((1024,), 3.0))
-        assert len(others) == 64
+        assert (len(others), kept.nbytes()) == (64, nbytes)
 
     def test_its_memory_is_held_until_the_copy_has_ended_and_no_longer(
         self, arena: MappedArena, copies: CudaCopies
