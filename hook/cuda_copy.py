@@ -6,50 +6,16 @@ lets the host wait until that is enqueued, and then the compute stream for the s
 where there is one, tests/hook/test_cuda_copy.py does.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Protocol, SupportsInt, cast
 
-import cffi
 import torch
 
+from . import cuda_pinning
 from .cuda_batch import CudaBatch, View
 from .cuda_device import CudaDevice, Passage, event
+from .cuda_pinning import Pinning
 from .mapped_arena import MappedArena
 from .report import CostBook
-
-logger = logging.getLogger(__name__)
-
-_ffi = cffi.FFI()
-_ffi.cdef("int cudaGetLastError(void);")
-
-
-class _CudaRuntime(Protocol):
-    """What of torch's binding of the CUDA runtime is used here; torch itself gives it no types."""
-
-    def cudaHostRegister(self, pointer: int, size: int, flags: int, /) -> SupportsInt: ...  # noqa: N802  CUDA's name
-    def cudaHostUnregister(self, pointer: int, /) -> SupportsInt: ...  # noqa: N802
-
-
-class _LastError(Protocol):
-    def cudaGetLastError(self) -> int: ...  # noqa: N802
-
-
-def _cuda_runtime() -> _CudaRuntime:
-    return cast("_CudaRuntime", torch.cuda.cudart())
-
-
-def _clear_last_error() -> None:
-    """Take back the runtime's last error: torch would raise it at its next, innocent kernel launch.
-
-    torch binds no cudaGetLastError, so it is called in the runtime library that torch has loaded.
-    """
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        if "libcudart" in line:
-            cast("_LastError", _ffi.dlopen(line[line.index("/") :])).cudaGetLastError()
-            return
-    logger.warning("cuda_error_not_cleared: libcudart is not mapped by name")
 
 
 class CudaCopies:
@@ -65,30 +31,28 @@ class CudaCopies:
         """Of a snapshot whose guard was passed, until all of it has happened."""
         self._streams: list[torch.cuda.Stream] = []
         """On which the newest snapshot's copies were enqueued."""
-        self._tried: set[int] = set()
-        self._registered: set[int] = set()
+        self._pinnings: dict[int, Pinning] = {}
+        """By the arena's address: the next daemon's arenas may have the numbers of this one's."""
 
     def register(self, arena: MappedArena) -> None:
-        """Pin the arena for this process once CUDA is in use; unpinned memory works, slower, and is said.
+        """Begin to pin the arena for this process once CUDA is in use. Again is nothing."""
+        if arena.address not in self._pinnings and cuda_pinning.is_in_use():
+            self._pinnings[arena.address] = Pinning(arena)
 
-        Again is nothing. In one call, so that no copy crosses from one registration into another (ADR 0037).
-        """
-        if arena.number in self._tried or not torch.cuda.is_initialized():
-            return
-        self._tried.add(arena.number)
-        code = int(_cuda_runtime().cudaHostRegister(arena.address, arena.size_bytes, 0))
-        if code == 0:
-            self._registered.add(arena.number)
-            return
-        _clear_last_error()
-        logger.warning("arena_not_pinned code=%d size_bytes=%d", code, arena.size_bytes)
+    def is_pinning(self, arena: MappedArena) -> bool:
+        """Tell whether the arena is being pinned: copies into it would have to wait."""
+        pinning = self._pinnings.get(arena.address)
+        return pinning is not None and not pinning.is_over
+
+    def wait_pinned(self, arena: MappedArena, deadline_s: float) -> None:
+        """Wait until it is pinned, or cannot be, or for so long."""
+        if (pinning := self._pinnings.get(arena.address)) is not None:
+            pinning.wait(deadline_s)
 
     def unregister(self, arena: MappedArena) -> None:
         """Unpin before the arena is unmapped."""
-        self._tried.discard(arena.number)
-        if arena.number in self._registered:
-            self._registered.discard(arena.number)
-            _cuda_runtime().cudaHostUnregister(arena.address)
+        if (pinning := self._pinnings.pop(arena.address, None)) is not None:
+            pinning.undo()
 
     def copy(self, view: View, *, eager: Sequence[CudaBatch], lazy: Sequence[CudaBatch]) -> "CudaCopy":
         """Enqueue a snapshot's eager copies, and begin the others; what is returned enqueues them and waits.
@@ -165,6 +129,8 @@ class CudaCopy:
 
     def enqueue(self) -> None:
         """Enqueue what may wait; the tensors may then be written behind their passages' guards."""
+        if self._late:
+            cuda_pinning.ignore_captures()
         for device, batch, passage in self._late:
             device.enqueue(self._view, batch, passage)
 

@@ -18,7 +18,7 @@ from .rank_protocol import Ranks
 from .report import CostBook
 from .run_end import RunEnd
 from .run_state import RunState
-from .skip_reasons import NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING, skip_reason
+from .skip_reasons import NO_ARENA, NO_DAEMON, NO_SLOT, PINNING, STILL_COPYING, skip_reason
 from .snapshot import SnapshotFacts, Snapshotter
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _FIGURES = re.compile(r"[0-9]+")
 _RETRY_S = 0.01
 _LOSS_POLL_S = 0.1
 """How soon a wait notices that the daemon or the ranks are gone: nothing else would wake it."""
-_WAIT_REASONS = (NO_ARENA, NO_SLOT, STILL_COPYING, NO_DAEMON)
+_WAIT_REASONS = (NO_ARENA, PINNING, NO_SLOT, STILL_COPYING, NO_DAEMON)
 """What the last boundary waits for: it is not taken again."""
 
 

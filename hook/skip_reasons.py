@@ -3,6 +3,7 @@
 from ..proto.frames import SkipReason
 
 NO_ARENA = "the arena is being allocated"
+PINNING = "the arena is being pinned for CUDA"
 NO_SLOT = (
     "no free slot: the devices are slower than the interval; the next due boundary tries again; "
     "where this stays, a longer interval, more slots or faster devices help"
@@ -13,6 +14,7 @@ CAPTURING = "a CUDA graph is being captured"
 
 _REASONS = {
     NO_ARENA: SkipReason.ARENA,
+    PINNING: SkipReason.ARENA,
     NO_SLOT: SkipReason.SLOT,
     STILL_COPYING: SkipReason.COPYING,
     NO_DAEMON: SkipReason.DAEMON,

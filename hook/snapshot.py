@@ -17,6 +17,7 @@ from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
 from ..core.sizes import size_text
 from ..proto import frames
+from . import cuda_pinning
 from .capture import StateCapture, capture_state
 from .client import Answer
 from .copier import Copier, CopyJob
@@ -28,7 +29,7 @@ from .link import Link
 from .mapped_arena import MappedArena
 from .report import CostBook
 from .ring_places import RingPlaces, ring_size_bytes
-from .skip_reasons import CAPTURING, NO_ARENA, NO_DAEMON, NO_SLOT, STILL_COPYING
+from .skip_reasons import CAPTURING, NO_ARENA, NO_DAEMON, NO_SLOT, PINNING, STILL_COPYING
 from .slot_places import Places
 from .slot_sealing import SlotSealing
 from .state_protocol import Captured
@@ -86,9 +87,10 @@ class Snapshotter:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a snapshot is being copied or sealed, or the daemon allocates an arena."""
+        """Tell whether a snapshot is being copied or sealed, or an arena allocated or pinned."""
         with self._lock:
-            return self._copier.busy or (self._asked is not None and not self._asked[1].done())
+            is_pinning = self._arena is not None and self._cuda.is_pinning(self._arena)
+            return is_pinning or self._copier.busy or (self._asked is not None and not self._asked[1].done())
 
     @property
     def copying(self) -> bool:
@@ -274,6 +276,9 @@ class Snapshotter:
             return error.message
         if arena is None:
             return NO_ARENA
+        self._cuda.register(arena)  # CUDA may have come into use since it was mapped
+        if self._cuda.is_pinning(arena):
+            return PINNING
         with self._lock:
             slot = arena.take()
         if slot is None:
@@ -317,13 +322,20 @@ class Snapshotter:
         return self._copier.drain(deadline_s)
 
     def settle(self, deadline_s: float) -> bool:
-        """Wait, besides, until the arena that was asked for is there or refused."""
+        """Wait, besides, until the arena that was asked for is there or refused, and pinned where CUDA is in use."""
         until_s = time.monotonic() + deadline_s
         with self._lock:
             asked = self._asked
         if asked is not None:
             wait([asked[1]], deadline_s)
-        return self.drain(max(0.0, until_s - time.monotonic()))
+            if cuda_pinning.is_in_use() and asked[1].done() and asked[1].exception() is None:
+                self._collect_answer()
+        with self._lock:
+            arena = self._arena
+        if arena is not None:
+            self._cuda.wait_pinned(arena, max(0.0, until_s - time.monotonic()))
+        drained = self.drain(max(0.0, until_s - time.monotonic()))
+        return drained and (arena is None or not self._cuda.is_pinning(arena))
 
     def close(self) -> None:
         """End the copy thread and unmap."""
@@ -378,7 +390,6 @@ class Snapshotter:
         facts: SnapshotFacts,
         values: bytes,
     ) -> None:
-        self._cuda.register(arena)  # CUDA may have come into use since it was mapped
         base, leaves, layout = arena.slot_address(slot), capture.leaves, places.layout
         slot_offset = base - arena.address
         cuda = self._cuda.copy(

@@ -56,9 +56,16 @@ def arena() -> Iterator[MappedArena]:
 def copies(arena: MappedArena) -> Iterator[CudaCopies]:
     """With the arena pinned, as for every snapshot."""
     made = CudaCopies(CostBook())
-    made.register(arena)
+    pin(made, arena)
     yield made
     made.unregister(arena)
+
+
+def pin(copies: CudaCopies, arena: MappedArena) -> None:
+    """Pin it, and wait for that."""
+    copies.register(arena)
+    copies.wait_pinned(arena, 60)
+    assert not copies.is_pinning(arena)
 
 
 def stored(arena: MappedArena, tensor: torch.Tensor) -> bytes:
@@ -302,7 +309,7 @@ class TestBytes:
 class TestPinning:
     def test_the_whole_arena_is_pinned_until_it_is_unregistered(self, arena: MappedArena) -> None:
         copies = CudaCopies(CostBook())
-        copies.register(arena)
+        pin(copies, arena)
         ends = [torch.frombuffer(arena.view(at, 8), dtype=torch.uint8) for at in (0, SIZE_BYTES - 8)]
         assert [end.is_pinned() for end in ends] == [True, True]
         copies.unregister(arena)
@@ -313,7 +320,7 @@ class TestPinning:
         self, arena: MappedArena, copies: CudaCopies, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Before each snapshot, in case that CUDA came into use after the arena was mapped."""
-        copies.register(arena)
+        pin(copies, arena)
         assert caplog.records == []
         assert torch.frombuffer(arena.view(0, 8), dtype=torch.uint8).is_pinned()
 
@@ -322,7 +329,7 @@ class TestPinning:
     ) -> None:
         second = CudaCopies(CostBook())
         with caplog.at_level(logging.WARNING):
-            second.register(arena)
+            pin(second, arena)
         (record,) = caplog.records
         assert f"arena_not_pinned code={ALREADY_REGISTERED}" in record.getMessage()
         assert torch.ones(3, device="cuda").sum().item() == 3  # the error is not raised by an innocent kernel

@@ -1,0 +1,113 @@
+"""Page-locked arenas: cudaHostRegister on a thread of its own, since it touches and locks each page of them.
+
+No GPU has run this yet: tests/hook/test_cuda_copy.py does where there is one.
+"""
+
+import functools
+import logging
+import threading
+from pathlib import Path
+from typing import Protocol, SupportsInt, cast
+
+import cffi
+import torch
+
+from .mapped_arena import MappedArena
+
+logger = logging.getLogger(__name__)
+
+_ffi = cffi.FFI()
+_ffi.cdef("""
+int cudaGetLastError(void);
+int cudaThreadExchangeStreamCaptureMode(int *mode);
+""")
+_THREAD_LOCAL = 1
+"""cudaStreamCaptureModeThreadLocal"""
+
+
+class _CudaRuntime(Protocol):
+    """What of torch's binding of the CUDA runtime is used here; torch itself gives it no types."""
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int, /) -> SupportsInt: ...  # noqa: N802  CUDA's name
+    def cudaHostUnregister(self, pointer: int, /) -> SupportsInt: ...  # noqa: N802
+
+
+class _CudaLibrary(Protocol):
+    """What torch does not bind."""
+
+    def cudaGetLastError(self) -> int: ...  # noqa: N802
+    def cudaThreadExchangeStreamCaptureMode(self, mode: object, /) -> int: ...  # noqa: N802
+
+
+def _cuda_runtime() -> _CudaRuntime:
+    return cast("_CudaRuntime", torch.cuda.cudart())
+
+
+@functools.cache
+def _cuda_library() -> _CudaLibrary | None:
+    """The runtime library that torch has loaded."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        if "libcudart" in line:
+            return cast("_CudaLibrary", _ffi.dlopen(line[line.index("/") :]))
+    return None
+
+
+def is_in_use() -> bool:
+    """Tell whether this process uses CUDA."""
+    return torch.cuda.is_initialized()
+
+
+def ignore_captures() -> None:
+    """Let this thread go on while another one captures a graph: what it calls would else end the capture."""
+    if (library := _cuda_library()) is not None:
+        library.cudaThreadExchangeStreamCaptureMode(_ffi.new("int *", _THREAD_LOCAL))
+
+
+def _clear_last_error() -> None:
+    """Take back this thread's last error: torch would raise it at its next, innocent kernel launch."""
+    if (library := _cuda_library()) is not None:
+        library.cudaGetLastError()
+    else:
+        logger.warning("cuda_error_not_cleared: libcudart is not mapped by name")
+
+
+class Pinning:
+    """Of one arena, in one call, so that no copy crosses from one registration into another (ADR 0037).
+
+    Unpinned memory works, slower, and is said. Begun and undone on the training thread.
+    """
+
+    def __init__(self, arena: MappedArena) -> None:
+        """Begin."""
+        self._address, self._size_bytes = arena.address, arena.size_bytes
+        self._is_pinned = False
+        # A thread begins on the first device, and would make a context there.
+        self._device = torch.cuda.current_device()
+        self._thread = threading.Thread(target=self._work, name="everstep-pinning", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the arena is pinned, or cannot be."""
+        return not self._thread.is_alive()
+
+    def wait(self, deadline_s: float | None = None) -> None:
+        """Wait until it is over, or for so long."""
+        self._thread.join(deadline_s)
+
+    def undo(self) -> None:
+        """Unpin; waits until it is over."""
+        self._thread.join()
+        if self._is_pinned:
+            self._is_pinned = False
+            _cuda_runtime().cudaHostUnregister(self._address)
+
+    def _work(self) -> None:
+        torch.cuda.set_device(self._device)
+        ignore_captures()
+        code = int(_cuda_runtime().cudaHostRegister(self._address, self._size_bytes, 0))
+        if code == 0:
+            self._is_pinned = True
+            return
+        _clear_last_error()
+        logger.warning("arena_not_pinned code=%d size_bytes=%d", code, self._size_bytes)

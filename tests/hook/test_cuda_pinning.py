@@ -1,0 +1,138 @@
+"""Pinning beside training, with a driver that takes as long as the test wants: no GPU has its part in this."""
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import everstep
+from everstep.daemon.testing import daemon_process
+from everstep.hook import cuda_pinning
+from everstep.hook.cuda_copy import CudaCopies
+from everstep.hook.mapped_arena import MappedArena
+from everstep.hook.report import CostBook
+from everstep.hook.skip_reasons import PINNING
+from everstep.proto.frames import SkipReason
+
+SIZE_BYTES = 4096
+OUT_OF_MEMORY = 2
+"""cudaErrorMemoryAllocation"""
+
+
+class Driver:
+    """A CUDA runtime that pins when it is let; notes on which devices, and what it has pinned."""
+
+    def __init__(self) -> None:
+        self.let, self.begun = threading.Event(), threading.Event()
+        self.code = 0
+        self.devices: list[int] = []
+        self.pinned: list[int] = []
+        self.threads: set[threading.Thread] = set()
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:  # noqa: N802
+        self.threads.add(threading.current_thread())
+        self.begun.set()
+        assert self.let.wait(20)
+        if self.code == 0:
+            self.pinned.append(pointer)
+        return self.code
+
+    def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802
+        self.pinned.remove(pointer)
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    made = Driver()
+    monkeypatch.setattr(cuda_pinning, "_cuda_runtime", lambda: made)
+    monkeypatch.setattr(cuda_pinning, "is_in_use", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", made.devices.append)
+    yield made
+    made.let.set()
+
+
+@pytest.fixture
+def arena() -> Iterator[MappedArena]:
+    fd = os.memfd_create("everstep-pinning-test")
+    os.ftruncate(fd, SIZE_BYTES)
+    made = MappedArena(1, fd, SIZE_BYTES, 1, "digest")
+    yield made
+    made.close()
+
+
+def test_whoever_registers_goes_on_and_asks_until_it_is_over(driver: Driver, arena: MappedArena) -> None:
+    copies = CudaCopies(CostBook())
+    assert not copies.is_pinning(arena)
+    copies.register(arena)
+    copies.register(arena)
+    assert driver.begun.wait(20)
+    assert copies.is_pinning(arena)
+    copies.wait_pinned(arena, 0.0)
+    assert copies.is_pinning(arena)
+    driver.let.set()
+    copies.wait_pinned(arena, 20)
+    assert not copies.is_pinning(arena)
+    assert (driver.pinned, driver.devices) == ([arena.address], [3])
+    assert threading.current_thread() not in driver.threads
+    copies.unregister(arena)
+    copies.unregister(arena)
+    assert driver.pinned == []
+
+
+def test_it_is_undone_when_it_is_over_and_not_before(driver: Driver, arena: MappedArena) -> None:
+    """An arena must not be unmapped while the driver locks its pages."""
+    copies = CudaCopies(CostBook())
+    copies.register(arena)
+    assert driver.begun.wait(20)
+    undoing = threading.Thread(target=copies.unregister, args=[arena])
+    undoing.start()
+    undoing.join(0.3)
+    assert undoing.is_alive()
+    driver.let.set()
+    undoing.join(20)
+    assert driver.pinned == []
+
+
+def test_what_cannot_be_pinned_is_said_and_not_undone(
+    driver: Driver, arena: MappedArena, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.code = OUT_OF_MEMORY
+    driver.let.set()
+    copies = CudaCopies(CostBook())
+    with caplog.at_level(logging.WARNING):
+        copies.register(arena)
+        copies.wait_pinned(arena, 20)
+    assert f"arena_not_pinned code={OUT_OF_MEMORY} size_bytes={SIZE_BYTES}" in caplog.text
+    copies.unregister(arena)
+
+
+def test_checkpoints_are_skipped_meanwhile_with_that_reason_and_wait_waits_for_it(
+    driver: Driver, tmp_path: Path
+) -> None:
+    model, device = nn.Linear(8, 8), tmp_path / "d"
+    device.mkdir()
+    with (
+        daemon_process(Path(os.environ["EVERSTEP_SOCKET"])),
+        everstep.attach("pinned", model=model, storage=device, every=10**6) as run,
+    ):
+        run.step()  # asks for the arena
+        assert not run.wait(5), "the driver is not done"
+        run.checkpoint()
+        run.step()
+        assert run.report().checkpoints_sealed == 0
+        assert run.report().skipped[SkipReason.ARENA].example == PINNING
+        driver.let.set()
+        assert run.wait(20)
+        run.checkpoint()
+        run.step()
+        assert run.wait(20)
+        assert (run.report().checkpoints_complete, run.report().failures) == (1, ())
+        assert len(driver.pinned) == 1
+    assert driver.pinned == []
