@@ -31,6 +31,7 @@ class CudaCopies:
         """Of a snapshot whose guard was passed, until all of it has happened."""
         self._streams: list[torch.cuda.Stream] = []
         """On which the newest snapshot's copies were enqueued."""
+        self._untold_s = 0.0
         self._pinnings: dict[int, Pinning] = {}
         """By the arena's address: the next daemon's arenas may have the numbers of this one's."""
 
@@ -100,10 +101,18 @@ class CudaCopies:
             self._devices[device] = CudaDevice(device, device_first=self._device_first)
         return self._devices[device]
 
+    def take_wait_s(self) -> float:
+        """Return how long devices have waited for copies, as far as that is known and was not told; does not wait."""
+        self._learn()
+        waited_s, self._untold_s = self._untold_s, 0.0
+        return waited_s
+
     def _learn(self) -> None:
         """Take what an earlier snapshot's copies took. A device that is far behind has not come to their end yet."""
         if self._unread and all(passage.is_over for passage in self._unread.values()):
-            self._costs.cuda_wait_s += max(passage.waited_s for passage in self._unread.values())
+            waited_s = max(passage.waited_s for passage in self._unread.values())
+            self._costs.cuda_wait_s += waited_s
+            self._untold_s += waited_s
             for device, passage in self._unread.items():
                 self._devices[device].learn(passage)
             self._unread = {}

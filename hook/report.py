@@ -64,8 +64,7 @@ class Report:
     cuda_copies: str
     """Why copies from CUDA devices go the way they do; empty: at once to the host, for which there is time enough."""
     cuda_wait_s: float
-    """CUDA devices waited for the copy before an optimizer's step. Steps took so much longer: it is in
-    `slower_steps_s`, and no further part of the whole."""
+    """CUDA devices waited for the copy before an optimizer's step, while the host went on; in no other part."""
     quiet_steps: int
     """Steps without anything beside them."""
     busy_steps: int
@@ -93,6 +92,7 @@ class Report:
             eager_s=self.eager_s,
             wait_s=self.wait_s,
             guard_s=self.guard_s,
+            cuda_wait_s=self.cuda_wait_s,
             slower_s=self.slower_steps_s,
             skipped={reason: each.count for reason, each in self.skipped.items()},
             interval_steps=self.decision.interval_steps,
@@ -155,7 +155,7 @@ class Report:
         parts = [
             self.cuda_copies,
             f"{first} snapshots went over the device so far" if first else "",
-            f"optimizers waited {waited} on devices, as part of slower steps" if self.cuda_wait_s else "",
+            f"optimizers waited {waited} on devices" if self.cuda_wait_s else "",
         ]
         return "; ".join(part for part in parts if part)
 
@@ -177,8 +177,8 @@ class Report:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that the training loop stood still for checkpoints."""
-        return self.boundary_s + self.guard_s
+        """Seconds that the training loop, or its CUDA devices, stood still for checkpoints."""
+        return self.boundary_s + self.guard_s + self.cuda_wait_s
 
     @property
     def stall_per_checkpoint_s(self) -> float:
@@ -234,18 +234,24 @@ class CostBook:
     _arrived_s: float = 0.0
     _data_before_s: float = 0.0
     _left_s: float | None = None
+    _cuda_owed_s: float = 0.0
     _opened_busy: bool = False
 
-    def arrived(self, arrived_s: float, *, guard_s: float) -> StepEnded | None:
-        """A boundary was reached: the step before it took from the last one until now, less the guard's wait.
+    def arrived(self, arrived_s: float, *, guard_s: float, cuda_wait_s: float = 0.0) -> StepEnded | None:
+        """A boundary was reached: the step before it took from the last one until now, less what was waited.
 
-        Returns it; None at the first boundary, since nobody knows when its step began.
+        That is by the guard, and by CUDA devices as far as that became known now. A host that is ahead of its devices
+        sees their wait in a later step: what this one has not taken is left to that. Returns the step; None at the
+        first boundary, since nobody knows when its step began.
         """
+        self._cuda_owed_s += cuda_wait_s
         self._arrived_s = arrived_s
         if self._left_s is None:
             self._left_s, self._data_before_s = arrived_s, data_wait.total_s()
             return None
         step_s = arrived_s - self._left_s - guard_s
+        waited_s = min(self._cuda_owed_s, max(0.0, step_s))
+        step_s, self._cuda_owed_s = step_s - waited_s, self._cuda_owed_s - waited_s
         (self._busy if self._opened_busy else self._quiet).append(step_s)
         self._busy_count += self._opened_busy
         self._quiet_count += not self._opened_busy

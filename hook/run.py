@@ -206,8 +206,10 @@ class Run:
         self._start()
         arrived_s = time.perf_counter()
         guard_s, self._guard_s = self._guard_s, 0.0
-        ended = self._costs.arrived(arrived_s, guard_s=guard_s)
-        self._pace.arrived(ended, guard_s=guard_s, copying=self._snapshotter.copying)
+        copying = self._snapshotter.copying  # first: once it has ended, what devices waited is known
+        cuda_wait_s = self._snapshotter.take_cuda_wait_s()
+        ended = self._costs.arrived(arrived_s, guard_s=guard_s, cuda_wait_s=cuda_wait_s)
+        self._pace.arrived(ended, guard_s=guard_s + cuda_wait_s, copying=copying)
         self._state.step += 1
         self._end.at_boundary(self._checkpoints.progress)
         waits_s = time.perf_counter()

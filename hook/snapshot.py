@@ -317,6 +317,13 @@ class Snapshotter:
         self._cuda.guard()
         return waited_s + self._copier.guard()
 
+    def take_cuda_wait_s(self) -> float:
+        """Return how long CUDA devices have waited for copies, as far as that is known and was not told before.
+
+        Of a copy that has ended it is known: a device that waited has come to its end.
+        """
+        return 0.0 if is_capturing() else self._cuda.take_wait_s()
+
     def drain(self, deadline_s: float) -> bool:
         """Wait until the running copy is sealed or dropped."""
         return self._copier.drain(deadline_s)

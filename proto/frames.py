@@ -290,13 +290,15 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     """Boundaries passed along the lineage of the run."""
     step_s: float = 0.0
     """What the newest step took; 0 before the first."""
+    cuda_wait_s: float = 0.0
+    """CUDA devices waited for a copy to end while the host went on; in no other part."""
     paused_until_unix_s: float = 0.0
     """As an operator asked, perhaps of another daemon, or of one before this; 0: it is not paused."""
 
     @property
     def added_s(self) -> float:
         """What checkpoints have added to training."""
-        return self.boundary_s + self.guard_s + max(self.slower_s, 0.0)
+        return self.boundary_s + self.guard_s + self.cuda_wait_s + max(self.slower_s, 0.0)
 
     @property
     def added_share(self) -> float:

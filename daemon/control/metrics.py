@@ -53,7 +53,7 @@ _RECOVERY: tuple[tuple[str, str, Callable[[RecoveryReport], float]], ...] = (
 
 
 HEALTH_CHECK_RESULTS = ("well", "refused")
-_COST_PARTS = ("eager", "ranks", "boundary", "guard")
+_COST_PARTS = ("eager", "ranks", "boundary", "guard", "cuda")
 """What is measured as it happens, and only grows; what steps took longer is an estimate."""
 
 
@@ -392,6 +392,5 @@ class Metrics:
 def _parts(costs: frames.Costs) -> dict[str, float]:
     """Return what was measured of a rank's costs, in parts that do not overlap."""
     others_s = costs.boundary_s - costs.eager_s - costs.wait_s
-    return dict(
-        zip(_COST_PARTS, (costs.eager_s, costs.wait_s, max(0.0, others_s), costs.guard_s), strict=True)
-    )
+    parts_s = (costs.eager_s, costs.wait_s, max(0.0, others_s), costs.guard_s, costs.cuda_wait_s)
+    return dict(zip(_COST_PARTS, parts_s, strict=True))

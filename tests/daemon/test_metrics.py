@@ -201,6 +201,7 @@ def costs(
         eager_s=0.625,
         wait_s=0.25,
         guard_s=2.0,
+        cuda_wait_s=0.5,
         slower_s=slower_s,
         skipped=skipped or {},
         interval_steps=1,
@@ -219,9 +220,9 @@ def test_what_checkpoints_cost_is_summed_over_ranks() -> None:
     assert value("everstep_training_seconds_total") == 250.0
     parts = [
         value("everstep_checkpoint_cost_seconds_total", {"part": part})
-        for part in ("eager", "ranks", "boundary", "guard")
+        for part in ("eager", "ranks", "boundary", "guard", "cuda")
     ]
-    assert parts == [1.25, 0.5, 0.25, 4.0]
+    assert parts == [1.25, 0.5, 0.25, 4.0, 1.0]
     assert value("everstep_checkpoint_slower_steps_seconds") == 2.5 + 3.0
     skipped = {
         reason: value("everstep_checkpoints_skipped_total", {"reason": reason.value}) for reason in SkipReason
@@ -230,7 +231,7 @@ def test_what_checkpoints_cost_is_summed_over_ranks() -> None:
 
 
 def test_a_rank_is_held_against_its_own_budget(node_config: Path, socket_path: Path) -> None:
-    told = costs(100.0, 0.0)  # 3 s in 97
+    told = msgspec.structs.replace(costs(100.0, 0.0), cuda_wait_s=0.0)  # 3 s in 97
     with node_daemon(node_config, socket_path), FakeTrainer(socket_path) as trainer:
         trainer.open_run([Path("nvme0"), Path("nvme1")])
         trainer.begin_attempt(1)

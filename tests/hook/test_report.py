@@ -284,7 +284,7 @@ def test_busy_steps_that_were_no_slower_cost_nothing_that_stands_out(total_s: fl
     assert said.startswith("none that stands out from the noise in 2 of 12 steps")
 
 
-def test_the_wait_of_cuda_devices_is_told_and_not_added_to_the_whole() -> None:
+def test_what_cuda_devices_waited_is_a_part_of_the_stall() -> None:
     book = CostBook()
     walked(book, [(1.0, False)] * 9 + [(1.5, True)] * 2)
     without = report_of(book)
@@ -293,8 +293,29 @@ def test_the_wait_of_cuda_devices_is_told_and_not_added_to_the_whole() -> None:
     book.cuda_copies = "copied on the device first: because"
     report = report_of(book)
     assert (report.cuda_wait_s, report.copied_on_device_first) == (0.75, 3)
-    assert (report.stall_s, report.slowdown) == (without.stall_s, without.slowdown)
+    assert report.stall_s == without.stall_s + 0.75
+    assert report.slowdown > without.slowdown
+    assert report.as_frame().cuda_wait_s == 0.75
+    assert report.as_frame().added_s == without.as_frame().added_s + 0.75
     assert str(report).splitlines()[-1] == (
         "CUDA            copied on the device first: because; 3 snapshots went over the device so far; "
-        "optimizers waited 750 ms on devices, as part of slower steps"
+        "optimizers waited 750 ms on devices"
     )
+
+
+def test_what_cuda_devices_waited_is_taken_from_the_steps_that_it_made_longer() -> None:
+    """The host sees it at once where it waits for its devices in each step, else when it waits next."""
+    book = CostBook()
+    book.arrived(0.0, guard_s=0.0)
+    book.left(0.0, opens_busy=True)
+    at_once = book.arrived(1.5, guard_s=0.25, cuda_wait_s=0.5)
+    assert at_once is not None
+    assert at_once.step_s == 0.75
+    book.left(1.5, opens_busy=True)
+    ahead = book.arrived(1.75, guard_s=0.0, cuda_wait_s=0.5)
+    assert ahead is not None
+    assert ahead.step_s == 0.0
+    book.left(1.75, opens_busy=True)
+    later = book.arrived(3.0, guard_s=0.0)
+    assert later is not None
+    assert later.step_s == 1.0
