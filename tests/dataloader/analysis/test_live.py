@@ -1,9 +1,12 @@
 """The meter that is left on, and the analyzer within a script: on storage that is a shared token bucket."""
 
+import ctypes
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Lock
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +67,23 @@ class Stored(Dataset[torch.Tensor]):
 class Streamed(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield from range(20)
+
+
+class OpenedByNativeCode(Dataset[float]):
+    """Each sample is a file, opened without an audit event and held open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = [folder / f"{number}.bin" for number in range(24)]
+        self.held: list[int] = []
+        for path in self.paths:
+            path.write_bytes(bytes(4096))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> float:
+        self.held.append(ctypes.CDLL(None).open(bytes(self.paths[index]), os.O_RDONLY))
+        return float(len(os.read(self.held[-1], 4096)))
 
 
 class InMemory:
@@ -137,6 +157,22 @@ def test_an_analyzer_leaves_loader_and_generators_as_they_were() -> None:
     tool.run(steps=4)
     assert torch.equal(torch.get_rng_state(), before)
     assert type(dataset) is Stored
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_analyzer_says_what_native_code_opened(tmp_path: Path, workers: int) -> None:
+    """The cold run drops the same files from memory, by Python: that must not make them Python's."""
+    dataset = OpenedByNativeCode(tmp_path)
+    try:
+        loader = TorchDataLoader(dataset, batch_size=2, num_workers=workers)
+        found = StallAnalyzer(lambda batch: batch.sum(), loader).run(steps=4, warmup=1)
+    finally:
+        for fd in dataset.held:
+            os.close(fd)
+    ours = [name for name in found.unseen_files if name.startswith(str(tmp_path))]
+    assert len(ours) >= 2 * 4
+    assert found.runs[2].is_bound
+    assert found.runs[2].reasons[0].startswith("native code opened files by itself: ")
 
 
 def test_our_loader_begins_its_epoch_again() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,9 @@ def test_the_command_end_to_end(project: Path, capfd: pytest.CaptureFixture[str]
         assert found.model.sample_bytes == pytest.approx(SIZE, rel=0.2)
     assert found.unseen_files == []
     assert found.advice.sentence in said.out
+    heads = r"RUN +SAMPLES/S +STEP, ms +COMPUTE +COPY +PREPARATION +FETCH *\n"
+    rows = (rf"{run.phase.value} +≤?{run.samples_per_s:,.1f} .*\n" for run in found.runs)
+    assert re.search(heads + "".join(rows), said.out), "the table"
     assert found.advice.sentence in (project / "out.html").read_text().replace("&#x27;", "'")
     assert "said by the script" not in said.out + said.err
     assert "run 3 of 3" in said.err
@@ -97,6 +101,23 @@ def test_what_native_code_opens_is_named(run_once: Callable[..., tuple[Measured,
     _, names = run_once(Phase.SYNTHETIC, "--what", "native", "--workers", "1", "--method", "forkserver")
     assert len(names.native) >= 4 * 8
     assert all(name.endswith(".bin") for name in names.native)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_command_says_what_native_code_opened_and_marks_the_cold_run(
+    project: Path, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The cold run drops the same files from memory, by Python: that must not make them Python's."""
+    words = ["analyze", "train.py", "--steps", "8", "--json", "out.json"]
+    assert main([*words, "--", "--what", "native", "--workers", "1", "--method", method]) == 0
+    found = decode((project / "out.json").read_bytes(), Analysis)
+    assert len(found.unseen_files) >= 4 * 8
+    assert all(name.endswith(".bin") for name in found.unseen_files)
+    assert found.runs[2].is_bound
+    assert found.runs[2].reasons[0].startswith("native code opened files by itself: ")
+    said = capfd.readouterr().out
+    assert re.search(r"cold +≤", said)
+    assert "native code opened files by itself" in said
 
 
 def test_what_a_source_declares_leaves_memory_though_nobody_sees_it_opened(
