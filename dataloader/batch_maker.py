@@ -12,6 +12,7 @@ import numpy as np
 from torch.utils.data import Subset, get_worker_info
 
 from ..core.errors import UsageError
+from .announcing import announcer
 from .order_plan import Ids
 from .sample_seed import batch_seed, preserved, sample_seed, seed_generators
 from .stream_plan import Standing, StreamTicket
@@ -102,7 +103,7 @@ class BatchMaker:
         self._is_batched = is_batched
         self._augment_seed = augment_seed
         self._read_all = _batched_getter(dataset, augment_seed)
-        self._announce = _announcer(dataset)
+        self._announce = announcer(dataset)
 
     def report_to(self, note: Callable[[int], None]) -> None:
         """Call `note` with the place in its ticket of each sample before it is read, or with a `Phase`."""
@@ -174,18 +175,6 @@ def _listed(ids: list[int]) -> str:
     return f"samples {', '.join(map(str, ids[:NAMED_MAX]))}{more}"
 
 
-def _announcer(dataset: MapDataset) -> Callable[[list[int]], None] | None:
-    """Return what a dataset wants to be told of the samples that are read next, if it does; a Subset hands it on."""
-    told = cast("Callable[[list[int]], None] | None", getattr(dataset, "will_read", None))
-    if told is not None or not isinstance(dataset, Subset):
-        return told
-    subset = cast("Subset[object]", dataset)
-    inner = _announcer(cast(MapDataset, subset.dataset))
-    if inner is None:
-        return None
-    return lambda ids: inner([subset.indices[each] for each in ids])
-
-
 def _batched_getter(dataset: MapDataset, augment_seed: bool) -> Callable[[list[int]], list[object]] | None:
     """Return the dataset's own `__getitems__` where calling it is worth more than a seed for each sample.
 
@@ -193,7 +182,7 @@ def _batched_getter(dataset: MapDataset, augment_seed: bool) -> Callable[[list[i
     each sample keeps its own seed. A truly batched dataset is seeded once per batch, by its first id. One that only
     wants to be told what is read next (`will_read`) is none.
     """
-    if hasattr(dataset, "will_read"):
+    if announcer(dataset) is not None:
         return None
     getter = cast("Callable[[list[int]], list[object]] | None", getattr(dataset, "__getitems__", None))
     if augment_seed and isinstance(dataset, Subset):

@@ -27,7 +27,7 @@ from .assembly import WorkerTerms, make_feed
 from .batch_bytes import EncodingMaker
 from .feed import Feed
 from .joining import FIRST_BATCH, Joining
-from .share_arguments import GroupTerms, check_data, check_order, check_workers, parse_budget, parse_context
+from .share_arguments import GroupTerms, check_data, check_order, check_ranks, check_workers, parse_budget, parse_context
 from .walk_iterator import Callback, WalkIterator
 from .walk_plan import BatchCut, BatchIds, Walk
 from .walk_state_format import WalkState, parse_walk_state, rotation_of
@@ -62,7 +62,8 @@ class SharedLoader(Generic[T_co]):
         lease_s: seconds that this job may take for one batch, before another prepares it instead.
 
     Raises:
-        UsageError: a bad argument. iter() raises it where this job's batches are others than the group's.
+        UsageError: a bad argument. iter() raises it where this job's batches are others than the group's, and where
+            torch.distributed says that the job has several ranks.
     """
 
     def __init__(  # noqa: PLR0913  what a DataLoader takes
@@ -118,7 +119,7 @@ class SharedLoader(Generic[T_co]):
         self._quarantined: list[QuarantinedSample] = []
         self._callbacks: list[Callback] = []
         self._newest = 0
-        self._is_live = self._has_handed = self._has_warned = False
+        self._is_live = self._has_handed = self._has_warned = self._has_checked_ranks = False
         self._joining: Joining | None = None
         self._feed: Feed | None = None
         self._ending: weakref.finalize[..., Any] | None = None
@@ -255,8 +256,10 @@ class SharedLoader(Generic[T_co]):
         """Return an iterator over the rest of the present epoch; the first one joins the group.
 
         Raises:
-            UsageError: this job's batches are others than the group's; the message names the difference.
+            UsageError: this job's batches are others than the group's, and the message names the difference; or the
+                job has several ranks.
         """
+        self._check_ranks()
         note_iterated(self)
         if self._ledger.seed != self._order.seed:
             raise LoaderStateError(
@@ -326,6 +329,11 @@ class SharedLoader(Generic[T_co]):
                 "left; call reset() to start the epoch over",
                 stacklevel=3,
             )
+
+    def _check_ranks(self) -> None:
+        if not self._has_checked_ranks:
+            check_ranks()
+            self._has_checked_ranks = True
 
     def _rotated(self, place: int) -> Walk:
         """Return the walk through this epoch from where the others are, if that is further on in this epoch."""

@@ -23,16 +23,17 @@ from cached import Blocks
 from pausing import wait_until
 from store_rank import run_rank
 from torch._C._distributed_c10d import TCPStore
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from everstep.core.errors import DeadlineError, UsageError
 from everstep.daemon.cli.main import main
 from everstep.daemon.control.client import connected
 from everstep.daemon.nodes.testing import RunningNode, free_port, node_environment, running_nodes, write_token
 from everstep.daemon.testing import daemon_process
-from everstep.dataloader import CachedDataset, DataLoader, members_from_store
+from everstep.dataloader import CachedDataset, DataLoader, Mixture, members_from_store
 from everstep.dataloader.cache.arena_format import budget_for
 from everstep.dataloader.cache.owner_plan import Owners, members_of
+from everstep.dataloader.sources import SourceDataset
 from everstep.proto import peer_pb2 as pb
 from everstep.proto import peer_pb2_grpc
 
@@ -142,17 +143,34 @@ def test_after_the_first_epoch_nobody_reads_storage(folder: Path, source: Blocks
         assert second.cache_info().peer_count > 0
 
 
+def of_source(data: Any) -> Any:
+    """The recipe of the README; what is no source is the reference, read as it is."""
+    return SourceDataset[bytes](data) if isinstance(data, CachedDataset) else data
+
+
+WRAPS: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda data: data,
+    "SourceDataset": of_source,
+    "Mixture": lambda data: Mixture({"all": of_source(data)}),
+    "Subset": lambda data: Subset(data, range(COUNT)[::-1]),
+    "Subset of SourceDataset": lambda data: Subset(of_source(data), range(COUNT)[::-1]),
+}
+
+
+@pytest.mark.parametrize(("wrapped", "augment_seed"), [*((each, True) for each in WRAPS), ("Subset", False)])
 def test_the_loader_asks_for_a_batch_at_once_and_its_order_stays(
-    folder: Path, source: Blocks, on: On
+    folder: Path, source: Blocks, on: On, wrapped: str, augment_seed: bool
 ) -> None:
+    wrap = WRAPS[wrapped]
     with running_nodes(folder, 2) as nodes:
         first, second = [on(node, 0.65) for node in nodes]
         check(first, source, range(COUNT))
         assert first.flush()
         source.reads()
-        loader = DataLoader(second, batch_size=32, shuffle=True, seed=5, collate_fn=list, num_workers=0)
-        plain = DataLoader(Items(source), batch_size=32, shuffle=True, seed=5, collate_fn=list)
-        assert list(loader) == list(plain)
+        keywords: dict[str, Any] = {"batch_size": 32, "seed": 5, "collate_fn": list, "augment_seed": augment_seed}
+        keywords |= {} if wrapped == "Mixture" else {"shuffle": True}
+        loader = DataLoader(wrap(second), num_workers=0, **keywords)
+        assert list(loader) == list(DataLoader(wrap(Items(source)), **keywords))
         assert second.cache_info().peer_count > COUNT // 3
         assert source.reads() == []
         asked = metric(nodes[1], "cache_peer_fetch_seconds_count")
