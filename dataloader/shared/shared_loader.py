@@ -20,6 +20,7 @@ from ..batch_maker import MadeBatch, MapDataset
 from ..ledger import Ledger
 from ..loader import fingerprint_of, note_iterated
 from ..order_format import OrderKind, OrderSpec
+from ..sample_seed import AugmentSeed, parse_augment_seed
 from ..state_format import LoaderState, check_fit
 from ..workers.batches import pinner_for
 from ..workers.pool import QuarantinedSample
@@ -82,7 +83,7 @@ class SharedLoader(Generic[T_co]):
         multiprocessing_context: str | BaseContext | None = None,
         prefetch_factor: int | None = None,
         seed: int = 0,
-        augment_seed: bool = True,
+        augment_seed: AugmentSeed = True,
         join: str = "private",
         jobs: int = 1,
         gather_s: float = 60.0,
@@ -104,7 +105,7 @@ class SharedLoader(Generic[T_co]):
         self._context = parse_context(multiprocessing_context)
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.num_workers, self.pin_memory, self.timeout = num_workers, pin_memory, timeout
-        self.worker_init_fn, self.augment_seed = worker_init_fn, augment_seed
+        self.worker_init_fn, self.augment_seed = worker_init_fn, parse_augment_seed(augment_seed)
         self.collate_fn: Callable[..., object] = collate_fn or _default_collate(
             is_batched=batch_size is not None
         )
@@ -385,7 +386,7 @@ class SharedLoader(Generic[T_co]):
             seed=self._order.seed,
             batch_size=self.batch_size or 0,
             drop_last=self.drop_last,
-            augment_seed=self.augment_seed,
+            augment_seed=self.augment_seed is not False,
         )
 
     def _make_feed(self) -> Feed:
