@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from datetime import timedelta
@@ -551,11 +552,24 @@ BAD = [
 ]  # fmt: skip
 
 
+LONE_DEADLINE_S = 3.0
+
+
+def times_of_batches(dataset: CachedDataset[bytes], source: Blocks, indices: Sequence[int]) -> list[float]:
+    """Read and compare as `check` does; return how long each batch took."""
+    took_s: list[float] = []
+    for begin in range(0, len(indices), 32):
+        begun_s = time.monotonic()
+        check(dataset, source, indices[begin : begin + 32])
+        took_s.append(time.monotonic() - begun_s)
+    return took_s
+
+
 @pytest.fixture(scope="module")
 def lone_node() -> Iterator[RunningNode]:
     """One daemon for all bad peers, which are members by their datasets."""
     folder = Path(tempfile.mkdtemp(prefix="es-"))
-    with running_nodes(folder, 1, settings={"members": "", "deadline_s": "3"}) as (node,):
+    with running_nodes(folder, 1, settings={"members": "", "deadline_s": f"{LONE_DEADLINE_S:g}"}) as (node,):
         yield node
     shutil.rmtree(folder)
 
@@ -573,9 +587,12 @@ def test_a_bad_peer_costs_one_call_and_changes_nothing(
     server.start()
     try:
         dataset = on(lone_node, members=[lone_node.address, address])
-        check(dataset, source, shuffled(1))
+        took_s = times_of_batches(dataset, source, shuffled(1))
         assert dataset.flush()
         assert len(bad.fetches) == 1, "a dead or slow peer costs one deadline"
+        assert max(took_s) < 2 * LONE_DEADLINE_S, "and not two"
+        if kind == "hangs":
+            assert sum(each > 0.9 * LONE_DEADLINE_S for each in took_s) == 1, "the others go on at once"
         assert f"cache_peer_left_alone peer={address}" in lone_node.log
         assert "internal_error" not in lone_node.log
         info = dataset.cache_info()
