@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -32,6 +33,8 @@ from everstep.daemon.control.client import connected
 from everstep.daemon.nodes.testing import RunningNode, free_port, node_environment, running_nodes, write_token
 from everstep.daemon.testing import daemon_process
 from everstep.dataloader import CachedDataset, DataLoader, Mixture, members_from_store
+from everstep.dataloader.analysis.work_meter import begin_meter, end_meter, timed
+from everstep.dataloader.analysis.worker_counters import Counters
 from everstep.dataloader.cache.arena_format import budget_for
 from everstep.dataloader.cache.owner_plan import Owners, members_of
 from everstep.dataloader.sources import SourceDataset
@@ -546,6 +549,23 @@ class BadPeer(_Servicer):
         raise AssertionError
 
 
+@contextmanager
+def bad_peer(source: Blocks, kind: str) -> Iterator[tuple[BadPeer, str]]:
+    """Serve one, and yield it with its address."""
+    threads = futures.ThreadPoolExecutor(8)
+    server = grpc.server(threads, options=[("grpc.max_send_message_length", 64 << 20)])
+    bad = BadPeer(source, kind)
+    cast(Any, peer_pb2_grpc).add_PeerServicer_to_server(bad, server)
+    address = f"127.0.0.9:{server.add_insecure_port('127.0.0.9:0')}"
+    server.start()
+    try:
+        yield bad, address
+    finally:
+        bad.ending.set_result(None)
+        server.stop(0).wait()
+        threads.shutdown()
+
+
 BAD = [
     "hangs", "hangs in the middle", "wrong digest", "cut short", "not asked for", "too much", "a message too large",
     "fails",
@@ -579,13 +599,7 @@ def test_a_bad_peer_costs_one_call_and_changes_nothing(
     lone_node: RunningNode, source: Blocks, on: On, kind: str
 ) -> None:
     """Every sample is what it is, whatever the peer sends; after the first failure it is left alone."""
-    threads = futures.ThreadPoolExecutor(8)
-    server = grpc.server(threads, options=[("grpc.max_send_message_length", 64 << 20)])
-    bad = BadPeer(source, kind)
-    cast(Any, peer_pb2_grpc).add_PeerServicer_to_server(bad, server)
-    address = f"127.0.0.9:{server.add_insecure_port('127.0.0.9:0')}"
-    server.start()
-    try:
+    with bad_peer(source, kind) as (bad, address):
         dataset = on(lone_node, members=[lone_node.address, address])
         took_s = times_of_batches(dataset, source, shuffled(1))
         assert dataset.flush()
@@ -599,7 +613,22 @@ def test_a_bad_peer_costs_one_call_and_changes_nothing(
         assert info.is_attached
         assert info.peer_count == 0 or kind == "hangs in the middle"
         assert len(source.reads()) == COUNT - info.peer_count
-    finally:
-        bad.ending.set_result(None)
-        server.stop(0).wait()
-        threads.shutdown()
+
+
+def test_waiting_for_a_peer_is_fetch(lone_node: RunningNode, source: Blocks, on: On) -> None:
+    """To `everstep analyze` and StallMeter: it is no time of preparing."""
+    counters = Counters()
+    with bad_peer(source, "hangs") as (_, address):
+        dataset = on(lone_node, members=[lone_node.address, address])
+        meter = begin_meter(counters.path, None, counts_bytes=False)
+        assert meter is not None
+        restore = timed(SourceDataset[bytes](dataset), meter)
+        check(dataset, source, range(32))
+        meter.batch_done(32)
+        restore()
+        end_meter(counters.path)
+    totals = counters.totals()
+    counters.close()
+    assert meter.has_source
+    assert totals.busy_s > 0.9 * LONE_DEADLINE_S, "it waited for one deadline"
+    assert totals.fetch_s > 0.9 * LONE_DEADLINE_S
