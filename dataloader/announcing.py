@@ -1,7 +1,7 @@
 """Who wants to be told which samples are read next, and through which datasets the word goes.
 
-A cache over several nodes fetches together what it hears of together, so a dataset that stands between it and the loader
-must not keep the word to itself. Ours have a `will_read` of their own; torch's Subset is seen through here.
+A cache over several nodes fetches together what it hears of together, so a dataset that stands between it and the
+loader must not keep the word to itself. Ours have a `will_read` of their own; torch's Subset is seen through here.
 """
 
 from collections.abc import Callable, Sequence

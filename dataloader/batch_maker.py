@@ -118,8 +118,8 @@ class BatchMaker:
     def make(self, ticket: AnyTicket, *, is_solo: bool = False) -> MadeBatch:
         """Return the batch of one ticket. In the training process the global generators are left as they were.
 
-        With `is_solo` a dataset that reads many samples in one call is asked for one at a time, which it is anyway where
-        each sample has a seed of its own.
+        With `is_solo` a dataset that reads many samples in one call is asked for one at a time, which it is anyway
+        where each sample has a seed of its own.
         """
         assert isinstance(ticket, Ticket), ticket
         is_guest = self._augment_seed and get_worker_info() is None
@@ -189,7 +189,7 @@ def _batched_getter(
     """Return the dataset's own `__getitems__`, if it is to be used.
 
     torch calls it whenever there is one. Subset always has one, though mostly with a plain dataset under it: nothing is
-    gained by a call for each sample there. A dataset that only wants to be told what is read next (`will_read`) is none.
+    gained by a call for each sample there. A dataset that wants to be told what is read next (`will_read`) needs none.
     """
     if announcer(dataset) is not None:
         return None

@@ -126,7 +126,7 @@ class DataLoader(TorchDataLoader[T_co]):
         kind = tier_of(dataset, sampler, batch_sampler)
         check_arguments(dataset, kind, in_order)
         self._uneven, self._fixed_rank = parse_uneven(uneven), parse_rank(rank, world_size)
-        self.augment_seed = parse_augment_seed(augment_seed)
+        self.augment_seed: AugmentSeed = parse_augment_seed(augment_seed)
 
         # Who decides the order, and where the loop stands in it.
         self._sample_count = count_of(dataset, kind)

@@ -7,8 +7,8 @@ of ranks and workers, and after any resume. A generator object that the dataset 
 Without workers this happens in the training process, whose generators belong to the trainer: `preserved()` puts them
 back, once per batch (80 µs, most of it numpy's). CUDA generators are never touched.
 
-A dataset that reads many samples in one call (`__getitems__`) draws for all of them from the seed at its begin. So it is
-asked for one sample at a time, unless `augment_seed` is "batch": then what is drawn depends on who is in the batch.
+A dataset that reads many samples in one call (`__getitems__`) draws for all of them from the seed at its begin. So it
+is asked for one sample at a time, unless `augment_seed` is "batch": then what is drawn depends on who is in the batch.
 """
 
 import random

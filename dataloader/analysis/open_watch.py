@@ -92,7 +92,7 @@ class OpenWatch:
 
     @contextlib.contextmanager
     def suspended(self) -> Generator[None]:
-        """Take no note of what this thread opens within this: files that the analysis itself opens are not the script's.
+        """Take no note of what this thread opens within this: what the analysis itself opens is not the script's.
 
         Other threads are watched on.
         """

@@ -106,7 +106,7 @@ def _is_told(fd: int, owner: int) -> bool:
 
 
 def _owns_all_files() -> bool:
-    """Whether this process has CAP_FOWNER over all users: a file that root cannot write, on a read-only mount, is its."""
+    """Whether this process has CAP_FOWNER over all users: so it owns what it cannot write, on a read-only mount."""
     status = Path("/proc/self/status").read_text()
     capabilities = int(status.partition("CapEff:")[2].split(maxsplit=1)[0], 16)
     users = Path("/proc/self/uid_map").read_text().split()

@@ -105,8 +105,8 @@ def check_ranks() -> None:
             )
     elif os.environ.get("WORLD_SIZE", "1") not in {"", "1"}:
         warnings.warn(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: a SharedLoader gives each of these processes the whole epoch. Right "
-            "where each is a job of its own; a training on several ranks takes everstep.DataLoader",
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: a SharedLoader gives each of these processes the whole epoch. "
+            "Right where each is a job of its own; a training on several ranks takes everstep.DataLoader",
             stacklevel=4,
         )
 

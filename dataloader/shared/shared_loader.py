@@ -28,7 +28,15 @@ from .assembly import WorkerTerms, make_feed
 from .batch_bytes import EncodingMaker
 from .feed import Feed
 from .joining import FIRST_BATCH, Joining
-from .share_arguments import GroupTerms, check_data, check_order, check_ranks, check_workers, parse_budget, parse_context
+from .share_arguments import (
+    GroupTerms,
+    check_data,
+    check_order,
+    check_ranks,
+    check_workers,
+    parse_budget,
+    parse_context,
+)
 from .walk_iterator import Callback, WalkIterator
 from .walk_plan import BatchCut, BatchIds, Walk
 from .walk_state_format import WalkState, parse_walk_state, rotation_of
@@ -105,7 +113,8 @@ class SharedLoader(Generic[T_co]):
         self._context = parse_context(multiprocessing_context)
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.num_workers, self.pin_memory, self.timeout = num_workers, pin_memory, timeout
-        self.worker_init_fn, self.augment_seed = worker_init_fn, parse_augment_seed(augment_seed)
+        self.worker_init_fn = worker_init_fn
+        self.augment_seed: AugmentSeed = parse_augment_seed(augment_seed)
         self.collate_fn: Callable[..., object] = collate_fn or _default_collate(
             is_batched=batch_size is not None
         )

@@ -58,7 +58,7 @@ class SourceDataset(Dataset[T_co], Generic[T_co]):
 
     @property
     def will_read(self) -> Callable[[Sequence[int]], object] | None:
-        """The source's own, which wants to hear what is read next (a cache over several nodes); None where it has none."""
+        """The source's own: a cache over nodes wants to hear what is read next. None where it has none."""
         return announcer(self.source)
 
     def fingerprint(self) -> str:

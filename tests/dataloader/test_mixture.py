@@ -180,7 +180,9 @@ class Told(Letters):
 def test_each_dataset_is_told_what_is_read_of_it_next() -> None:
     """Those that want it: a cache over several nodes fetches together what it hears of together."""
     first, second = Told(10, 1), Told(30, 2)
-    mixed = Mixture({"a": first, "b": Subset(second, range(29, 9, -1)), "c": Letters(10)}, [1, 1, 1], epoch=30)
+    mixed = Mixture(
+        {"a": first, "b": Subset(second, range(29, 9, -1)), "c": Letters(10)}, [1, 1, 1], epoch=30
+    )
     list(DataLoader(mixed, batch_size=7))
     read = [mixed.locate(each) for each in range(30)]
     assert first.told == [each.index for each in read if each.name == "a"]
@@ -189,7 +191,10 @@ def test_each_dataset_is_told_what_is_read_of_it_next() -> None:
 
 
 def test_what_tells_them_goes_to_workers_however_started() -> None:
-    for dataset in (Subset(Told(9, 0), [3, 1, 2]), Mixture({"a": Subset(Told(9, 0), [3, 1, 2])}, shuffle=False)):
+    for dataset in (
+        Subset(Told(9, 0), [3, 1, 2]),
+        Mixture({"a": Subset(Told(9, 0), [3, 1, 2])}, shuffle=False),
+    ):
         maker = BatchMaker(cast(Any, dataset), list, is_batched=True, augment_seed=True)
         copied = pickle.loads(pickle.dumps(maker))
         assert copied.make(Ticket(seed=0, epoch=0, cursor=0, ids=[2, 0])).data == [2, 3]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.root
 COUNT = 450
 BATCH = 30
 DEADLINE_S, NEARLY, MARGIN_S = 5.0, 0.9, 3.0
-"""A batch that waits for a lost host takes the first, and no batch waits twice: with the margin it is below two of them."""
+"""A batch that waits for a lost host takes the first; no batch waits twice, so that all together are below two."""
 BATCH_BOUND_S = 20.0
 """What no batch may take: a connection that waits for TCP to give up takes minutes."""
 

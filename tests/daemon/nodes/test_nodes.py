@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from datetime import timedelta
@@ -171,7 +171,12 @@ def test_the_loader_asks_for_a_batch_at_once_and_its_order_stays(
         check(first, source, range(COUNT))
         assert first.flush()
         source.reads()
-        keywords: dict[str, Any] = {"batch_size": 32, "seed": 5, "collate_fn": list, "augment_seed": augment_seed}
+        keywords: dict[str, Any] = {
+            "batch_size": 32,
+            "seed": 5,
+            "collate_fn": list,
+            "augment_seed": augment_seed,
+        }
         keywords |= {} if wrapped == "Mixture" else {"shuffle": True}
         loader = DataLoader(wrap(second), num_workers=0, **keywords)
         assert list(loader) == list(DataLoader(wrap(Items(source)), **keywords))
@@ -550,7 +555,7 @@ class BadPeer(_Servicer):
 
 
 @contextmanager
-def bad_peer(source: Blocks, kind: str) -> Iterator[tuple[BadPeer, str]]:
+def bad_peer(source: Blocks, kind: str) -> Generator[tuple[BadPeer, str]]:
     """Serve one, and yield it with its address."""
     threads = futures.ThreadPoolExecutor(8)
     server = grpc.server(threads, options=[("grpc.max_send_message_length", 64 << 20)])

@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from everstep.core.errors import UsageError
 from everstep.dataloader import DataLoader
-from everstep.dataloader.analysis import StallAnalyzer, StallMeter
+from everstep.dataloader.analysis import StallAnalyzer, StallMeter, live
+from everstep.dataloader.analysis.device_clock import CopyWatch
 from everstep.dataloader.analysis.measured_format import Phase
 from everstep.dataloader.analysis.work_meter import begin_meter, end_meter, timed
 from everstep.dataloader.analysis.worker_counters import Counters
@@ -242,6 +243,43 @@ def test_a_loop_that_is_left_and_a_stream() -> None:
         break
     assert len(list(meter)) == 5
     assert meter.times().steps == 5, "the step that was left has no end"
+    meter.close()
+
+
+class FakeCopies(CopyWatch):
+    """Says what events of a device would: each step copied for 5 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied_s = 0.0
+
+    def install(self) -> None:
+        pass
+
+    def total_s(self) -> float:
+        return self.copied_s
+
+
+def test_copies_are_a_part_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is waited for, copied and computed sums up to the time of the steps, in each look at the meter."""
+    monkeypatch.setattr(live, "CopyWatch", FakeCopies)
+    meter = StallMeter([0] * 8, period=4)
+    copies = meter._copies  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(copies, FakeCopies)
+    begun_s = time.perf_counter()
+    for _ in meter:
+        time.sleep(0.01)
+        copies.copied_s += 0.005
+    whole_s = time.perf_counter() - begun_s
+    times = meter.times()
+    assert times.steps == 8
+    assert times.copy_s == pytest.approx(8 * 0.005)
+    assert times.compute_s > 8 * 0.004, "the rest of at least 10 ms"
+    in_steps_s = times.fetch_s + times.preparation_s + times.copy_s + times.compute_s
+    assert 8 * 0.01 <= in_steps_s <= whole_s
+    assert meter.split().copy_s == pytest.approx(0.005)
+    copies.copied_s += 0.1  # after the last step: of the next ones
+    assert meter.times() == times
     meter.close()
 
 

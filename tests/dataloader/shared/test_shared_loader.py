@@ -412,7 +412,9 @@ def test_processes_that_may_be_ranks_are_warned_once(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     loader = make(loaders)
-    with pytest.warns(UserWarning, match=r"WORLD_SIZE=2: a SharedLoader gives each of these processes") as caught:
+    with pytest.warns(
+        UserWarning, match=r"WORLD_SIZE=2: a SharedLoader gives each of these processes"
+    ) as caught:
         assert len(list(loader)) == 4
     assert [Path(each.filename).name for each in caught] == [Path(__file__).name], "where the loop is"
     with warnings.catch_warnings():
