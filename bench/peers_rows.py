@@ -2,11 +2,11 @@
 
 One node is calibrated alone: `StallAnalyzer` over images on a throttled drive, three runs. Then two daemons on this
 machine keep SHARES of the images each, none what the other keeps, and one of the nodes trains on all images: what it
-has comes from its own memory, what the other has over the loopback device, and the rest from the drive. Every share is run
-RUNS times, interleaved; the median is compared with the prediction for one peer. What a sample from the peer costs a
-reader is measured, as the storage's costs are: nothing but such samples is read, in batches. With the network that the
-report takes, which knows of none, the error is a row of its own, without a goal. The first share is run twice as often:
-the difference of its two medians is the A/A spread.
+has comes from its own memory, what the other has over the loopback device, and the rest from the drive. Every share is
+run RUNS times, interleaved; the median is compared with the prediction for one peer. What a sample from the peer costs
+a reader is measured, as the storage's costs are: nothing but such samples is read, in batches. With the network that
+the report takes, which knows of none, the error is a row of its own, without a goal. The first share is run twice as
+often: the difference of its two medians is the A/A spread.
 """
 
 import contextlib
