@@ -178,7 +178,7 @@ DATA = {
 }
 Life = tuple[int, int, int, int, int]
 """(ranks, workers, batch size, steps up to the checkpoint, steps after it)"""
-LIVES: list[Life] = [
+LIVES: list[list[Life]] = [
     [(1, 0, 4, 3, 2), (3, 2, 2, 2, 1), (2, 1, 5, 10**6, 0)],
     [(4, 1, 3, 1, 3), (1, 2, 7, 2, 0), (1, 0, 7, 0, 2), (5, 0, 2, 10**6, 0)],
     [(2, 0, 100, 1, 0), (3, 2, 4, 10**6, 0)],  # killed after the last batch of an epoch
