@@ -50,8 +50,8 @@ MB_S = 30.0
 WORK = 12
 SHARES, WORKERS, FACTORS = (0.0, 0.35, 0.65, 1.0), (1, 2, 3), (1.0, 2.0)
 """24 settings; the bandwidth is that of the calibration times a factor."""
-FEW_FACTORS = (1.0,)
-"""12 settings."""
+FEW_SHARES, FEW_WORKERS = (0.0, 0.35, 0.65), (1, 3)
+"""12 settings, none of them the calibration's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def rows(count: int = SAMPLES) -> list[Row]:
         RigError: there can be none here.
     """
     with storage_on_rig(MB_S, count) as storage:
-        return measure(storage, Plan(factors=FEW_FACTORS), None)
+        return measure(storage, Plan(shares=FEW_SHARES, workers=FEW_WORKERS), None)
 
 
 def main() -> int:

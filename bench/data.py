@@ -25,6 +25,7 @@ from loader_cpu import CASES, Images, compared
 from node import hook_daemon
 from nodes_rows import NodesError, nodes_rows
 from paired import PAIRS_MIN, Row, publish, write
+from peers_rows import peers_rows
 from persist_rows import scratch
 from plot import draw_results
 from resume_rows import resume_rows
@@ -36,15 +37,17 @@ from state_rows import TorchdataError, state_rows
 from everstep.core.errors import EverstepError
 from everstep.dataloader.sources import ImageFolderSource, SourceDataset
 
-ROWS = ("cpu", "hits", "resume", "state", "bytes", "jobs", "epoch", "nodes", "analyze")
-ON_DRIVE = {"bytes", "jobs", "epoch", "nodes"}
+ROWS = ("cpu", "hits", "resume", "state", "bytes", "jobs", "epoch", "nodes", "peers", "analyze")
+ON_DRIVE = {"bytes", "jobs", "epoch", "nodes", "peers"}
 WORKERS = 2
 BATCH, SMALL_BATCH = 64, 16
-CPU_IMAGES, STATE_IMAGES, JOBS_IMAGES, EPOCH_IMAGES, NODES_IMAGES = 1920, 1280, 3840, 2400, 1500
-"""Parts of the images, so that all rows together take less than 25 minutes on two cores."""
+CPU_IMAGES, STATE_IMAGES, EPOCH_IMAGES, NODES_IMAGES, PEERS_IMAGES = 1920, 1280, 2400, 1500, 1200
+"""Parts of the images, so that all rows but `jobs` together take less than 25 minutes on two cores."""
+JOBS_IMAGES = IMAGES
+"""What is once for a group, its start and a first batch of each job, counts for much in short epochs. An hour."""
 PLAIN_CASE, PLAIN_BATCHES = "3x224x224 bytes, batch 64", 100
 DRIVE_PAIRS = 3
-"""Of what takes minutes a pair."""
+"""Of what takes minutes a pair; 20 for `jobs` of 2, 4 and 8."""
 
 console = Console()
 
@@ -138,6 +141,11 @@ def nodes(bench: Bench) -> list[Row]:
     return nodes_rows(bench.on_drive(), images=bench.count(NODES_IMAGES), pairs=pairs)
 
 
+def peers(bench: Bench) -> list[Row]:
+    """Predictions of `everstep analyze` for another node's memory."""
+    return peers_rows(bench.on_drive(), images=bench.count(PEERS_IMAGES))
+
+
 def analyze(bench: Bench) -> list[Row]:
     """Predictions of `everstep analyze`."""
     return analyze_rig.rows(bench.count(analyze_rig.SAMPLES))
@@ -145,7 +153,7 @@ def analyze(bench: Bench) -> list[Row]:
 
 PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "cpu": cpu, "hits": hits, "resume": resume, "state": state, "bytes": read_bytes, "jobs": jobs, "epoch": epoch,
-    "nodes": nodes, "analyze": analyze,
+    "nodes": nodes, "peers": peers, "analyze": analyze,
 }  # fmt: skip
 
 
@@ -188,7 +196,7 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="what to measure")
     parser.add_argument("--jobs", type=int, nargs="+", default=list(JOBS), help="how many that share")
     parser.add_argument(
-        "--jobs-images", type=int, default=JOBS_IMAGES, help="of all: what they share; all 20,000 take long"
+        "--jobs-images", type=int, default=JOBS_IMAGES, help="of all: what they share (default: all)"
     )
     parser.add_argument("--output", type=Path, default=Path("build/bench/data.json"))
     args = parser.parse_args()

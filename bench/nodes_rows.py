@@ -100,18 +100,10 @@ def _epoch_of(drive: ImageDrive, part: Part, nodes: list[Child], speed: int) -> 
 @contextlib.contextmanager
 def _nodes(drive: ImageDrive, part: Part, folder: Path) -> Generator[list[Child]]:
     """Two nodes that have been through one epoch, and whose caches have come to rest."""
-    token = folder / "token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(NODES)]
     drive.hold(UNTHROTTLED)
     with contextlib.ExitStack() as held:
-        nodes: list[Child] = []
-        for number, address in enumerate(addresses):
-            place = folder / f"node{number}" / "data.sock"
-            with _environment(address, addresses, token):
-                held.enter_context(daemon_process(place))
-            nodes.append(held.enter_context(child(_trained, part, number, place)))
+        places = held.enter_context(daemons(folder))
+        nodes = [held.enter_context(child(_trained, part, *each)) for each in enumerate(places)]
         for each in nodes:
             each.start()
         for each in nodes:
@@ -121,6 +113,21 @@ def _nodes(drive: ImageDrive, part: Part, folder: Path) -> Generator[list[Child]
             f"after one epoch {NODES} nodes keep {' and '.join(map(str, kept))} of {len(part)} images"
         )
         yield nodes
+
+
+@contextlib.contextmanager
+def daemons(folder: Path) -> Generator[list[Path]]:
+    """Run a daemon for each node, members of each other, and yield where they listen."""
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(NODES)]
+    places = [folder / f"node{number}" / "data.sock" for number in range(NODES)]
+    with contextlib.ExitStack() as held:
+        for address, place in zip(addresses, places, strict=True):
+            with _environment(address, addresses, token):
+                held.enter_context(daemon_process(place))
+        yield places
 
 
 @contextlib.contextmanager
@@ -136,7 +143,7 @@ def _environment(address: str, members: list[str], token: Path) -> Generator[Non
             del os.environ[name]
 
 
-def _settled(dataset: CachedDataset[torch.Tensor]) -> int:
+def settled(dataset: CachedDataset[torch.Tensor]) -> int:
     """Return how many samples a node keeps once no more come: the other's travel after they were read."""
     until_s, kept = time.monotonic() + SETTLE_S, -1
     while (now := dataset.cache_info().cached_count) != kept and time.monotonic() < until_s:
@@ -158,7 +165,7 @@ def _trained(part: Part, rank: int, place: Path) -> Generator[float]:
             pass
         yield time.perf_counter() - began_s
         if epoch == 0:
-            yield _settled(dataset)
+            yield settled(dataset)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -12,8 +12,9 @@ import numpy as np
 from torch.utils.data import Subset, get_worker_info
 
 from ..core.errors import UsageError
+from .announcing import announcer
 from .order_plan import Ids
-from .sample_seed import batch_seed, preserved, sample_seed, seed_generators
+from .sample_seed import AugmentSeed, batch_seed, preserved, sample_seed, seed_generators
 from .stream_plan import Standing, StreamTicket
 from .workers.phase import Phase
 
@@ -93,16 +94,22 @@ class BatchMaker:
     is_sent_as_collated = True
 
     def __init__(
-        self, dataset: MapDataset, collate: Callable[..., object], *, is_batched: bool, augment_seed: bool
+        self,
+        dataset: MapDataset,
+        collate: Callable[..., object],
+        *,
+        is_batched: bool,
+        augment_seed: AugmentSeed,
     ) -> None:
         """Where `is_batched` is false (batch_size=None), `collate` gets the one sample, else a list."""
         self.dataset = dataset
         self.collate = collate
         self._note = note_nothing
         self._is_batched = is_batched
-        self._augment_seed = augment_seed
-        self._read_all = _batched_getter(dataset, augment_seed)
-        self._announce = _announcer(dataset)
+        self._augment_seed = augment_seed is not False
+        self._is_seeded_each = augment_seed is True
+        self._read_all = _batched_getter(dataset, is_seeded_each=self._is_seeded_each)
+        self._announce = announcer(dataset)
 
     def report_to(self, note: Callable[[int], None]) -> None:
         """Call `note` with the place in its ticket of each sample before it is read, or with a `Phase`."""
@@ -111,7 +118,8 @@ class BatchMaker:
     def make(self, ticket: AnyTicket, *, is_solo: bool = False) -> MadeBatch:
         """Return the batch of one ticket. In the training process the global generators are left as they were.
 
-        With `is_solo` a dataset that reads many samples in one call is asked for one at a time.
+        With `is_solo` a dataset that reads many samples in one call is asked for one at a time, which it is anyway
+        where each sample has a seed of its own.
         """
         assert isinstance(ticket, Ticket), ticket
         is_guest = self._augment_seed and get_worker_info() is None
@@ -119,8 +127,9 @@ class BatchMaker:
             if self._read_all is None:
                 samples = self._read_each(ticket)
             else:
+                is_each = is_solo or self._is_seeded_each
                 samples = self._read_together(
-                    ticket, [[each] for each in ticket.ids] if is_solo else [ticket.ids]
+                    ticket, [[each] for each in ticket.ids] if is_each else [ticket.ids]
                 )
             self._note(Phase.COLLATE)
             if self._augment_seed:
@@ -152,11 +161,11 @@ class BatchMaker:
     def _read_together(self, ticket: Ticket, calls: list[list[int]]) -> list[object]:
         """Read the ids of each call at once; one call is one id, or the whole ticket."""
         assert self._read_all is not None
-        if self._augment_seed:
-            seed_generators(sample_seed(ticket.seed, ticket.epoch, ticket.ids[0]))
         samples: list[object] = []
         for place, ids in enumerate(calls):
             self._note(place if len(calls) == len(ticket.ids) else Phase.READ_ALL)
+            if self._is_seeded_each or (self._augment_seed and place == 0):
+                seed_generators(sample_seed(ticket.seed, ticket.epoch, ids[0]))
             read = list(self._read_all(ids))
             if len(read) != len(ids):
                 raise UsageError(
@@ -174,29 +183,18 @@ def _listed(ids: list[int]) -> str:
     return f"samples {', '.join(map(str, ids[:NAMED_MAX]))}{more}"
 
 
-def _announcer(dataset: MapDataset) -> Callable[[list[int]], None] | None:
-    """Return what a dataset wants to be told of the samples that are read next, if it does; a Subset hands it on."""
-    told = cast("Callable[[list[int]], None] | None", getattr(dataset, "will_read", None))
-    if told is not None or not isinstance(dataset, Subset):
-        return told
-    subset = cast("Subset[object]", dataset)
-    inner = _announcer(cast(MapDataset, subset.dataset))
-    if inner is None:
-        return None
-    return lambda ids: inner([subset.indices[each] for each in ids])
+def _batched_getter(
+    dataset: MapDataset, *, is_seeded_each: bool
+) -> Callable[[list[int]], list[object]] | None:
+    """Return the dataset's own `__getitems__`, if it is to be used.
 
-
-def _batched_getter(dataset: MapDataset, augment_seed: bool) -> Callable[[list[int]], list[object]] | None:
-    """Return the dataset's own `__getitems__` where calling it is worth more than a seed for each sample.
-
-    torch calls it whenever there is one. Subset always has one, though mostly with a plain dataset under it: there
-    each sample keeps its own seed. A truly batched dataset is seeded once per batch, by its first id. One that only
-    wants to be told what is read next (`will_read`) is none.
+    torch calls it whenever there is one. Subset always has one, though mostly with a plain dataset under it: nothing is
+    gained by a call for each sample there. A dataset that wants to be told what is read next (`will_read`) needs none.
     """
-    if hasattr(dataset, "will_read"):
+    if announcer(dataset) is not None:
         return None
     getter = cast("Callable[[list[int]], list[object]] | None", getattr(dataset, "__getitems__", None))
-    if augment_seed and isinstance(dataset, Subset):
+    if is_seeded_each and isinstance(dataset, Subset):
         inner = cast(MapDataset, cast("Subset[object]", dataset).dataset)
-        return getter if _batched_getter(inner, augment_seed) is not None else None
+        return getter if _batched_getter(inner, is_seeded_each=True) is not None else None
     return getter

@@ -48,7 +48,7 @@ from .epoch_iterator import Callback, EpochIterator
 from .ledger import Ledger
 from .order_format import OrderKind
 from .position import Position
-from .sample_seed import worker_seed
+from .sample_seed import AugmentSeed, parse_augment_seed, worker_seed
 from .sampler import EpochPlan, OrderSampler, tickets
 from .split_plan import Split, Uneven
 from .state_format import LoaderState, check_fit, parse_state
@@ -89,7 +89,9 @@ class DataLoader(TorchDataLoader[T_co]):
         uneven: "weight", "drop" or "error": what to do when the end of an epoch cannot be shared evenly between
             ranks (split_plan.py). With "weight" multiply the loss by `loader.weight`, so that DDP's mean is exact.
         rank, world_size: both or neither; by default asked of torch.distributed at each iter().
-        augment_seed: seed the global generators (random, numpy, torch) before each sample, by (seed, epoch, sample).
+        augment_seed: seed the global generators (random, numpy, torch) before each sample, by (seed, epoch, sample);
+            a dataset with `__getitems__` is asked for one sample at a time then. "batch": for whole batches, under
+            one seed, so that what is random in them depends on batch size, ranks and resumes. False: seed nothing.
 
     Raises:
         UsageError: `in_order=False`, arguments that exclude each other, or a bad value.
@@ -119,12 +121,12 @@ class DataLoader(TorchDataLoader[T_co]):
         uneven: str = "weight",
         rank: int | None = None,
         world_size: int | None = None,
-        augment_seed: bool = True,
+        augment_seed: AugmentSeed = True,
     ) -> None:
         kind = tier_of(dataset, sampler, batch_sampler)
         check_arguments(dataset, kind, in_order)
         self._uneven, self._fixed_rank = parse_uneven(uneven), parse_rank(rank, world_size)
-        self.augment_seed = augment_seed
+        self.augment_seed: AugmentSeed = parse_augment_seed(augment_seed)
 
         # Who decides the order, and where the loop stands in it.
         self._sample_count = count_of(dataset, kind)
@@ -370,7 +372,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 ranks=self._rank_and_size(),
                 batch_size=self.batch_size,
                 drop_last=self.drop_last,
-                augment_seed=self.augment_seed,
+                augment_seed=self.augment_seed is not False,
             )
             made = self._batches(work, worker_count=stream.worker_count)
         except BaseException:
@@ -414,7 +416,7 @@ class DataLoader(TorchDataLoader[T_co]):
             timeout_s=self.timeout,
             init=self.worker_init_fn,
             seed=worker_seed(self.seed, self.epoch, self.rank),
-            is_fixed=not self.augment_seed,
+            is_fixed=self.augment_seed is False,
             is_persistent=self.persistent_workers and count == self.num_workers,
             pins=self.pin_memory,
             pin_device=self.pin_memory_device,

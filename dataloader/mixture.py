@@ -11,6 +11,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ..core.errors import UsageError
+from .announcing import announcer
 from .arguments import BlockShuffle, fingerprint_of, parse_order, parse_seed
 from .hash_format import derive_keys
 from .mixture_plan import Draw, Schedule, whole_weights
@@ -129,6 +130,21 @@ class Mixture(Dataset[object]):
         """Return the sample with this number, of whatever epoch."""
         located = self.locate(whole_number(sample_id))
         return self.datasets[located.name][located.index]
+
+    @property
+    def will_read(self) -> "Callable[[Sequence[int]], object] | None":
+        """Tells each dataset that wants to hear what is read next of it (a cache over nodes); None where none wants."""
+        return self._announce if any(map(announcer, self.datasets.values())) else None
+
+    def _announce(self, sample_ids: Sequence[int]) -> None:
+        wanted: dict[str, list[int]] = {}
+        for sample_id in sample_ids:
+            located = self.locate(whole_number(sample_id))
+            wanted.setdefault(located.name, []).append(located.index)
+        for name, indices in wanted.items():
+            told = announcer(self.datasets[name])
+            if told is not None:
+                told(indices)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what goes to a worker: the orders are computed there."""

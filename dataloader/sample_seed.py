@@ -6,17 +6,36 @@ of ranks and workers, and after any resume. A generator object that the dataset 
 
 Without workers this happens in the training process, whose generators belong to the trainer: `preserved()` puts them
 back, once per batch (80 µs, most of it numpy's). CUDA generators are never touched.
+
+A dataset that reads many samples in one call (`__getitems__`) draws for all of them from the seed at its begin. So it
+is asked for one sample at a time, unless `augment_seed` is "batch": then what is drawn depends on who is in the batch.
 """
 
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
 
+from ..core.errors import UsageError
 from .hash_format import derive_keys, mix64_twice
+
+AugmentSeed = bool | Literal["batch"]
+"""True: a seed for each sample. "batch": for each call of `__getitems__`, where there is one. False: none."""
+
+
+def parse_augment_seed(value: object) -> AugmentSeed:
+    """Return the choice; UsageError where it is none."""
+    if isinstance(value, bool):
+        return value
+    if value == "batch":
+        return "batch"
+    raise UsageError(
+        f"augment_seed={value!r}",
+        hint="True (each sample by itself), 'batch' (what __getitems__ reads in one call, together) or False",
+    )
 
 
 def sample_seed(seed: int, epoch: int, sample_id: int) -> int:

@@ -105,7 +105,8 @@ class StallAnalyzer:
             elif self._make_cold is not None:
                 self._make_cold()
             else:
-                kept[:] = drop([*self._names.read, *self._names.native]).kept
+                with watch.suspended():
+                    kept[:] = drop([*self._names.read, *self._names.native]).kept
 
         def finished(view: View) -> None:
             answer.append(measured(conductor, view, kept))

@@ -11,10 +11,12 @@ Names go to a file for each process, one a line, as soon as they are known: nobo
 
 # ruff: noqa: PTH100, PTH113, PTH118, PTH120 - strings: called for every open of the process, where a Path costs more than the rest
 
+import contextlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import cast
 
 from .page_cache import drop_open
@@ -67,6 +69,7 @@ class OpenWatch:
         self._pid = 0
         self._known: set[str] = set()
         self._busy = False
+        self._own_thread: int | None = None
         self._maps_due_s = 0.0
 
     def begin(self, folder: str, *, drops: bool, before_change: BeforeChange | None) -> None:
@@ -87,9 +90,23 @@ class OpenWatch:
             os.close(self._names)
         self._names, self._pid = None, 0
 
+    @contextlib.contextmanager
+    def suspended(self) -> Generator[None]:
+        """Take no note of what this thread opens within this: what the analysis itself opens is not the script's.
+
+        Other threads are watched on.
+        """
+        self._own_thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._own_thread = None
+
     def event(self, event: str, arguments: tuple[object, ...]) -> None:
         """Take note of an audit event."""
         if self._busy or self._folder is None or (event != "open" and event not in _CHANGES):
+            return
+        if self._own_thread == threading.get_ident():
             return
         self._busy = True  # what is opened below is ours
         try:

@@ -5,6 +5,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import cffi
@@ -12,6 +13,9 @@ import cffi
 LOOKS = 256
 """At so many files at most it is seen whether their pages are gone."""
 _PAGE = mmap.PAGESIZE
+_CAP_FOWNER = 1 << 3
+_ALL_USERS = str(2**32 - 1)
+"""Of a uid_map's line that maps every user, as that of the first namespace does."""
 _LOW_BIT = bytes(value & 1 for value in range(256))
 
 _ffi = cffi.FFI()
@@ -73,8 +77,8 @@ def resident_share(fd: int) -> float:
     By mincore, which reads nothing: a preadv with RWF_NOWAIT would start read-ahead of what it looks at.
     """
     status = os.fstat(fd)
-    if not status.st_size or (os.geteuid() not in {0, status.st_uid}):
-        return 0.0  # mincore calls all pages of other users' files resident
+    if not status.st_size or not _is_told(fd, status.st_uid):
+        return 0.0
     pages = -(-status.st_size // _PAGE)
     with mmap.mmap(fd, status.st_size, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
         resident = _ffi.new("unsigned char[]", pages)
@@ -86,3 +90,24 @@ def resident_share(fd: int) -> float:
             _ffi.release(view)
         found = bytes(_ffi.buffer(resident))
     return found.translate(_LOW_BIT).count(1) / pages
+
+
+def _is_told(fd: int, owner: int) -> bool:
+    """Whether mincore tells us about a file: of all others it calls every page resident.
+
+    The kernel's rule (mm/mincore.c, can_do_mincore): who owns the inode, or might write the file. Root of a user
+    namespace, as in a rootless container, is root for the users of that namespace only.
+    """
+    return (
+        owner == os.geteuid()
+        or os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True)
+        or (os.geteuid() == 0 and _owns_all_files())
+    )
+
+
+def _owns_all_files() -> bool:
+    """Whether this process has CAP_FOWNER over all users: so it owns what it cannot write, on a read-only mount."""
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(status.partition("CapEff:")[2].split(maxsplit=1)[0], 16)
+    users = Path("/proc/self/uid_map").read_text().split()
+    return bool(capabilities & _CAP_FOWNER) and users == ["0", "0", _ALL_USERS]

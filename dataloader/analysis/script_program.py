@@ -30,6 +30,7 @@ from .measured_format import (
 
 if TYPE_CHECKING:
     from .conductor import Conductor, View
+    from .open_watch import OpenWatch
     from .work_folder import WorkFolder
 
 ANSWER, OUTPUT, NAMES, FOLDER = "answer.json", "output.txt", "names", "folder"
@@ -86,7 +87,7 @@ class ScriptRun:
             ),
             pick=request.loader,
             instrument=lambda loader: Instrument(loader, watching=watching, watch=watch),
-            before_epoch=self._drop,
+            before_epoch=lambda: self._drop(watch),
             finished=self._finished,
         )
         conductor.copies.install()
@@ -117,11 +118,12 @@ class ScriptRun:
         os.chdir(folder.path)
         return folder
 
-    def _drop(self) -> None:
+    def _drop(self, watch: "OpenWatch") -> None:
         if self._request.phase is Phase.COLD:
             from .page_cache import drop  # noqa: PLC0415
 
-            self._kept = drop(self._request.drop).kept
+            with watch.suspended():
+                self._kept = drop(self._request.drop).kept
 
     def _finished(self, view: "View") -> None:
         assert self._conductor is not None

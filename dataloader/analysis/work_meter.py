@@ -6,7 +6,7 @@ fetch: reading files is nearly all that blocks in a dataset. It is an estimate: 
 preparation, and so does what helper threads of the dataset compute meanwhile in a worker (the processor time is that
 of the whole process; without workers it is the thread's, since the trainer has threads of its own), while a lock or a
 sleep counts as fetch. Where samples come from a source (`get_bytes`), fetch is the time in
-there, exactly.
+there, exactly, and the time in which a cache waits for other nodes (`from_peers`).
 """
 
 import os
@@ -52,7 +52,7 @@ class WorkMeter:
             self._begun_s = time.perf_counter()
 
     def fetched(self, seconds: float) -> None:
-        """Add time in a source's `get_bytes`."""
+        """Add time in a source's `get_bytes`, or in a cache's `from_peers`."""
         self._source_s += seconds
 
     def batch_done(self, samples: int) -> None:
@@ -89,7 +89,9 @@ def timed(dataset: object, meter: WorkMeter) -> Callable[[], None]:
     """
     undo: list[Callable[[], None]] = []
     for source in sources_of(dataset):
-        meter.has_source = _derive(source, _timed_source(meter), undo) or meter.has_source
+        meter.has_source = _derive(source, _timed_fetch("get_bytes", meter), undo) or meter.has_source
+    for reader in _readers_of(dataset):
+        _derive(reader, _timed_fetch("from_peers", meter), undo)
     if not hasattr(dataset, "get_bytes"):
         _derive(dataset, lambda kind: _timed_reads(kind, meter), undo)
 
@@ -162,6 +164,25 @@ def sources_of(dataset: object) -> list[object]:
     return found
 
 
+def _readers_of(dataset: object) -> list[object]:
+    """Return what asks other nodes for samples below a dataset: of each cache, the reader that it has now."""
+    found: list[object] = []
+    seen: set[int] = set()
+
+    def look(item: object, depth: int) -> None:
+        if id(item) in seen or depth > DEPTH_MAX:
+            return
+        seen.add(id(item))
+        if callable(getattr(type(item), "from_peers", None)):
+            found.append(item)
+            return
+        for each in list(getattr(item, "__dict__", {}).values()):
+            look(each, depth + 1)
+
+    look(dataset, 0)
+    return found
+
+
 def _derive(
     item: object, methods: Callable[[type], dict[str, object]], undo: list[Callable[[], None]]
 ) -> bool:
@@ -218,11 +239,13 @@ def _timed_reads(kind: type, meter: WorkMeter) -> dict[str, object]:
     return methods
 
 
-def _timed_source(meter: WorkMeter) -> Callable[[type], dict[str, object]]:
-    def methods(kind: type) -> dict[str, object]:
-        original = cast(Callable[[object, int], object], getattr(kind, "get_bytes"))  # noqa: B009
+def _timed_fetch(name: str, meter: WorkMeter) -> Callable[[type], dict[str, object]]:
+    """Return how a class is derived whose method of this name, which takes a sample's index, is fetch."""
 
-        def get_bytes(self: object, index: int) -> object:
+    def methods(kind: type) -> dict[str, object]:
+        original = cast(Callable[[object, int], object], getattr(kind, name))
+
+        def fetch(self: object, index: int) -> object:
             meter.touch()
             begun_s = time.perf_counter()
             try:
@@ -230,6 +253,6 @@ def _timed_source(meter: WorkMeter) -> Callable[[type], dict[str, object]]:
             finally:
                 meter.fetched(time.perf_counter() - begun_s)
 
-        return {"get_bytes": get_bytes}
+        return {name: fetch}
 
     return methods

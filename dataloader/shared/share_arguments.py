@@ -1,10 +1,13 @@
 """What the arguments of a SharedLoader may be."""
 
 import multiprocessing
+import os
+import warnings
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import cast
 
+import torch
 from torch.utils.data import IterableDataset
 
 from ...core.errors import UsageError
@@ -85,6 +88,26 @@ def check_order(dataset: object, shuffle: object) -> None:
         raise UsageError(
             f"a {type(dataset).__name__} goes on from epoch to epoch, which a SharedLoader cannot share",
             hint="give it to everstep.DataLoader",
+        )
+
+
+def check_ranks() -> None:
+    """Return if this job is one rank; UsageError where torch.distributed says otherwise, a warning where it may yet.
+
+    Each rank would get the whole epoch: a training on several ranks would see every sample on each of them, unnoticed.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        count = torch.distributed.get_world_size()
+        if count > 1:
+            raise UsageError(
+                f"a SharedLoader in a job of {count} ranks (torch.distributed): each of them would get the whole epoch",
+                hint="everstep.DataLoader splits an epoch over ranks; a SharedLoader is for jobs of one rank each",
+            )
+    elif os.environ.get("WORLD_SIZE", "1") not in {"", "1"}:
+        warnings.warn(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: a SharedLoader gives each of these processes the whole epoch. "
+            "Right where each is a job of its own; a training on several ranks takes everstep.DataLoader",
+            stacklevel=4,
         )
 
 

@@ -20,6 +20,7 @@ from ..batch_maker import MadeBatch, MapDataset
 from ..ledger import Ledger
 from ..loader import fingerprint_of, note_iterated
 from ..order_format import OrderKind, OrderSpec
+from ..sample_seed import AugmentSeed, parse_augment_seed
 from ..state_format import LoaderState, check_fit
 from ..workers.batches import pinner_for
 from ..workers.pool import QuarantinedSample
@@ -27,7 +28,15 @@ from .assembly import WorkerTerms, make_feed
 from .batch_bytes import EncodingMaker
 from .feed import Feed
 from .joining import FIRST_BATCH, Joining
-from .share_arguments import GroupTerms, check_data, check_order, check_workers, parse_budget, parse_context
+from .share_arguments import (
+    GroupTerms,
+    check_data,
+    check_order,
+    check_ranks,
+    check_workers,
+    parse_budget,
+    parse_context,
+)
 from .walk_iterator import Callback, WalkIterator
 from .walk_plan import BatchCut, BatchIds, Walk
 from .walk_state_format import WalkState, parse_walk_state, rotation_of
@@ -62,7 +71,8 @@ class SharedLoader(Generic[T_co]):
         lease_s: seconds that this job may take for one batch, before another prepares it instead.
 
     Raises:
-        UsageError: a bad argument. iter() raises it where this job's batches are others than the group's.
+        UsageError: a bad argument. iter() raises it where this job's batches are others than the group's, and where
+            torch.distributed says that the job has several ranks.
     """
 
     def __init__(  # noqa: PLR0913  what a DataLoader takes
@@ -81,7 +91,7 @@ class SharedLoader(Generic[T_co]):
         multiprocessing_context: str | BaseContext | None = None,
         prefetch_factor: int | None = None,
         seed: int = 0,
-        augment_seed: bool = True,
+        augment_seed: AugmentSeed = True,
         join: str = "private",
         jobs: int = 1,
         gather_s: float = 60.0,
@@ -103,7 +113,8 @@ class SharedLoader(Generic[T_co]):
         self._context = parse_context(multiprocessing_context)
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.num_workers, self.pin_memory, self.timeout = num_workers, pin_memory, timeout
-        self.worker_init_fn, self.augment_seed = worker_init_fn, augment_seed
+        self.worker_init_fn = worker_init_fn
+        self.augment_seed: AugmentSeed = parse_augment_seed(augment_seed)
         self.collate_fn: Callable[..., object] = collate_fn or _default_collate(
             is_batched=batch_size is not None
         )
@@ -118,7 +129,7 @@ class SharedLoader(Generic[T_co]):
         self._quarantined: list[QuarantinedSample] = []
         self._callbacks: list[Callback] = []
         self._newest = 0
-        self._is_live = self._has_handed = self._has_warned = False
+        self._is_live = self._has_handed = self._has_warned = self._has_checked_ranks = False
         self._joining: Joining | None = None
         self._feed: Feed | None = None
         self._ending: weakref.finalize[..., Any] | None = None
@@ -255,8 +266,10 @@ class SharedLoader(Generic[T_co]):
         """Return an iterator over the rest of the present epoch; the first one joins the group.
 
         Raises:
-            UsageError: this job's batches are others than the group's; the message names the difference.
+            UsageError: this job's batches are others than the group's, and the message names the difference; or the
+                job has several ranks.
         """
+        self._check_ranks()
         note_iterated(self)
         if self._ledger.seed != self._order.seed:
             raise LoaderStateError(
@@ -327,6 +340,11 @@ class SharedLoader(Generic[T_co]):
                 stacklevel=3,
             )
 
+    def _check_ranks(self) -> None:
+        if not self._has_checked_ranks:
+            check_ranks()
+            self._has_checked_ranks = True
+
     def _rotated(self, place: int) -> Walk:
         """Return the walk through this epoch from where the others are, if that is further on in this epoch."""
         epoch, start = divmod(place, self._cut.batch_count)
@@ -377,7 +395,7 @@ class SharedLoader(Generic[T_co]):
             seed=self._order.seed,
             batch_size=self.batch_size or 0,
             drop_last=self.drop_last,
-            augment_seed=self.augment_seed,
+            augment_seed=self.augment_seed is not False,
         )
 
     def _make_feed(self) -> Feed:

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar, cast
 from torch.utils.data import Dataset
 
 from ...core.errors import UsageError
+from ..announcing import announcer
 from .protocol import ReadsBlocks, Source, checked_index
 
 T_co = TypeVar("T_co", covariant=True)
@@ -54,6 +55,11 @@ class SourceDataset(Dataset[T_co], Generic[T_co]):
     def block_sizes(self) -> Callable[[], Sequence[int]] | None:
         """The source's own, for a block shuffle; None where it has no blocks."""
         return self.source.block_sizes if isinstance(self.source, ReadsBlocks) else None
+
+    @property
+    def will_read(self) -> Callable[[Sequence[int]], object] | None:
+        """The source's own: a cache over nodes wants to hear what is read next. None where it has none."""
+        return announcer(self.source)
 
     def fingerprint(self) -> str:
         """Return the source's: how samples are decoded is not part of it."""

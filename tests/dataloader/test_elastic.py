@@ -176,8 +176,9 @@ DATA = {
         {},
     ),
 }
-LIVES = [
-    # (ranks, workers, batch size, steps up to the checkpoint, steps after it)
+Life = tuple[int, int, int, int, int]
+"""(ranks, workers, batch size, steps up to the checkpoint, steps after it)"""
+LIVES: list[list[Life]] = [
     [(1, 0, 4, 3, 2), (3, 2, 2, 2, 1), (2, 1, 5, 10**6, 0)],
     [(4, 1, 3, 1, 3), (1, 2, 7, 2, 0), (1, 0, 7, 0, 2), (5, 0, 2, 10**6, 0)],
     [(2, 0, 100, 1, 0), (3, 2, 4, 10**6, 0)],  # killed after the last batch of an epoch
@@ -186,7 +187,35 @@ LIVES = [
 
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("lives", LIVES)
-def test_real_loaders_and_workers(name: str, lives: list[tuple[int, int, int, int, int]]) -> None:
+def test_real_loaders_and_workers(name: str, lives: list[Life]) -> None:
+    check_real_lives(name, lives)
+
+
+lives_with_workers = st.lists(
+    st.tuples(
+        st.integers(1, 3), st.integers(0, 2), st.integers(1, 20), st.integers(0, 12), st.integers(0, 3)
+    ),
+    max_size=3,
+)
+"""Up to three that are killed, before one that goes on to the end."""
+
+
+@settings(max_examples=10)
+@given(
+    name=st.sampled_from(sorted(DATA)),
+    lives=lives_with_workers,
+    ranks=st.integers(1, 3),
+    workers=st.integers(0, 2),
+    batch=st.integers(3, 20),
+)
+def test_any_lives_of_real_loaders_and_workers(
+    name: str, lives: list[Life], ranks: int, workers: int, batch: int
+) -> None:
+    """What workers had prepared ahead and the loop was not given is lost with them, each time anew."""
+    check_real_lives(name, [*lives, (ranks, workers, batch, 10**6, 0)])
+
+
+def check_real_lives(name: str, lives: list[Life]) -> None:
     make, arguments = DATA[name]
     spec = loaders_of(make(), 1, **arguments)[0]._position.order
     state: State = {}

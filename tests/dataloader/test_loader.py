@@ -5,8 +5,8 @@ import io
 import json
 import pickle
 import random
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -518,17 +518,80 @@ class Batched(Numbers):
 
     missing = 0
 
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.calls: list[list[int]] = []
+
     def __getitems__(self, indices: list[int]) -> list[int]:
+        self.calls.append(indices)
         return [-index for index in indices][self.missing :]
 
 
-def test_batched_access_is_used_and_checked() -> None:
+@pytest.mark.parametrize("augment_seed", [True, "batch", False])
+def test_batched_access_is_used_and_checked(augment_seed: bool | Literal["batch"]) -> None:
+    """For whole batches where the samples need no seed each."""
     data = Batched(4)
-    assert [numbers(batch) for batch in DataLoader(data, batch_size=2)] == [[0, -1], [-2, -3]]
-    assert [numbers(batch) for batch in DataLoader(Subset(data, [1, 3]), batch_size=2)] == [[-1, -3]]
+
+    def batches(dataset: Dataset[int]) -> list[list[int]]:
+        return [numbers(batch) for batch in DataLoader(dataset, batch_size=2, augment_seed=augment_seed)]
+
+    assert batches(data) == [[0, -1], [-2, -3]]
+    assert data.calls == ([[0], [1], [2], [3]] if augment_seed is True else [[0, 1], [2, 3]])
+    data.calls.clear()
+    assert batches(Subset(data, [1, 3])) == [[-1, -3]]
+    assert data.calls == ([[1], [3]] if augment_seed is True else [[1, 3]])
     data.missing = 1
-    with pytest.raises(UsageError, match=r"asked for 2 samples and returned 1"):
-        list(DataLoader(data, batch_size=2))
+    with pytest.raises(UsageError, match=r"asked for [12] samples? and returned [01]"):
+        batches(data)
+
+
+class Transformed(Dataset[tuple[int, float]]):
+    """As a Hugging Face dataset with `set_transform`: one call draws for all samples of a batch."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, float]]:
+        drawn = torch.rand(len(indices)) + np.random.random() + random.random()
+        return list(zip(indices, drawn.tolist(), strict=True))
+
+
+def drawn_by(
+    batch_size: int, ranks: int = 1, workers: int = 0, augment_seed: bool | Literal["batch"] = True
+) -> dict[int, float]:
+    """Return what each sample of an epoch drew, over all ranks."""
+    found: dict[int, float] = {}
+    for rank in range(ranks):
+        loader = DataLoader(
+            Transformed(), batch_size, True, seed=3, rank=rank, world_size=ranks, num_workers=workers,
+            multiprocessing_context="fork" if workers else None, augment_seed=augment_seed,
+        )  # fmt: skip
+        for ids, values in cast("Iterable[tuple[torch.Tensor, torch.Tensor]]", loader):
+            found |= zip(ids.tolist(), values.tolist(), strict=True)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*is multi-threaded, use of fork:DeprecationWarning")
+def test_augmentation_of_batched_access_depends_on_nothing_but_the_sample() -> None:
+    expected = drawn_by(4)
+    assert len(expected) == 22
+    assert expected == drawn_by(3) == drawn_by(1) == drawn_by(4, ranks=3) == drawn_by(3, workers=2)
+
+
+@pytest.mark.filterwarnings("ignore:.*is multi-threaded, use of fork:DeprecationWarning")
+def test_augmentation_by_batches_depends_on_the_batch_and_not_on_workers() -> None:
+    """What augment_seed="batch" costs; it is said in docs/data.md."""
+    expected = drawn_by(4, augment_seed="batch")
+    assert expected == drawn_by(4, workers=2, augment_seed="batch")
+    assert expected != drawn_by(3, augment_seed="batch")
+
+
+def test_no_other_way_to_seed() -> None:
+    with pytest.raises(UsageError, match="augment_seed='sample'"):
+        DataLoader(Numbers(3), augment_seed=cast(Any, "sample"))
 
 
 def test_subset_of_a_plain_dataset_keeps_a_seed_per_sample() -> None:

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from everstep.core.errors import LoaderStateError, UsageError
 from everstep.dataloader import BlockShuffle, DataLoader, Ledger, Mixture
+from everstep.dataloader.batch_maker import BatchMaker, Ticket
 from everstep.dataloader.ledger_format import ledger_problems
 from everstep.dataloader.mixture_plan import PERIOD_MAX, Schedule, whole_weights
 
@@ -163,6 +164,40 @@ def test_large_datasets_cost_nothing() -> None:
     far = 10**13
     assert mixed.locate(far).index < 10**12
     assert mixed.counts_before(far) == {"a": 3 * far // 4, "b": far // 4}
+
+
+class Told(Letters):
+    """Keeps what it is told of the samples that are read next."""
+
+    def __init__(self, n: int, k: int) -> None:
+        super().__init__(n, k)
+        self.told: list[int] = []
+
+    def will_read(self, indices: list[int]) -> None:
+        self.told += indices
+
+
+def test_each_dataset_is_told_what_is_read_of_it_next() -> None:
+    """Those that want it: a cache over several nodes fetches together what it hears of together."""
+    first, second = Told(10, 1), Told(30, 2)
+    mixed = Mixture(
+        {"a": first, "b": Subset(second, range(29, 9, -1)), "c": Letters(10)}, [1, 1, 1], epoch=30
+    )
+    list(DataLoader(mixed, batch_size=7))
+    read = [mixed.locate(each) for each in range(30)]
+    assert first.told == [each.index for each in read if each.name == "a"]
+    assert second.told == [29 - each.index for each in read if each.name == "b"]
+    assert mixture({"a": 10}).will_read is None
+
+
+def test_what_tells_them_goes_to_workers_however_started() -> None:
+    for dataset in (
+        Subset(Told(9, 0), [3, 1, 2]),
+        Mixture({"a": Subset(Told(9, 0), [3, 1, 2])}, shuffle=False),
+    ):
+        maker = BatchMaker(cast(Any, dataset), list, is_batched=True, augment_seed=True)
+        copied = pickle.loads(pickle.dumps(maker))
+        assert copied.make(Ticket(seed=0, epoch=0, cursor=0, ids=[2, 0])).data == [2, 3]
 
 
 def test_other_loaders_get_the_shares_too() -> None:

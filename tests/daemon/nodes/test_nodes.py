@@ -6,8 +6,10 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent import futures
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -23,16 +25,19 @@ from cached import Blocks
 from pausing import wait_until
 from store_rank import run_rank
 from torch._C._distributed_c10d import TCPStore
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from everstep.core.errors import DeadlineError, UsageError
 from everstep.daemon.cli.main import main
 from everstep.daemon.control.client import connected
 from everstep.daemon.nodes.testing import RunningNode, free_port, node_environment, running_nodes, write_token
 from everstep.daemon.testing import daemon_process
-from everstep.dataloader import CachedDataset, DataLoader, members_from_store
+from everstep.dataloader import CachedDataset, DataLoader, Mixture, members_from_store
+from everstep.dataloader.analysis.work_meter import begin_meter, end_meter, timed
+from everstep.dataloader.analysis.worker_counters import Counters
 from everstep.dataloader.cache.arena_format import budget_for
 from everstep.dataloader.cache.owner_plan import Owners, members_of
+from everstep.dataloader.sources import SourceDataset
 from everstep.proto import peer_pb2 as pb
 from everstep.proto import peer_pb2_grpc
 
@@ -142,17 +147,39 @@ def test_after_the_first_epoch_nobody_reads_storage(folder: Path, source: Blocks
         assert second.cache_info().peer_count > 0
 
 
+def of_source(data: Any) -> Any:
+    """The recipe of the README; what is no source is the reference, read as it is."""
+    return SourceDataset[bytes](data) if isinstance(data, CachedDataset) else data
+
+
+WRAPS: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda data: data,
+    "SourceDataset": of_source,
+    "Mixture": lambda data: Mixture({"all": of_source(data)}),
+    "Subset": lambda data: Subset(data, range(COUNT)[::-1]),
+    "Subset of SourceDataset": lambda data: Subset(of_source(data), range(COUNT)[::-1]),
+}
+
+
+@pytest.mark.parametrize(("wrapped", "augment_seed"), [*((each, True) for each in WRAPS), ("Subset", False)])
 def test_the_loader_asks_for_a_batch_at_once_and_its_order_stays(
-    folder: Path, source: Blocks, on: On
+    folder: Path, source: Blocks, on: On, wrapped: str, augment_seed: bool
 ) -> None:
+    wrap = WRAPS[wrapped]
     with running_nodes(folder, 2) as nodes:
         first, second = [on(node, 0.65) for node in nodes]
         check(first, source, range(COUNT))
         assert first.flush()
         source.reads()
-        loader = DataLoader(second, batch_size=32, shuffle=True, seed=5, collate_fn=list, num_workers=0)
-        plain = DataLoader(Items(source), batch_size=32, shuffle=True, seed=5, collate_fn=list)
-        assert list(loader) == list(plain)
+        keywords: dict[str, Any] = {
+            "batch_size": 32,
+            "seed": 5,
+            "collate_fn": list,
+            "augment_seed": augment_seed,
+        }
+        keywords |= {} if wrapped == "Mixture" else {"shuffle": True}
+        loader = DataLoader(wrap(second), num_workers=0, **keywords)
+        assert list(loader) == list(DataLoader(wrap(Items(source)), **keywords))
         assert second.cache_info().peer_count > COUNT // 3
         assert source.reads() == []
         asked = metric(nodes[1], "cache_peer_fetch_seconds_count")
@@ -527,17 +554,47 @@ class BadPeer(_Servicer):
         raise AssertionError
 
 
+@contextmanager
+def bad_peer(source: Blocks, kind: str) -> Generator[tuple[BadPeer, str]]:
+    """Serve one, and yield it with its address."""
+    threads = futures.ThreadPoolExecutor(8)
+    server = grpc.server(threads, options=[("grpc.max_send_message_length", 64 << 20)])
+    bad = BadPeer(source, kind)
+    cast(Any, peer_pb2_grpc).add_PeerServicer_to_server(bad, server)
+    address = f"127.0.0.9:{server.add_insecure_port('127.0.0.9:0')}"
+    server.start()
+    try:
+        yield bad, address
+    finally:
+        bad.ending.set_result(None)
+        server.stop(0).wait()
+        threads.shutdown()
+
+
 BAD = [
     "hangs", "hangs in the middle", "wrong digest", "cut short", "not asked for", "too much", "a message too large",
     "fails",
 ]  # fmt: skip
 
 
+LONE_DEADLINE_S = 3.0
+
+
+def times_of_batches(dataset: CachedDataset[bytes], source: Blocks, indices: Sequence[int]) -> list[float]:
+    """Read and compare as `check` does; return how long each batch took."""
+    took_s: list[float] = []
+    for begin in range(0, len(indices), 32):
+        begun_s = time.monotonic()
+        check(dataset, source, indices[begin : begin + 32])
+        took_s.append(time.monotonic() - begun_s)
+    return took_s
+
+
 @pytest.fixture(scope="module")
 def lone_node() -> Iterator[RunningNode]:
     """One daemon for all bad peers, which are members by their datasets."""
     folder = Path(tempfile.mkdtemp(prefix="es-"))
-    with running_nodes(folder, 1, settings={"members": "", "deadline_s": "3"}) as (node,):
+    with running_nodes(folder, 1, settings={"members": "", "deadline_s": f"{LONE_DEADLINE_S:g}"}) as (node,):
         yield node
     shutil.rmtree(folder)
 
@@ -547,24 +604,36 @@ def test_a_bad_peer_costs_one_call_and_changes_nothing(
     lone_node: RunningNode, source: Blocks, on: On, kind: str
 ) -> None:
     """Every sample is what it is, whatever the peer sends; after the first failure it is left alone."""
-    threads = futures.ThreadPoolExecutor(8)
-    server = grpc.server(threads, options=[("grpc.max_send_message_length", 64 << 20)])
-    bad = BadPeer(source, kind)
-    cast(Any, peer_pb2_grpc).add_PeerServicer_to_server(bad, server)
-    address = f"127.0.0.9:{server.add_insecure_port('127.0.0.9:0')}"
-    server.start()
-    try:
+    with bad_peer(source, kind) as (bad, address):
         dataset = on(lone_node, members=[lone_node.address, address])
-        check(dataset, source, shuffled(1))
+        took_s = times_of_batches(dataset, source, shuffled(1))
         assert dataset.flush()
         assert len(bad.fetches) == 1, "a dead or slow peer costs one deadline"
+        assert max(took_s) < 2 * LONE_DEADLINE_S, "and not two"
+        if kind == "hangs":
+            assert sum(each > 0.9 * LONE_DEADLINE_S for each in took_s) == 1, "the others go on at once"
         assert f"cache_peer_left_alone peer={address}" in lone_node.log
         assert "internal_error" not in lone_node.log
         info = dataset.cache_info()
         assert info.is_attached
         assert info.peer_count == 0 or kind == "hangs in the middle"
         assert len(source.reads()) == COUNT - info.peer_count
-    finally:
-        bad.ending.set_result(None)
-        server.stop(0).wait()
-        threads.shutdown()
+
+
+def test_waiting_for_a_peer_is_fetch(lone_node: RunningNode, source: Blocks, on: On) -> None:
+    """To `everstep analyze` and StallMeter: it is no time of preparing."""
+    counters = Counters()
+    with bad_peer(source, "hangs") as (_, address):
+        dataset = on(lone_node, members=[lone_node.address, address])
+        meter = begin_meter(counters.path, None, counts_bytes=False)
+        assert meter is not None
+        restore = timed(SourceDataset[bytes](dataset), meter)
+        check(dataset, source, range(32))
+        meter.batch_done(32)
+        restore()
+        end_meter(counters.path)
+    totals = counters.totals()
+    counters.close()
+    assert meter.has_source
+    assert totals.busy_s > 0.9 * LONE_DEADLINE_S, "it waited for one deadline"
+    assert totals.fetch_s > 0.9 * LONE_DEADLINE_S

@@ -1,9 +1,12 @@
 """The meter that is left on, and the analyzer within a script: on storage that is a shared token bucket."""
 
+import ctypes
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Lock
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from everstep.core.errors import UsageError
 from everstep.dataloader import DataLoader
-from everstep.dataloader.analysis import StallAnalyzer, StallMeter
+from everstep.dataloader.analysis import StallAnalyzer, StallMeter, live
+from everstep.dataloader.analysis.device_clock import CopyWatch
 from everstep.dataloader.analysis.measured_format import Phase
 from everstep.dataloader.analysis.work_meter import begin_meter, end_meter, timed
 from everstep.dataloader.analysis.worker_counters import Counters
@@ -64,6 +68,23 @@ class Stored(Dataset[torch.Tensor]):
 class Streamed(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield from range(20)
+
+
+class OpenedByNativeCode(Dataset[float]):
+    """Each sample is a file, opened without an audit event and held open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = [folder / f"{number}.bin" for number in range(24)]
+        self.held: list[int] = []
+        for path in self.paths:
+            path.write_bytes(bytes(4096))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> float:
+        self.held.append(ctypes.CDLL(None).open(bytes(self.paths[index]), os.O_RDONLY))
+        return float(len(os.read(self.held[-1], 4096)))
 
 
 class InMemory:
@@ -139,6 +160,22 @@ def test_an_analyzer_leaves_loader_and_generators_as_they_were() -> None:
     assert type(dataset) is Stored
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_analyzer_says_what_native_code_opened(tmp_path: Path, workers: int) -> None:
+    """The cold run drops the same files from memory, by Python: that must not make them Python's."""
+    dataset = OpenedByNativeCode(tmp_path)
+    try:
+        loader = TorchDataLoader(dataset, batch_size=2, num_workers=workers)
+        found = StallAnalyzer(lambda batch: batch.sum(), loader).run(steps=4, warmup=1)
+    finally:
+        for fd in dataset.held:
+            os.close(fd)
+    ours = [name for name in found.unseen_files if name.startswith(str(tmp_path))]
+    assert len(ours) >= 2 * 4
+    assert found.runs[2].is_bound
+    assert found.runs[2].reasons[0].startswith("native code opened files by itself: ")
+
+
 def test_our_loader_begins_its_epoch_again() -> None:
     loader = DataLoader(Stored(Bucket(1e9)), batch_size=4, shuffle=True, seed=3)
     expected = [int(value) for value in next(iter(loader))[:, 0, 0]]
@@ -206,6 +243,43 @@ def test_a_loop_that_is_left_and_a_stream() -> None:
         break
     assert len(list(meter)) == 5
     assert meter.times().steps == 5, "the step that was left has no end"
+    meter.close()
+
+
+class FakeCopies(CopyWatch):
+    """Says what events of a device would: each step copied for 5 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied_s = 0.0
+
+    def install(self) -> None:
+        pass
+
+    def total_s(self) -> float:
+        return self.copied_s
+
+
+def test_copies_are_a_part_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is waited for, copied and computed sums up to the time of the steps, in each look at the meter."""
+    monkeypatch.setattr(live, "CopyWatch", FakeCopies)
+    meter = StallMeter([0] * 8, period=4)
+    copies = meter._copies  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(copies, FakeCopies)
+    begun_s = time.perf_counter()
+    for _ in meter:
+        time.sleep(0.01)
+        copies.copied_s += 0.005
+    whole_s = time.perf_counter() - begun_s
+    times = meter.times()
+    assert times.steps == 8
+    assert times.copy_s == pytest.approx(8 * 0.005)
+    assert times.compute_s > 8 * 0.004, "the rest of at least 10 ms"
+    in_steps_s = times.fetch_s + times.preparation_s + times.copy_s + times.compute_s
+    assert 8 * 0.01 <= in_steps_s <= whole_s
+    assert meter.split().copy_s == pytest.approx(0.005)
+    copies.copied_s += 0.1  # after the last step: of the next ones
+    assert meter.times() == times
     meter.close()
 
 

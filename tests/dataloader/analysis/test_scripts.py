@@ -2,11 +2,16 @@
 
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from everstep.core.errors import DeadlineError, InternalError, UsageError
 from everstep.daemon.cli.main import main
@@ -16,6 +21,8 @@ from everstep.dataloader.analysis.page_cache import drop
 from everstep.dataloader.analysis.runs import Asked, analyze_script, run_phase
 
 FILES, SIZE = 80, 64 * 1024
+STRANGER = 60001
+"""A user that has no account and needs none."""
 SCRIPT = Path(__file__).with_name("analysed_script.py")
 
 
@@ -68,6 +75,9 @@ def test_the_command_end_to_end(project: Path, capfd: pytest.CaptureFixture[str]
         assert found.model.sample_bytes == pytest.approx(SIZE, rel=0.2)
     assert found.unseen_files == []
     assert found.advice.sentence in said.out
+    heads = r"RUN +SAMPLES/S +STEP, ms +COMPUTE +COPY +PREPARATION +FETCH *\n"
+    rows = (rf"{run.phase.value} +≤?{run.samples_per_s:,.1f} .*\n" for run in found.runs)
+    assert re.search(heads + "".join(rows), said.out), "the table"
     assert found.advice.sentence in (project / "out.html").read_text().replace("&#x27;", "'")
     assert "said by the script" not in said.out + said.err
     assert "run 3 of 3" in said.err
@@ -97,6 +107,89 @@ def test_what_native_code_opens_is_named(run_once: Callable[..., tuple[Measured,
     _, names = run_once(Phase.SYNTHETIC, "--what", "native", "--workers", "1", "--method", "forkserver")
     assert len(names.native) >= 4 * 8
     assert all(name.endswith(".bin") for name in names.native)
+
+
+AS_STRANGER = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups"]
+
+
+def strangers_python(place: Path) -> Path:
+    """Return an interpreter that another user can start: this one, or the system's with the same packages."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    other = place / "venv" / "bin" / "python"
+    other.parent.mkdir(parents=True)
+    other.symlink_to(f"/usr/bin/{name}")
+    (place / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (place / "venv" / "lib" / name).mkdir(parents=True)
+    (place / "venv" / "lib" / name / "site-packages").symlink_to(Path(torch.__file__).parents[1])
+    for path in (place / "venv", *(place / "venv").rglob("*")):
+        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+    code = "import subprocess, sys, everstep.daemon.cli.main; subprocess.run([sys.executable, '-c', ''], check=True)"
+    said = ""
+    for each in (Path(sys.executable), other):
+        done = subprocess.run(
+            [*AS_STRANGER, each, "-P", "-c", code], cwd=place, capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return each
+        said += done.stderr[-200:]
+    pytest.skip(f"another user cannot run {sys.executable}, nor /usr/bin/{name} with its packages: {said}")
+
+
+@pytest.mark.root
+def test_the_command_needs_no_root() -> None:
+    """Run as another user, with files of its own and of root's, which it may read."""
+    with tempfile.TemporaryDirectory(prefix="es-") as made:
+        place = Path(made)
+        for folder in place.parents:
+            if any(
+                part.startswith("es-") for part in folder.parts
+            ):  # this test session's own: let others pass
+                folder.chmod(0o711)
+        (place / "data").mkdir()
+        for number in range(FILES):
+            (place / "data" / f"{number}.bin").write_bytes(os.urandom(SIZE))
+        (place / "project" / "runs").mkdir(parents=True)
+        shutil.copy(SCRIPT, place / "project" / "train.py")
+        mine = [place, place / "project", place / "project" / "runs"]
+        for path in [*mine, *sorted((place / "data").iterdir())[::2]]:
+            os.chown(path, STRANGER, STRANGER)
+        environment = {**os.environ, "HOME": made, "TMPDIR": made}
+        environment.pop(
+            "TORCHINDUCTOR_CACHE_DIR", None
+        )  # a folder of this user's, named once torch is imported
+        code = (
+            "import os, sys; from everstep.daemon.cli.main import main; assert os.geteuid() != 0;"
+            " sys.exit(main(sys.argv[1:]))"
+        )
+        words = ["analyze", "train.py", "--steps", "8", "--json", "--", "--workers", "2", "--method", "fork"]
+        done = subprocess.run(
+            [*AS_STRANGER, strangers_python(place), "-P", "-c", code, *words], env=environment,
+            cwd=place / "project", capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = decode(done.stdout.encode(), Analysis)
+        assert [seen.times.count for seen in found.runs] == [8, 8, 8]
+        assert found.unseen_files == []
+        if is_on_storage(place / "project"):
+            assert found.runs[2].reasons == [], "it was cold"
+            assert found.model.sample_bytes == pytest.approx(SIZE, rel=0.2)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_command_says_what_native_code_opened_and_marks_the_cold_run(
+    project: Path, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The cold run drops the same files from memory, by Python: that must not make them Python's."""
+    words = ["analyze", "train.py", "--steps", "8", "--json", "out.json"]
+    assert main([*words, "--", "--what", "native", "--workers", "1", "--method", method]) == 0
+    found = decode((project / "out.json").read_bytes(), Analysis)
+    assert len(found.unseen_files) >= 4 * 8
+    assert all(name.endswith(".bin") for name in found.unseen_files)
+    assert found.runs[2].is_bound
+    assert found.runs[2].reasons[0].startswith("native code opened files by itself: ")
+    said = capfd.readouterr().out
+    assert re.search(r"cold +≤", said)
+    assert "native code opened files by itself" in said
 
 
 def test_what_a_source_declares_leaves_memory_though_nobody_sees_it_opened(

@@ -67,6 +67,41 @@ def test_files_in_shared_memory_stay_and_are_named() -> None:
         path.unlink()
 
 
+IN_NAMESPACE = """
+import os, sys
+from everstep.dataloader.analysis import page_cache
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        file.read()
+        print(page_cache.resident_share(file.fileno()), page_cache.drop([path]).kept)
+"""
+
+
+@pytest.mark.root
+def test_what_the_kernel_tells_nobody_is_not_taken_for_in_memory(tmp_path: Path) -> None:
+    """Root of a user namespace, as in a rootless container: mincore calls all pages of a stranger's file resident."""
+    own, strange = tmp_path / "own", tmp_path / "strange"
+    for path in (own, strange):
+        path.write_bytes(os.urandom(SIZE))
+    os.chown(strange, 12345, 12345)
+    unshare = ["unshare", "--user", "--map-root-user"]
+    try:
+        subprocess.run([*unshare, "true"], check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no user namespace can be made: {getattr(error, 'stderr', error)}")
+    command = [sys.executable, "-P", "-c", IN_NAMESPACE, str(own), str(strange)]
+    said = subprocess.run([*unshare, *command], check=True, capture_output=True, text=True, timeout=60)
+    assert said.stdout.splitlines() == ["1.0 []", "0.0 []"]
+    with strange.open("rb") as file:
+        assert page_cache.drop([str(strange)]).kept == [], "root of the machine is told"
+        file.read()
+        assert page_cache.resident_share(file.fileno()) == 1.0
+    read_only = 'mount --bind "$0" "$0"; mount -o remount,ro,bind "$0"; exec "$@"'
+    alone = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", read_only, str(tmp_path)]
+    said = subprocess.run([*alone, *command], check=True, capture_output=True, text=True, timeout=60)
+    assert said.stdout.splitlines() == ["1.0 []", "1.0 []"], "and where nobody could write"
+
+
 def test_files_are_found_while_they_are_open_or_mapped(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"x")

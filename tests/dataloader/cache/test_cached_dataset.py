@@ -195,8 +195,9 @@ def test_another_fingerprint_is_another_cache_and_another_length_an_error(source
     dataset.close()
 
 
+@pytest.mark.parametrize("is_as_long", [True, False])
 def test_content_that_changed_under_its_fingerprint_is_told(
-    source: Blocks, caplog: pytest.LogCaptureFixture
+    source: Blocks, caplog: pytest.LogCaptureFixture, is_as_long: bool
 ) -> None:
     """Two processes that see the same sample missing, with different bytes."""
     dataset = CachedDataset[bytes](source, budget="1MB")
@@ -205,7 +206,7 @@ def test_content_that_changed_under_its_fingerprint_is_told(
         other.stage()
         dataset._reader.offer(0, b"first")
         assert dataset.flush()
-        dataset._reader.offer(0, b"other")
+        dataset._reader.offer(0, b"other" if is_as_long else b"longer other")
         assert dataset.flush()
         assert other.found(0) == b"first"
     assert "sample 0 is in the cache with other bytes" in caplog.text

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
@@ -357,3 +360,63 @@ class Stream(IterableDataset[int]):
 def test_bad_arguments_are_refused(loaders: list[SharedLoader[Any]], arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         make(loaders, **arguments)
+
+
+# -- ranks
+
+RANK_SCRIPT = """
+import sys
+import torch, torch.distributed as dist
+from torch.utils.data import TensorDataset
+from everstep.core.errors import UsageError
+from everstep.dataloader import SharedLoader
+
+rank, path = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=int(sys.argv[3]))
+loader = SharedLoader(TensorDataset(torch.arange(12)), batch_size=4, group="ddp")
+try:
+    for (batch,) in loader:
+        print(batch.tolist())
+except UsageError as error:
+    print(error)
+loader.close()
+dist.destroy_process_group()
+"""
+
+
+def run_ranks(folder: Path, count: int) -> list[str]:
+    """Return what each rank of a job prints."""
+    commands = [
+        [sys.executable, "-c", RANK_SCRIPT, str(rank), str(folder / f"store-{count}"), str(count)]
+        for rank in range(count)
+    ]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * count
+    return outputs
+
+
+@pytest.mark.usefixtures("_daemon")
+def test_a_job_of_several_ranks_is_refused(tmp_path: Path) -> None:
+    """It would get the whole epoch on each of them, and nobody would notice."""
+    assert run_ranks(tmp_path, 1)[0].count("[") == 3
+    for said in run_ranks(tmp_path, 2):
+        assert "a SharedLoader in a job of 2 ranks" in said
+        assert "everstep.DataLoader splits an epoch over ranks" in said
+        assert "[" not in said, "no batch was handed out"
+
+
+@pytest.mark.usefixtures("_daemon")
+def test_processes_that_may_be_ranks_are_warned_once(
+    loaders: list[SharedLoader[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = make(loaders)
+    with pytest.warns(
+        UserWarning, match=r"WORLD_SIZE=2: a SharedLoader gives each of these processes"
+    ) as caught:
+        assert len(list(loader)) == 4
+    assert [Path(each.filename).name for each in caught] == [Path(__file__).name], "where the loop is"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(loader)) == 4

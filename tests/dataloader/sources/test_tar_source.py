@@ -15,7 +15,7 @@ from source_checks import LONG_AGO_S, check_in_workers, check_source, contents, 
 from tars import archive
 
 from everstep.core.errors import CorruptDataError, SourceChangedError, UsageError
-from everstep.dataloader.sources import ReadsBlocks, SourceDataset, TarSource, read_parts
+from everstep.dataloader.sources import ReadsBlocks, SourceDataset, TarSource, read_parts, tar_source
 from everstep.dataloader.sources.index_format import Index
 from everstep.dataloader.sources.parts_format import encode_parts
 from everstep.dataloader.sources.tar_format import Member
@@ -127,6 +127,22 @@ def test_fingerprint(tmp_path: Path) -> None:
     paths[0].write_bytes(archive(entries))
     settle(paths[0], at_s=LONG_AGO_S + 9)
     assert TarSource(tmp_path).fingerprint() != source.fingerprint()
+
+
+def test_the_index_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write_shards(tmp_path, SHARDS)
+    first = TarSource(paths)
+    expected, fingerprint = contents(first), first.fingerprint()
+
+    def scan(*_: object) -> None:
+        raise AssertionError("a shard was scanned again")
+
+    monkeypatch.setattr(tar_source, "scan_members", scan)
+    again = TarSource(paths)
+    assert contents(again) == expected
+    assert again.fingerprint() == fingerprint
+    with pytest.raises(AssertionError, match="scanned again"):
+        TarSource(paths, index=tmp_path / "elsewhere")
 
 
 def test_index_elsewhere_and_again(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_repeated(
     tmp_path: Path, persistent: bool, in_bulk: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = (FragileInBulk if in_bulk else Fragile)(tmp_path, deadly={3: 1, 11: 1, 20: 1})
-    loader = loader_of(dataset, persistent_workers=persistent)
+    loader = loader_of(dataset, persistent_workers=persistent, augment_seed="batch")
     with caplog.at_level(logging.WARNING, "everstep"):
         for epoch in range(2):
             assert [ids(batch) for batch in loader] == undisturbed(epoch=epoch)
@@ -140,7 +140,7 @@ def test_a_worker_killed_at_any_moment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("in_bulk", [False, True])
 def test_a_sample_that_kills_again_is_quarantined_and_named(tmp_path: Path, in_bulk: bool) -> None:
     dataset = (FragileInBulk if in_bulk else Fragile)(tmp_path, deadly={7: 10**6}, signal=signal.SIGSYS)
-    loader = loader_of(dataset)
+    loader = loader_of(dataset, augment_seed="batch")
     deaths = 3 if in_bulk else 2
     with pytest.warns(RuntimeWarning, match=f"sample 7 is quarantined: {deaths} workers died .* by SIGSYS"):
         seen = [ids(batch) for batch in loader]
