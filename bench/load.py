@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -44,7 +45,9 @@ REST_S = 1.0
 """After the last of many clients: the daemon lets go of its socket and its pidfd when it hears of its end."""
 SAVERS, SAVE_BYTES, SAVE_S = 16, 8 * MIB, 5.0
 ARENA_BYTES = 256 * MIB
-ATTACH_P99_S, IDLE_CPU_PERCENT, IDLE_MEMORY_MIB, GROWTH_MIB, READY_S, FAIRNESS = (
+SCRAPED_RUNS, SCRAPES = 100, 200
+ATTACH_P99_S, SCRAPE_S, IDLE_CPU_PERCENT, IDLE_MEMORY_MIB, GROWTH_MIB, READY_S, FAIRNESS = (
+    0.05,
     0.05,
     2.0,
     128.0,
@@ -157,6 +160,33 @@ def _cycle(node: Node, count: int) -> None:
     time.sleep(REST_S)
 
 
+def scrapes_s(node: Node, rounds: int) -> tuple[list[float], list[float]]:
+    """Return median and 99th percentile, by round, of what a scrape takes with many runs known, one after another."""
+    layout = plan_layout([whole_leaf("weight", "uint8", (4096,))], [], segment_count=2)
+    with connected(node.socket) as client:
+        port = client.status().daemon.metrics_port
+    medians_s, p99s_s = list[float](), list[float]()
+    with ExitStack() as held:
+        for number in range(SCRAPED_RUNS):
+            trainer = held.enter_context(node.attach(f"scraped-{number}"))
+            arena = trainer.make_arena(layout, slot_count=1)
+            held.callback(arena.close)
+            arena.save(CheckpointId(1, 1), seed=number)
+            trainer.event(frames.Persisted)
+        for _ in range(rounds):
+            taken_s = sorted(_scrape_s(port) for _ in range(SCRAPES))
+            medians_s.append(taken_s[SCRAPES // 2])
+            p99s_s.append(taken_s[math.ceil(0.99 * SCRAPES) - 1])
+    return medians_s, p99s_s
+
+
+def _scrape_s(port: int) -> float:
+    began_s = time.perf_counter()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        answer.read()
+    return time.perf_counter() - began_s
+
+
 def fairness(node: Node) -> float:
     """Return Jain's index of how often each of 16 runs has saved that do nothing else."""
     layout = plan_layout([whole_leaf("weight", "uint8", (SAVE_BYTES >> 10, 1 << 10))], [], segment_count=2)
@@ -229,6 +259,11 @@ def rows(node: Node, given: argparse.Namespace) -> list[Row]:
         found.append(
             row(f"memory {what}, arenas apart", [idle_mib], goal=IDLE_MEMORY_MIB, at_most=True, unit="MiB")
         )
+    with node.daemon():
+        medians_s, p99s_s = scrapes_s(node, given.rounds)
+        what = f"of {SCRAPES} scrapes with {SCRAPED_RUNS} runs known"
+        found.append(row(f"median {what}", medians_s, goal=SCRAPE_S, at_most=True, unit="s"))
+        found.append(row(f"p99 {what}", p99s_s, goal=SCRAPE_S, at_most=True, unit="s"))
     with node.daemon():
         shares = [fairness(node) for _ in range(given.rounds)]
         found.append(

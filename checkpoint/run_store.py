@@ -196,25 +196,29 @@ class RunStore:
         with self._lock:
             return self._floor.newest if self._floor else None
 
-    def set_complete_floor(self, checkpoint: CheckpointId) -> None:
-        """Return when it is durable on all trusted devices that all ranks have committed this checkpoint.
+    def set_complete_floor(self, *complete: CheckpointId) -> None:
+        """Return when it is durable on all trusted devices that all ranks have committed these checkpoints.
 
-        An older one than is known is remembered in memory only. The one known before stays recorded: collection
-        keeps both.
+        Older ones than are known are remembered in memory only, while they are here. The newest but one stays
+        recorded: collection keeps both.
 
         Raises:
             StorageError: a device failed, which is left out from then on; the others know.
         """
+        newest = max(complete)
         with self.changing:
             with self._lock:
-                self._known_complete.add(checkpoint)
+                here = (
+                    self._shards.keys() & complete
+                )  # of what was collected meanwhile nothing would let go any more
                 before = self._floor
-                if before is not None and checkpoint <= before.newest:
+                if before is not None and newest <= before.newest:
+                    self._known_complete |= here
                     return
-                self._floor = Floor(newest=checkpoint, previous=before.newest if before else None)
-                self._given_up = {
-                    each for each in self._given_up if each > checkpoint
-                }  # older ones go anyway
+                others = {*complete, *([before.newest] if before else [])} - {newest}
+                self._floor = Floor(newest=newest, previous=max(others, default=None))
+                self._known_complete = (self._known_complete & self._shards.keys()) | here | {newest}
+                self._given_up = {each for each in self._given_up if each > newest}  # older ones go anyway
                 content = encode_floor(self._floor)
             failed: StorageError | None = None
             for device in self.store.trusted:

@@ -144,16 +144,9 @@ class Connection:
                 return
             if self._reader.fd_count:
                 raise FrameError("clients send no descriptors")
-            count = 0
-            while has_turn := count < self._manners.turn():
-                body = self._reader.next_body()
-                if body is None:
-                    break
-                count += 1
-                self._on_frame(decode_request(body))
-                if self._closed:
-                    return
-            self._look_at_rest(count, has_turn=has_turn)
+            count, has_turn = self._hand_out()
+            if not self._closed:
+                self._look_at_rest(count, has_turn=has_turn)
         except BlockingIOError:
             return
         except FrameError as error:
@@ -161,6 +154,27 @@ class Connection:
             self.close()
         except OSError:
             self.close()
+
+    def _hand_out(self) -> tuple[int, bool]:
+        """Serve the frames of this turn; return how many, and whether more may be served now.
+
+        They are counted whatever ends them, a bad one or the end of the connection: else many short connections would
+        be served without any bound.
+        """
+        pace, count, has_turn = self._manners.pace, 0, True  # a closed connection's manners count nothing
+        try:
+            while has_turn := count < self._manners.turn():
+                body = self._reader.next_body()
+                if body is None:
+                    break
+                count += 1
+                self._on_frame(decode_request(body))
+                if self._closed:
+                    break
+        finally:
+            if count and pace(count) > 0:
+                has_turn = False
+        return count, has_turn
 
     def _look_at_rest(self, count: int, *, has_turn: bool) -> None:
         """After so many whole frames, give what is left a deadline, or rest where they were many."""
@@ -171,11 +185,10 @@ class Connection:
         grown_bytes, self._held_bytes = held_bytes - self._held_bytes, held_bytes
         if not self._manners.hold(grown_bytes) and held_bytes > LARGE_BYTES:
             raise FrameError(f"what this user has sent waits with too many bytes, {held_bytes} of them here")
-        rest_s = self._manners.pace(count) if count else 0.0
-        if rest_s > 0 or not has_turn:
-            self._rest()
-        else:
+        if has_turn:
             self._read()
+        else:
+            self._rest()
 
     def _read(self) -> None:
         """Wait for more."""

@@ -1,8 +1,8 @@
 """Heartbeats for the service manager's watchdog (WatchdogSec=), as long as the daemon makes progress.
 
 They come from the event loop, so that one that stands still sends none, and are held back while a device's queue has
-work of which nothing ends. The service manager then ends the process and starts another, which finds what was sealed
-in the FD store.
+work of which nothing ends, or the loop of the metrics port takes up nothing. The service manager then ends the
+process and starts another, which finds what was sealed in the FD store.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ BEATS = 4
 PATIENCE = 0.5
 """Of a period: for how long a lane may stand still before the heartbeats end, and with them, a period later, the
 daemon. An engine in a process of its own has given a silent device up by then (60 s; WatchdogSec= is 180)."""
+
+WEB_LANE = "metrics port"
 
 
 def watchdog_period_s() -> float | None:
@@ -53,8 +55,11 @@ async def feed_watchdog(node: "Node", period_s: float) -> None:
 
 
 def _lanes(node: "Node") -> dict[str, Lane]:
-    return {
+    lanes = {
         str(device.path): opened.queues[device.device_id].lane
         for opened in node.stores.stores
         for device in opened.store.devices
     }
+    if node.site is not None:
+        lanes[WEB_LANE] = node.site.lane()
+    return lanes

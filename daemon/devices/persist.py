@@ -1,4 +1,4 @@
-"""From a sealed slot to an acknowledged shard: checks the draft, writes, reports, collects what is outdated."""
+"""From a sealed slot to an acknowledged shard: checks the draft, writes, reports; completer.py goes on."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...checkpoint.collect import collect_garbage
 from ...checkpoint.commit import FailedTry, persist_shard
 from ...checkpoint.copy_gate import CopyAbandonedError, CopyGate
 from ...checkpoint.draft_format import DraftReader
@@ -27,6 +26,7 @@ from ..arena import Arena
 from ..blocking import in_executor, in_thread
 from ..registry import Overlap, RankRecord, RunRecord, Snapshot
 from ..slot_machine import SlotState
+from .completer import Completer
 from .mend import Mender, Mending
 from .stores import OpenStore
 
@@ -45,10 +45,9 @@ class Persister:
     def __init__(self, node: "Node") -> None:
         self._node = node
         self._settled = asyncio.Condition()
-        self._collecting: dict[tuple[int, str], asyncio.Lock] = {}
         self._being_written = Counter[int]()
         """Bytes by user, which its quota counts before they are committed."""
-        self._completing = 0
+        self._completer = Completer(node, self._notify)
         # Of their own: a trainer that stops in the middle of a copy, or a device that hangs, must not hold the threads
         # that all others need.
         self._threads = ThreadPoolExecutor(WRITES_MAX, thread_name_prefix="everstep-write")
@@ -193,7 +192,10 @@ class Persister:
         """Return when nothing is being written and every completion is recorded."""
         async with self._settled:
             await self._settled.wait_for(
-                lambda: not self._completing and not any(rank.writing for rank in self._node.registry.ranks())
+                lambda: (
+                    not self._completer.is_busy
+                    and not any(rank.writing for rank in self._node.registry.ranks())
+                )
             )
 
     async def settled_by_now(self) -> None:
@@ -216,13 +218,12 @@ class Persister:
 
     def complete(self, run: RunRecord, checkpoint: CheckpointId) -> None:
         """All ranks have committed `checkpoint`: remember it durably, then collect what is outdated."""
-        self._completing += 1
-        self._node.spawn(self._complete(run, checkpoint), f"completing {checkpoint}")
+        self._completer.complete(run, checkpoint)
 
     def give_up(self, run: RunRecord, checkpoint: CheckpointId) -> None:
         """`checkpoint` will never be complete: what is durable of it goes, lest such halves fill the devices."""
         run.store.give_up(checkpoint)
-        self._node.spawn(self._let_go(run), f"collecting {checkpoint}, which was given up")
+        self._completer.collect(run)
 
     async def _take_over(
         self, rank: RankRecord, arena: Arena, frame: frames.Seal, expected: "_Expected"
@@ -334,7 +335,7 @@ class Persister:
             with contextlib.suppress(
                 StorageError
             ):  # a device is suspect now; the second try says what that means
-                await self._collect(run)
+                await self._completer.collected(run)
             return await self._within_quota(run, write, size_bytes)
 
     async def _within_quota(
@@ -439,31 +440,6 @@ class Persister:
                     hint=error.hint,
                 )
             )
-
-    async def _complete(self, run: RunRecord, checkpoint: CheckpointId) -> None:
-        try:
-            await self._collect(run, complete=checkpoint)
-        except EverstepError as error:
-            logger.error(
-                "complete_not_recorded run=%s checkpoint=%s reason=%s", run.run_id, checkpoint, error
-            )
-        finally:
-            self._node.reporter.completed(run, checkpoint)  # which it is, recorded or not
-            self._completing -= 1
-            await self._notify()
-
-    async def _let_go(self, run: RunRecord) -> None:
-        try:
-            await self._collect(run)
-        except EverstepError as error:
-            logger.error("not_collected run=%s reason=%s", run.run_id, error)
-
-    async def _collect(self, run: RunRecord, *, complete: CheckpointId | None = None) -> None:
-        async with self._collecting.setdefault((run.uid, run.run_id), asyncio.Lock()):
-            if complete is not None:
-                await in_thread(run.store.set_complete_floor, complete)
-            report = await in_thread(collect_garbage, run.store, keep=self._node.keep_of(run))
-        self._node.metrics.persists.deleted_total.inc(len(report.removed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

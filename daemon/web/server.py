@@ -17,6 +17,7 @@ from threading import Thread
 import h11
 
 from ...core.errors import ConfigError
+from ..watchdog_machine import Lane
 from .answer_format import REASONS, Answer, said
 from .credentials import Credentials
 from .request_format import RefusedError, Request, request
@@ -61,6 +62,8 @@ class WebServer:
         self._accepting: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
         self._thread: Thread | None = None
+        self._looks = self._looks_heard = 0
+        """Of the watchdog: how many it has sent to the loop, and how many came."""
 
     def start(self) -> int:
         """Listen, and return the port.
@@ -92,6 +95,18 @@ class WebServer:
             self._loop.call_soon_threadsafe(self._stop)
             self._thread.join()
             self._thread = None
+
+    def lane(self) -> Lane:
+        """Return whether the loop goes on, as far as was seen since it was asked here before; ask again."""
+        lane = Lane(waiting=self._looks - self._looks_heard, ended=self._looks_heard)
+        if not lane.waiting:
+            self._looks += 1
+            with contextlib.suppress(RuntimeError):  # it has ended, so nothing is heard of it
+                self._loop.call_soon_threadsafe(self._hear)
+        return lane
+
+    def _hear(self) -> None:
+        self._looks_heard += 1
 
     def _run(self) -> None:
         assert self._accepting is not None

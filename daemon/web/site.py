@@ -21,6 +21,7 @@ from .state import State
 
 if TYPE_CHECKING:
     from ..node import Node
+    from ..watchdog_machine import Lane
 
 ASK_S = 5.0
 """How long the daemon's own loop is waited for."""
@@ -57,6 +58,10 @@ class Site:
         self._state.start()
         self._port = self._server.start()
         return self._port
+
+    def lane(self) -> "Lane":
+        """Return how far the loop of the port is; see WebServer.lane."""
+        return self._server.lane()
 
     def close(self) -> None:
         """Answer nobody any more; all sessions end."""

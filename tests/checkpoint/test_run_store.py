@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint.catalogue import CheckpointState
-from everstep.checkpoint.collect import collect_garbage
+from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.real_storage import RealStorage
@@ -259,3 +259,23 @@ def test_of_what_is_gone_nothing_is_remembered(run: RunStore) -> None:
             collect_garbage(run, keep=Keep(last=1))
     assert run._known_complete == set(run.offered()) == {CheckpointId(1, 5), CheckpointId(1, 4)}  # pyright: ignore[reportPrivateUsage]
     assert not run._pins  # pyright: ignore[reportPrivateUsage]
+
+
+def test_several_are_told_to_be_complete_at_once_and_what_was_collected_is_not_remembered(
+    run: RunStore, dirs: list[Path]
+) -> None:
+    run.begin_attempt(1, fresh=False)
+    state = make_state(run.store)
+    for step in (1, 2, 3, 4):
+        save(run, state, CheckpointId(1, step), rank=0, world_size=2)
+    run.set_complete_floor(CheckpointId(1, 3), CheckpointId(1, 4), CheckpointId(1, 2))
+    assert run.complete_floor() == CheckpointId(1, 4)
+    remove_checkpoint(run, CheckpointId(1, 1))
+    run.set_complete_floor(CheckpointId(1, 1))  # as a rank says that was late
+    save(run, state, CheckpointId(1, 1), rank=0, world_size=2)
+    found = {info.checkpoint.step: info.state for info in run.checkpoints()}
+    assert found == {1: CheckpointState.LOCAL, **dict.fromkeys((2, 3, 4), CheckpointState.COMPLETE)}
+    run.store.close()
+    with opened(dirs) as (store, _):
+        found = {info.checkpoint.step: info.state for info in store.run(UID, "demo").checkpoints()}
+        assert {step for step, each in found.items() if each is CheckpointState.COMPLETE} == {3, 4}

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,8 +37,13 @@ class Served:
     on_frame: "Callable[[Connection, int], None] | None" = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     held_bytes: int = 0
+    counted: int = 0
+    """Frames that were told to be served."""
     asked: int = 0
     """How often it was asked how long a user is not read."""
+    pairs: list[tuple[Connection, socket.socket]] = field(
+        default_factory=list[tuple[Connection, socket.socket]]
+    )
 
     def __post_init__(self) -> None:
         self.rests = Rests(self.turns, self.delay_s)
@@ -74,6 +80,7 @@ class Served:
         def pace(count: int) -> float:
             if count:
                 self.turns.take(uid, count)
+                self.counted += count
             return self.delay_s(uid)
 
         manners = Manners(
@@ -86,7 +93,16 @@ class Served:
         )
         made = Connection(ours, serve, close, manners, wait_s)
         made.trust()
+        self.pairs.append((made, theirs))
         return made, theirs
+
+    def end(self) -> None:
+        """Close both ends of all connections; nothing of them waits any more, and each frame was counted."""
+        for made, theirs in self.pairs:
+            made.close()
+            theirs.close()
+        assert self.held_bytes == 0
+        assert self.counted == len(self.frames)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -121,7 +137,7 @@ def test_who_sends_100_000_frames_at_once_is_served_in_turns_with_others() -> No
     async def run() -> None:
         served = Served()
         _, theirs = served.connect(ME)
-        other, others = served.connect(OTHER)
+        _, others = served.connect(OTHER)
 
         def answered(_: Connection, number: int) -> None:
             if served.frames[-1][0] == OTHER:
@@ -135,9 +151,7 @@ def test_who_sends_100_000_frames_at_once_is_served_in_turns_with_others() -> No
         assert len(served.frames) - MANY > MANY / FRAMES_AT_ONCE / 2
         assert served.longest_without(OTHER) <= 2 * FRAMES_AT_ONCE
         assert (served.reports, served.closed) == ([], [])
-        other.close()
-        for sock in (theirs, others):
-            sock.close()
+        served.end()
 
     asyncio.run(run())
 
@@ -146,22 +160,22 @@ def test_hundreds_of_connections_that_rest_cost_what_one_costs() -> None:
     """What is owed is a user's: all of them would be looked at whenever it is paid, for one to be read on."""
 
     async def run() -> None:
-        served = Served()
+        clock, served = Clock(), Served()
         pairs = [served.connect(ME) for _ in range(500)]
-        served.owed_s = 0.01
+        served.owed_s = Clock.STEP_S
         for number, (_, theirs) in enumerate(pairs):
             theirs.send(pack(numbered(number)))
-        await served.until(lambda: served.asked >= len(pairs))  # each was found readable once
+        await clock.passes(Clock.STEP_S)
+        assert served.asked >= len(pairs), "each was found readable once"
         before = served.asked
-        await asyncio.sleep(0.5)
-        assert 1 <= served.asked - before <= 100
+        await clock.passes(50 * Clock.STEP_S)
+        # The one timer asks twice whenever it fires: 100 times. One for each connection would ask 25,000 times.
+        assert 1 <= served.asked - before <= 300
         assert served.frames == []
         served.owed_s = 0.0
-        await served.until(lambda: len(served.frames) == len(pairs))
+        await clock.passes(20 * Clock.STEP_S)
         assert [number for _, number in served.frames] == list(range(len(pairs)))
-        for made, theirs in pairs:
-            made.close()
-            theirs.close()
+        served.end()
 
     asyncio.run(run())
 
@@ -170,7 +184,7 @@ def test_hundreds_of_connections_of_one_user_have_one_turn_together() -> None:
     async def run() -> None:
         served = Served()
         made, mine = zip(*(served.connect(ME) for _ in range(200)), strict=True)
-        other, others = served.connect(OTHER)
+        _, others = served.connect(OTHER)
 
         def answered(_: Connection, number: int) -> None:
             if served.frames[-1][0] == OTHER:
@@ -186,9 +200,40 @@ def test_hundreds_of_connections_of_one_user_have_one_turn_together() -> None:
         total = len(mine) * 2 * FRAMES_AT_ONCE
         await served.until(lambda: sum(uid == ME for uid, _ in served.frames) == total)
         assert served.longest_without(OTHER) <= 2 * FRAMES_AT_ONCE
-        other.close()
-        for sock in (*mine, others):
-            sock.close()
+        served.end()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["a bad frame", "the end of the session"])
+def test_frames_before_an_early_end_are_counted_and_have_a_turn(how: str) -> None:
+    """Who sends 63 good frames and a bad one over each of hundreds of connections gets no more than over one."""
+
+    async def run() -> None:
+        served, size = Served(), FRAMES_AT_ONCE - 1
+        by_round, this_round = Counter[int](), 0
+
+        def count_rounds() -> None:  # it is the first of each round: it was the first of the round before
+            nonlocal this_round
+            this_round += 1
+            if len(served.closed) < len(served.pairs):
+                asyncio.get_running_loop().call_soon(count_rounds)
+
+        def counted(made: Connection, number: int) -> None:
+            by_round[this_round] += 1
+            if how == "the end of the session" and number == size - 1:
+                made.close()
+
+        served.on_frame = counted
+        for _ in range(300):
+            _, theirs = served.connect(ME)
+            theirs.send(many(size) + b"\xff" * 4)
+        asyncio.get_running_loop().call_soon(count_rounds)
+        await served.until(lambda: len(served.closed) == len(served.pairs))
+        assert len(served.frames) == len(served.pairs) * size
+        assert max(by_round.values()) <= FRAMES_AT_ONCE
+        assert len(served.reports) == (len(served.pairs) if how == "a bad frame" else 0)
+        served.end()
 
     asyncio.run(run())
 
@@ -210,6 +255,7 @@ def test_what_was_sent_before_leaving_is_served_whole_and_in_order(answers: bool
         assert (served.reports, served.closed) == ([], [ME])
         ours.send(frames.Done(re=1))  # nothing, and no error
         assert served.closed == [ME]
+        served.end()
 
     asyncio.run(run())
 
@@ -231,7 +277,7 @@ def test_nothing_is_served_after_close(last: int) -> None:
             await asyncio.sleep(0)
         assert [number for _, number in served.frames] == list(range(last + 1))
         assert served.closed == [ME]
-        theirs.close()
+        served.end()
 
     asyncio.run(run())
 
@@ -246,7 +292,7 @@ def test_closed_while_it_rests_it_is_not_read_again() -> None:
         for _ in range(10):
             await asyncio.sleep(0)
         assert len(served.frames) == FRAMES_AT_ONCE
-        theirs.close()
+        served.end()
 
     asyncio.run(run())
 
@@ -254,14 +300,17 @@ def test_closed_while_it_rests_it_is_not_read_again() -> None:
 class Clock:
     """The loop's time, which passes only when a test says so."""
 
+    STEP_S = 0.5
+    """Shorter than any rest."""
+
     def __init__(self) -> None:
         self.now_s = 0.0
         asyncio.get_running_loop().time = lambda: self.now_s  # type: ignore[method-assign]
 
     async def passes(self, seconds: float) -> None:
-        """Let what is due by then happen, in steps that are shorter than any rest."""
-        for _ in range(round(seconds / 0.5)):
-            self.now_s += 0.5
+        """Let what is due by then happen."""
+        for _ in range(round(seconds / self.STEP_S)):
+            self.now_s += self.STEP_S
             for _ in range(5):
                 await asyncio.sleep(0)
 
@@ -277,8 +326,7 @@ def test_who_owes_is_not_read_and_what_it_sent_meanwhile_is_served_later() -> No
         served.owed_s = 0.0
         await clock.passes(REST_S_MAX)
         assert len(served.frames) == 10
-        made.close()
-        theirs.close()
+        served.end()
 
     asyncio.run(run())
 
@@ -294,14 +342,12 @@ def test_who_came_too_often_is_heard_later() -> None:
         assert made.is_unread is False
         await clock.passes(0.5)
         assert len(served.frames) == 10
-        unheard, gone = served.connect(ME, wait_s=3.0)
+        unheard, _ = served.connect(ME, wait_s=3.0)
         unheard.close()
         assert unheard.is_unread
         await clock.passes(4)
         assert served.closed == [ME]
-        for sock in (theirs, gone):
-            sock.close()
-        made.close()
+        served.end()
 
     asyncio.run(run())
 
@@ -326,7 +372,7 @@ def test_half_a_frame_has_its_deadline_and_time_in_which_nobody_read_does_not_co
         await clock.passes(2)
         assert served.closed == [ME]
         assert served.reports == [f"bad_frame reason=not whole after {FRAME_DEADLINE_S:.0f} s"]
-        theirs.close()
+        served.end()
 
     asyncio.run(run())
 
@@ -334,7 +380,7 @@ def test_half_a_frame_has_its_deadline_and_time_in_which_nobody_read_does_not_co
 def test_answers_come_in_order_however_slowly_they_are_read() -> None:
     async def run() -> None:
         served = Served(on_frame=lambda made, number: made.send(frames.Done(re=number)))
-        made, theirs = served.connect(ME)
+        _, theirs = served.connect(ME)
         theirs.send(many(3000))
         await served.until(lambda: len(served.frames) == 3000)
         reader, replies = FrameReader(size_bytes_max=1 << 20), list[Reply]()
@@ -347,7 +393,6 @@ def test_answers_come_in_order_however_slowly_they_are_read() -> None:
             while (body := reader.next_body()) is not None:
                 replies.append(decode_reply(body))
         assert replies == [frames.Done(re=number) for number in range(3000)]
-        made.close()
-        theirs.close()
+        served.end()
 
     asyncio.run(run())

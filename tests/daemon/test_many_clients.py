@@ -12,6 +12,7 @@ from pausing import wait_until
 
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import whole_leaf
+from everstep.core.ids import CheckpointId
 from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
@@ -22,6 +23,12 @@ CYCLES = int(os.environ.get("EVERSTEP_ATTACH_CYCLES", "1000"))
 """10,000 in bench/load.py."""
 WARM_CYCLES = 200
 MEMORY_MAX_BYTES = 128 << 20
+WARM_SAVES = 2000
+"""More than fill the log of events: 4,096, three of each."""
+SAVES = 1000
+"""Of each 1 KiB that stays is seen."""
+KEPT_MAX = 5
+"""Three are, and one or two are on their way."""
 IDLE_S = 2.0
 WAKEUPS_MAX = 64
 """In that time, of all threads together: what watches drives and runs does so by the second, not by the client."""
@@ -102,3 +109,33 @@ def test_who_attaches_and_leaves_again_and_again_leaves_nothing_behind(
     assert after.anonymous_bytes - before.anonymous_bytes <= GROWTH_MAX_BYTES
     with connected(socket_path) as client:
         assert len(client.status().runs) == RUNS
+
+
+def test_checkpoints_leave_nothing_behind_in_memory(daemon: int, socket_path: Path) -> None:
+    with attached(socket_path, "run") as trainer:
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(trainer.layout())
+
+        def save(step: int) -> None:
+            slot = step % 2
+            arena.save(CheckpointId(1, step), seed=1, slot=slot)
+            trainer.event(frames.Persisted)
+            trainer.send(frames.SealedEverywhere(attempt=1, step=step))
+            trainer.send(
+                frames.Complete(attempt=1, step=step)
+            )  # which the daemon, of one rank, knows by itself
+            if step > 1:
+                trainer.event(frames.SlotFree)
+
+        for step in range(1, WARM_SAVES + 1):
+            save(step)
+        before = settled(daemon)
+        for step in range(WARM_SAVES + 1, WARM_SAVES + SAVES + 1):
+            save(step)
+        after = settled(daemon)
+        arena.close()
+        with connected(socket_path) as client:
+            assert len(client.checkpoints("run")) <= KEPT_MAX, "the collection kept up"
+    assert after.memfds == before.memfds
+    assert after.aio_contexts == before.aio_contexts
+    assert after.anonymous_bytes - before.anonymous_bytes <= GROWTH_MAX_BYTES

@@ -29,7 +29,10 @@ def begun(trainer: FakeTrainer, name: str) -> FakeArena:
 
 
 def test_a_scrape_does_not_grow_with_runs(node_config: Path, socket_path: Path) -> None:
-    """The least of some tries is what it costs: others are for whatever else the machine does."""
+    """The least of some tries is what it costs: others are for whatever else the machine does.
+
+    Median and p99, which need an idle machine, are rows of bench/load.py.
+    """
     with node_daemon(node_config, socket_path), connected(socket_path) as client, ExitStack() as held:
         port = client.status().daemon.metrics_port
         arena = begun(held.enter_context(FakeTrainer(socket_path)), "run0")

@@ -1,5 +1,6 @@
 """A node's daemon under a service manager: heartbeats end when something stands still; its socket comes before it."""
 
+import json
 import os
 import select
 import signal
@@ -65,6 +66,24 @@ def test_heartbeats_end_while_a_device_moves_nothing_of_what_it_has(
         assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
         more_beats(manager)
         arena.close()
+    assert manager.stop() == 0
+
+
+def test_heartbeats_end_while_the_loop_of_the_metrics_port_stands_still(
+    manager: ServiceManager, socket_path: Path, pause: Pause
+) -> None:
+    manager.start(WATCHDOG | pause.environment(Phase("everstep.daemon.web.site:Site._metrics")))
+    more_beats(manager)  # a loop that nobody asks for anything stands still as well, and goes on when asked
+    port = json.loads(socket_path.with_name("daemon.json").read_bytes())["metrics_port"]
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as scraper:
+        scraper.sendall(f"GET /metrics HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+        wait_until(lambda: "lane_stuck" in manager.log())
+        assert "metrics port" in manager.log()
+        manager.beats_for(0.1)  # what was on its way
+        assert manager.beats_for(1.0) == 0
+        pause.go()
+        more_beats(manager)
+        assert scraper.recv(100).startswith(b"HTTP/1.1 200")
     assert manager.stop() == 0
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import socket as sockets
+import ssl
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,15 @@ class Attacked:
 
     def tcp(self, port: int) -> sockets.socket:
         return sockets.create_connection((HOST, port), timeout=SETTLE_S)
+
+    @contextlib.contextmanager
+    def spoken(self) -> Generator[ssl.SSLSocket]:
+        """Give a connection to the control API's port over which the viewer has shown its certificate."""
+        context = ssl.create_default_context(cafile=str(self.authority.certificate))
+        context.load_cert_chain(self.pair.certificate, self.pair.key)
+        context.set_alpn_protocols(["h2"])
+        with self.tcp(self.tls_port) as plain, context.wrap_socket(plain, server_hostname=HOST) as sock:
+            yield sock
 
     @contextlib.contextmanager
     def channel(self) -> Generator[grpc.Channel]:
@@ -243,7 +253,9 @@ class Evil(FakeTrainer):
 def ended(sock: sockets.socket) -> bytes:
     """Return what the other side said before it closed the connection; it must close it."""
     said = bytearray()
-    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+    with contextlib.suppress(
+        ConnectionResetError, BrokenPipeError, ssl.SSLError
+    ):  # TLS that ends without a word
         while data := sock.recv(1 << 16):
             said += data
     return bytes(said)

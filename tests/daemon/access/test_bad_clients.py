@@ -13,7 +13,7 @@ import ssl
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import grpc
 import msgspec
 import pytest
 from hostile import HELLO, HOST, SETTLE_S, Attacked, Case, Evil, attacked, ended, paths_on
+from hostile_bytes import HTTP2, LONG, METRICS, NAMES, RESETS, RST_STREAM, SETTINGS, flood_of_resets
 from pausing import wait_until
 
 from everstep.core.ids import CheckpointId
@@ -31,19 +32,6 @@ from everstep.proto.wire import pack
 
 CASES: dict[str, Case] = {}
 SERVICE = "/everstep.node.v1.Node/"
-LONG = "x" * 10_000
-NAMES = {
-    "dots": "../../etc/passwd",
-    "absolute": "/etc/passwd",
-    "nul": "run\0",
-    "long": LONG,
-    "empty": "",
-    "newline": "a\nrequest_refused source=uid:0",
-    "right-to-left": "\u202etxt.exe",
-    "escape": "\x1b[2J",
-    "lone-dot": ".",
-    "invisible": "a\u200bb",
-}
 
 
 @pytest.fixture(scope="module")
@@ -599,30 +587,27 @@ def _code(answer: Any) -> grpc.StatusCode:
     return grpc.StatusCode.OK if error is None else error.code()
 
 
-HTTP2: dict[str, bytes] = {
-    "noise": bytes(range(256)) * 40,
-    "http/1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "preface, then noise": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 900,
-    "a frame of 16 MiB": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\x04\x00\x00\x00\x00\x00" + bytes(100),
-    "headers before settings": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x01\x01\x05\x00\x00\x00\x01\xff",
-    "data of no stream": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(6)[:3] + b"\x04\x00" + bytes(4)
-    + b"\x00\x00\x01\x00\x00\x00\x00\x00\x63x",
-    "a flood of pings": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04\x00" + bytes(4)
-    + (b"\x00\x00\x08\x06\x00" + bytes(12)) * 5000,
-    "a flood of resets": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04\x00" + bytes(4)
-    + b"".join(b"\x00\x00\x04\x03\x00" + struct.pack(">II", 2 * n + 1, 8) for n in range(2000)),
-    "a flood of settings": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + (bytes(3) + b"\x04\x00" + bytes(4)) * 5000,
-}  # fmt: skip
+@contextlib.contextmanager
+def http2_connection(target: Attacked, where: str) -> Generator[socket.socket]:
+    if where == "tls":
+        with target.spoken() as sock:
+            assert sock.version() == "TLSv1.3"
+            yield sock
+    elif where == "control":
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(target.control))
+            yield sock
+    else:
+        with target.tcp(target.peer_port if where == "peer" else target.tls_port) as sock:
+            yield sock
 
 
 def bytes_case(where: str, content: bytes) -> Case:
     def send(target: Attacked) -> None:
-        if where == "control":
-            sock = socket.socket(socket.AF_UNIX)
-            sock.connect(str(target.control))
-        else:
-            sock = target.tcp(target.tls_port if where == "tls" else target.peer_port)
-        with sock, contextlib.suppress(ConnectionError, TimeoutError):
+        with (
+            http2_connection(target, where) as sock,
+            contextlib.suppress(ConnectionError, TimeoutError, ssl.SSLError),
+        ):
             sock.settimeout(0.2)  # some of it gRPC answers by waiting for more
             sock.sendall(content)
             assert b"everstep" not in ended(sock)
@@ -630,9 +615,32 @@ def bytes_case(where: str, content: bytes) -> Case:
     return send
 
 
-for where in ("control", "tls", "peer"):
+for where in ("control", "tls", "tls's port without tls", "peer"):
     for name, content in HTTP2.items():
         case(f"{where}: {name}")(bytes_case(where, content))
+
+
+def rapid_reset(target: Attacked, where: str) -> None:
+    """CVE-2023-44487: whole calls, each of them taken back before it can be answered."""
+
+    said = list[tuple[int, int]]()
+
+    with http2_connection(target, where) as sock, Evil(target) as other, target.channel() as channel:
+        sock.settimeout(SETTLE_S)
+        metadata = (("authorization", f"Bearer {token_of(other)}"),)
+        thread = threading.Thread(target=lambda: said.extend(flood_of_resets(sock)))
+        thread.start()
+        for _ in range(5):
+            target.neighbour.save()
+            channel.unary_unary(SERVICE + "GetStatus")(b"", timeout=SETTLE_S, metadata=metadata)
+        thread.join(2 * SETTLE_S)
+        assert not thread.is_alive()
+    assert said[0][0] == SETTINGS, "it was spoken to"
+    assert any(kind == RST_STREAM for kind, _ in said), "more streams at once than there may be were refused"
+
+
+for where in ("control", "tls", "peer"):
+    case(f"{where}: {RESETS:,} calls, each taken back at once")(partial(rapid_reset, where=where))
 
 
 # -- the ports of the network
@@ -682,19 +690,6 @@ for name, token in (("no token", ""), ("a wrong token", "0" * 64), ("a long toke
             assert code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED), code
 
     case(f"peer: {name}")(peer_unknown)
-
-
-METRICS: dict[str, bytes] = {
-    "noise": bytes(range(128, 256)) * 30 + b"\r\n\r\n",
-    "a path out": b"GET /../../../../etc/passwd HTTP/1.0\r\n\r\n",
-    "an encoded path out": b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.0\r\n\r\n",
-    "a line of 100 KB": b"GET /" + b"a" * 100_000 + b" HTTP/1.0\r\n\r\n",
-    "5,000 headers": b"GET / HTTP/1.0\r\n" + b"X-H: y\r\n" * 5000 + b"\r\n",
-    "a body of -1": b"POST / HTTP/1.0\r\nContent-Length: -1\r\n\r\n",
-    "a body that is not sent": b"POST / HTTP/1.0\r\nContent-Length: 99999999999\r\n\r\n",
-    "a request split in two": b"GET / HTTP/1.0\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n",
-    "http2": HTTP2["preface, then noise"],
-}
 
 
 def metrics_case(content: bytes) -> Case:

@@ -1,5 +1,6 @@
 """What holds for every call: typed errors, bounds that are said, and what a tool may ask without a token."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,16 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from everstep.checkpoint.testing import make_state, opened, save
 from everstep.core.errors import LimitError, NotFoundError, VersionMismatchError
+from everstep.core.ids import CheckpointId
 from everstep.core.paths import control_socket_path
 from everstep.daemon.control.client import ControlClient, connected
 from everstep.daemon.control.status_codes import error_of, trailing_metadata
 from everstep.daemon.testing import daemon_process, node_daemon
 from everstep.proto import node_pb2 as pb
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 @pytest.fixture
@@ -66,6 +71,30 @@ def test_what_is_too_large_is_said_with_the_bound(client: ControlClient) -> None
     with pytest.raises(LimitError, match="no room") as caught:
         client.checkpoints("x" * 2**21)
     assert "1 MiB" in caught.value.hint
+
+
+def test_lists_that_are_too_large_are_refused_with_the_bound_and_less_is_given(
+    node_config: Path, socket_path: Path, devices: list[Path]
+) -> None:
+    """As beyond 16 MiB, which takes some hundred thousand checkpoints: this daemon's bound is 4 KiB."""
+    with opened(devices) as (store, _):
+        for number in range(60):
+            store.run(os.geteuid(), f"run-{number:02d}-{'x' * 50}", create=True)
+        run = store.run(os.geteuid(), "long", create=True)
+        run.begin_attempt(1, fresh=False)
+        state = make_state(store)
+        for step in range(1, 61):
+            save(run, state, CheckpointId(1, step))
+    script = (str(SCRIPTS / "small_answers_daemon.py"),)
+    with node_daemon(node_config, socket_path, program=script), connected(socket_path) as client:
+        for ask in (client.runs, lambda: client.checkpoints("long"), lambda: client.checkpoints("")):
+            with pytest.raises(LimitError, match="no room for the call") as caught:
+                ask()
+            assert "answers of up to 16 MiB" in caught.value.hint
+            assert "ask for less" in caught.value.hint
+        less = client._call(client._stub.ListCheckpoints, pb.ListCheckpointsRequest(run="long", count_max=3))
+        assert [each.step for each in less.checkpoints] == [60, 59, 58]
+        assert client.run("long").checkpoint_count == 60, "it goes on"
 
 
 def test_a_call_that_the_daemon_does_not_know_is_a_matter_of_versions(client: ControlClient) -> None:
