@@ -182,7 +182,7 @@ def _measure(bench: Bench, name: str, output: Path) -> None:
         console.print_exception()
         bench.failed[name] = f"failed: {type(error).__name__}"
     console.print(f"{name}: {time.monotonic() - began_s:.0f} s")
-    write(bench.rows, output)
+    write(bench.rows, output, {**bench.left_out, **bench.failed})
 
 
 def main() -> int:

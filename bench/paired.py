@@ -81,7 +81,7 @@ def ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
 def publish(title: str, rows: Sequence[Row], path: Path, left_out: Mapping[str, str] | None = None) -> bool:
     """Print the table, write `path` (JSON), and return whether every goal is met.
 
-    `left_out` says why there is no row of something, e.g. of what is not installed.
+    `left_out` says why there is no row of something, e.g. of what is not installed: in the table and in the file.
     """
     table = Table(title=title, title_justify="left")
     for column in ("measure", "value", "quartiles", "goal", ""):
@@ -99,14 +99,15 @@ def publish(title: str, rows: Sequence[Row], path: Path, left_out: Mapping[str, 
     for measure, reason in (left_out or {}).items():
         table.add_row(measure, "-", "", "", reason)
     Console(width=150).print(table)
-    write(rows, path)
+    write(rows, path, left_out)
     return all(each.met for each in rows)
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Write the rows as JSON."""
+def write(rows: Sequence[Row], path: Path, left_out: Mapping[str, str] | None = None) -> None:
+    """Write the rows, and why others are not there, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**origin(), "rows": [asdict(each) for each in rows]}, indent=1) + "\n")
+    found = {**origin(), "rows": [asdict(each) for each in rows], "left_out": dict(left_out or {})}
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _number(value: float, unit: str) -> str:

@@ -99,7 +99,7 @@ class RetentionSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class VerifySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[verify]`: the newest checkpoint of each run is read in the background after its store was opened."""
+    """`[verify]`: the newest checkpoint of each run is read in the background, first after its store was opened."""
 
     after_s: float = 10.0
     """How long after: a restart, which verifies what it restores, comes first."""
@@ -110,7 +110,7 @@ class ScrubSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     every: str = "7d"
     """`never`: only on request."""
-    bandwidth_share: float = 0.1
+    bandwidth_share: float = 0.05
     """Of each device's speed, for everything that is read in the background."""
 
     @property

@@ -182,14 +182,15 @@ class ReadingMetrics:
     def __init__(self, make: "Maker") -> None:
         self.verified_total = make.counter(
             "checkpoints_verified",
-            "Checkpoints read in the background: the newest after an opening, and what a scrub found damaged",
+            "Checkpoints read in the background: the newest of each run, and what a scrub found damaged",
             "result",
         )
         for result in ("intact", "damaged"):
             self.verified_total.labels(result)
         self.scrubbed_bytes = make.counter("scrubbed_bytes", "Bytes read by scrubs")
         self.damaged_total = make.counter(
-            "scrub_damaged_segments", "Segments that a scrub found not to be what was committed"
+            "scrub_damaged_segments",
+            "Segments that reading in the background found not to be what was committed",
         )
         self.last_s = make.gauge(
             "scrub_last_completed_timestamp_seconds",

@@ -1,4 +1,6 @@
-"""When a store is scrubbed, where a scrub goes on that was cut off, and how fast: pure."""
+"""When a newest checkpoint is read, when a store is scrubbed and where a scrub goes on that was cut off, and how fast:
+pure.
+"""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -10,6 +12,21 @@ _PHASES = 1 << 128
 
 GIVE_WAY_S_MAX = 30.0
 """How long a chunk waits at most for persists and restores."""
+
+
+NEWEST_WITHIN_S = 3600.0
+"""So long after its commit the newest checkpoint of a run has been read, as far as the share of a drive allows."""
+NEWEST_EVERY_S = NEWEST_WITHIN_S / 2
+"""Runs that save every minute have one read so often; the rest of the hour is for the reading."""
+
+
+def is_newest_due(began_unix_s: float | None, now_unix_s: float) -> bool:
+    """Tell whether the newest checkpoint of a run is to be read, if it was not; `began_unix_s`: the last such reading.
+
+    What is unread was committed after that reading began, so that half of its hour is left at least. A clock that was
+    set back puts nothing off.
+    """
+    return began_unix_s is None or not 0 <= now_unix_s - began_unix_s < NEWEST_EVERY_S
 
 
 def scrub_period(now_unix_s: float, every_s: float, store_id: str) -> int:

@@ -1,12 +1,10 @@
 """Reads all committed bytes of a store from time to time, beside everything else, and says what is damaged."""
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +26,7 @@ from .scrub_plan import (
     scrub_period,
 )
 from .stores import OpenStore
+from .verifier import bytes_by_device
 
 if TYPE_CHECKING:
     from ..node import Node
@@ -235,8 +234,9 @@ class Scrubber:
             )
         except NotFoundError:
             return scrub
-        metrics.readings.damaged_total.inc(sum(bool(segment.problem) for segment in verdict.segments))
-        if not verdict.is_intact:
+        if verdict.is_intact:
+            verifier.was_read(run, info.checkpoint)
+        else:
             verifier.record_damage(opened, verdict)
         size_bytes = sum(segment.size_bytes for segment in verdict.segments)
         return scrub.read(verdict.summary.title, size_bytes, is_intact=verdict.is_intact)
@@ -301,16 +301,7 @@ def _place(run: RunStore, info: CheckpointInfo) -> ScrubPlace:
 
 
 def _pace_of(work: Work, due_unix_s: float | None) -> ScrubPace:
-    return ScrubPace([_device_bytes(run, info) for run, info in work], due_unix_s)
-
-
-def _device_bytes(run: RunStore, info: CheckpointInfo) -> Mapping[str, int]:
-    """Return the bytes of a checkpoint on each device, as far as it is still there."""
-    found = Counter[str]()
-    for rank in info.ranks:
-        with contextlib.suppress(NotFoundError):
-            found.update(run.shard(info.checkpoint, rank).device_bytes)
-    return found
+    return ScrubPace([bytes_by_device(run, info) for run, info in work], due_unix_s)
 
 
 def _unspoilt(run: RunStore) -> list[CheckpointInfo]:

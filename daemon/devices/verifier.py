@@ -1,14 +1,18 @@
-"""Reading whole checkpoints: when a person asks, and, soon after its store was opened, the newest of each run."""
+"""Reading whole checkpoints: when a person asks; and the newest of each run, soon after its store was opened and later
+within an hour of its commit.
+"""
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...checkpoint.catalogue import CheckpointInfo, CheckpointState
 from ...checkpoint.engine import Engine, Transfer, TransferDone
 from ...checkpoint.run_store import RunStore
 from ...core.errors import NotFoundError
@@ -16,7 +20,7 @@ from ...core.ids import CheckpointId
 from ..blocking import in_thread
 from ..control import node_views, store_views
 from ..control.views import Verdict
-from .scrub_plan import GIVE_WAY_S_MAX, rest_s
+from .scrub_plan import GIVE_WAY_S_MAX, NEWEST_WITHIN_S, ScrubPace, is_newest_due, rest_s
 from .stores import OpenStore
 
 if TYPE_CHECKING:
@@ -24,19 +28,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOOK_FOR_NEW_S = 60.0
+"""How often at least it is asked whether a newest checkpoint is to be read."""
+
 _GIVE_WAY_STEP_S = 0.05
 
 
 class Verifier:
     """Verifies through the devices' queues, beside their other transfers. Owned by the event loop."""
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
+    def __init__(self, node: "Node", *, clock: Callable[[], float] = time.time) -> None:
+        self._node, self._clock = node, clock
         self._tasks: dict[OpenStore, asyncio.Task[None]] = {}
+        """Those that read what was newest at the opening."""
+        self._followers: dict[OpenStore, asyncio.Task[None]] = {}
+        """Those that read what is the newest later."""
+        self._began: dict[RunStore, float] = {}
+        """When the newest of a run was last begun to be read, of the wall clock."""
         self._reading: Counter[OpenStore] = Counter()
         self._found: dict[OpenStore, list[Verdict]] = {}
         self._newest_read: dict[tuple[RunStore, CheckpointId], float] = {}
-        """When the newest checkpoint of a run was found intact after the opening of its store, of the wall clock."""
+        """When a checkpoint was found intact as the newest of its run, of the wall clock."""
         self._beside = asyncio.Semaphore(1)  # each takes 16 MiB per device
 
     def found(self, opened: OpenStore) -> tuple[Verdict, ...]:
@@ -44,9 +56,12 @@ class Verifier:
         return tuple(self._found.get(opened, ()))
 
     def watch(self, opened: OpenStore) -> None:
-        """Verify the newest checkpoint of each run of a store in a while; a restart may restore first."""
+        """Verify the newest checkpoint of each run of a store in a while (a restart may restore first), and what is the
+        newest from then on within an hour.
+        """
         self._found[opened] = []
         self._tasks[opened] = self._node.spawn(self._check_newest(opened), "verifying the newest checkpoints")
+        self._followers[opened] = self._node.spawn(self._follow(opened), "verifying new checkpoints")
 
     def is_reading(self, opened: OpenStore) -> bool:
         """Tell whether somebody who asked for it has a checkpoint of this store read."""
@@ -54,10 +69,13 @@ class Verifier:
 
     async def forget(self, opened: OpenStore) -> None:
         """Return when nothing reads a store in the background any more: it is about to be closed."""
-        task = self._tasks.pop(opened)
-        task.cancel()
-        await asyncio.wait([task])
+        tasks = [self._tasks.pop(opened), self._followers.pop(opened)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         del self._found[opened]
+        for run in [run for run in self._began if run.store is opened.store]:
+            del self._began[run]
         for key in [key for key in self._newest_read if key[0].store is opened.store]:
             del self._newest_read[key]
 
@@ -72,7 +90,7 @@ class Verifier:
 
     def stop(self) -> None:
         """End what goes on in the background, after the chunks that are being read."""
-        for task in self._tasks.values():
+        for task in (*self._tasks.values(), *self._followers.values()):
             task.cancel()
 
     async def verify_beside(
@@ -100,6 +118,10 @@ class Verifier:
     def record_damage(self, opened: OpenStore, verdict: Verdict) -> None:
         """Remember and log a damaged checkpoint."""
         self._record(opened, verdict, "scrubbed")
+
+    def was_read(self, run: RunStore, checkpoint: CheckpointId) -> None:
+        """Somebody else has read a checkpoint and found it intact: it need not be read as the newest one."""
+        self._newest_read[run, checkpoint] = self._clock()
 
     async def verify(
         self, run: RunStore, checkpoint: CheckpointId, *, background: "Background | None" = None
@@ -146,18 +168,72 @@ class Verifier:
     async def _check_newest(self, opened: OpenStore) -> None:
         await asyncio.sleep(self._node.config.verify.after_s)
         for run in opened.store.runs():
+            self._began[run] = self._clock()
             for checkpoint in run.offered():
-                try:
-                    verdict = await self.verify_beside(run, checkpoint)
-                except NotFoundError:
-                    continue  # retention has removed it since
-                self._record(opened, verdict, "newest_verified")
-                if verdict.is_intact:
-                    self._newest_read[run, checkpoint] = time.time()
+                if await self._read(opened, run, checkpoint):
                     break
 
+    async def _follow(self, opened: OpenStore) -> None:
+        """Read what becomes the newest complete checkpoint of a run."""
+        await self.newest_are_read(opened)
+        while True:
+            now_unix_s = self._clock()
+            for run in opened.store.runs():
+                self._forget_removed(run)
+                if is_newest_due(self._began.get(run), now_unix_s) and self._newest_unread(run) is not None:
+                    self._began[run] = self._clock()
+                    await self._read_until_intact(opened, run)
+            await asyncio.sleep(LOOK_FOR_NEW_S)
+
+    async def _read_until_intact(self, opened: OpenStore, run: RunStore) -> None:
+        """Read the newest one, and those before it as long as it is damaged; what was read before counts."""
+        while (info := self._newest_unread(run)) is not None:
+            pace = ScrubPace([bytes_by_device(run, info)], info.created_unix_s + NEWEST_WITHIN_S)
+            if not await self._read(opened, run, info.checkpoint, pace) and self._newest_unread(run) == info:
+                return  # it could not be read, and is offered all the same
+
+    def _newest_unread(self, run: RunStore) -> CheckpointInfo | None:
+        """Return the newest complete checkpoint, unless it was found intact by now."""
+        for info in run.checkpoints():
+            if info.is_offered and info.state is CheckpointState.COMPLETE:
+                return None if (run, info.checkpoint) in self._newest_read else info
+        return None
+
+    def _forget_removed(self, run: RunStore) -> None:
+        there = {info.checkpoint for info in run.checkpoints()}
+        for key in [key for key in self._newest_read if key[0] is run and key[1] not in there]:
+            del self._newest_read[key]
+
+    async def _read(
+        self, opened: OpenStore, run: RunStore, checkpoint: CheckpointId, pace: ScrubPace | None = None
+    ) -> bool:
+        """Read a checkpoint in the background and say what it is worth; False where it is not intact, or gone."""
+        try:
+            if pace is None:
+                verdict = await self.verify_beside(run, checkpoint)
+            else:
+                verdict = await self.verify_beside(
+                    run,
+                    checkpoint,
+                    moved=pace.moved,
+                    patience_s=lambda device_id, size: pace.patience_s(device_id, size, self._clock()),
+                )
+        except NotFoundError:
+            return False  # retention has removed it since
+        self._record(opened, verdict, "newest_verified")
+        if verdict.is_intact:
+            self._newest_read[run, checkpoint] = self._clock()
+        return verdict.is_intact
+
     def _record(self, opened: OpenStore, verdict: Verdict, event: str) -> None:
+        if verdict.is_intact:  # it stands for those of its run that were the newest before
+            self._found[opened] = [
+                each
+                for each in self._found[opened]
+                if not each.is_intact or each.summary.run_id != verdict.summary.run_id
+            ]
         self._found[opened].append(verdict)
+        self._node.metrics.readings.damaged_total.inc(sum(bool(each.problem) for each in verdict.segments))
         result = "intact" if verdict.is_intact else "damaged"
         self._node.metrics.readings.verified_total.labels(result).inc()
         if not verdict.is_intact:
@@ -172,6 +248,15 @@ class Verifier:
             verdict.elapsed_s,
             [*verdict.problems, *(segment.problem for segment in verdict.segments if segment.problem)],
         )
+
+
+def bytes_by_device(run: RunStore, info: CheckpointInfo) -> Mapping[str, int]:
+    """Return the bytes of a checkpoint on each device, as far as it is still there."""
+    found = Counter[str]()
+    for rank in info.ranks:
+        with contextlib.suppress(NotFoundError):
+            found.update(run.shard(info.checkpoint, rank).device_bytes)
+    return found
 
 
 class StoppedError(Exception):

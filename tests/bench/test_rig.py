@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import rig as rig_module
 from places import memory_folder
-from rig import MB, Drive, RigError, check, groups, rig, throttle
+from rig import MB, Drive, RigError, check, groups, held_to, rig, throttle
 
 SIZE_BYTES = 48 * 2**20
 SPEEDS = (50 * MB, 80 * MB)
@@ -77,7 +77,7 @@ def fio_at(monkeypatch: pytest.MonkeyPatch, *shares: float, nominal: int) -> lis
     calls, ahead = list[dict[str, Any]](), [1.0, *shares]  # the first only empties what mkfs has left
 
     def fio(mounts: Sequence[Path], **options: Any) -> float:
-        calls.append({"direct": True, **options})
+        calls.append({"direct": True, "way": "write", **options})
         return ahead.pop(0) * nominal * len(mounts)
 
     monkeypatch.setattr(rig_module, "fio", fio)
@@ -108,13 +108,36 @@ def test_one_whose_buffered_writes_nobody_holds_is_refused(monkeypatch: pytest.M
         check(drives_at(100 * MB))
 
 
-def test_what_holds_is_said_for_both_ways_and_one_of_three_tries_is_enough(
+def test_what_holds_is_said_for_each_way_and_one_of_three_tries_is_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls = fio_at(monkeypatch, 0.8, 1.1, 1.029, 0.971, nominal=100 * MB)
-    assert check(drives_at(100 * MB)) == pytest.approx({"direct": 1.029, "buffered": 0.971})
-    assert [call["direct"] for call in calls] == [False, True, True, True, False]
+    calls = fio_at(monkeypatch, 0.8, 1.1, 1.029, 0.971, 1.01, nominal=100 * MB)
+    found = check(drives_at(100 * MB))
+    assert found == pytest.approx({"writes direct": 1.029, "writes buffered": 0.971, "reads": 1.01})
+    assert [call["direct"] for call in calls] == [False, True, True, True, False, True]
+    assert [call["way"] for call in calls] == ["write"] * 5 + ["read"]
     assert all(call["size_bytes"] >= 10 * 100 * MB for call in calls[1:])
+
+
+def test_one_that_nobody_holds_when_it_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fio_at(monkeypatch, 1.0, 1.0, 1.2, 1.2, 1.2, nominal=100 * MB)
+    with pytest.raises(RigError, match=r"fio reads at 1.200, 1.200, 1.200 of"):
+        check(drives_at(100 * MB))
+
+
+def test_drives_that_are_held_to_another_speed_are_checked_at_that_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = list[tuple[str, int]]()
+    monkeypatch.setattr(rig_module, "throttle", lambda drive, speed: held.append((drive.loop, speed)))
+    calls = fio_at(monkeypatch, 1.0, 1.0, 1.0, nominal=50 * MB)
+    changed = held_to(drives_at(100 * MB, 100 * MB), 50 * MB)
+    assert held == [("/dev/loop0", 50 * MB), ("/dev/loop1", 50 * MB)]
+    assert [drive.bytes_per_s for drive in changed] == [50 * MB] * 2
+    assert [call["size_bytes"] for call in calls[1:]] == [50 * MB * rig_module.CHECK_S] * 3
+    fio_at(monkeypatch, 2.0, 2.0, 2.0, nominal=50 * MB)
+    with pytest.raises(RigError, match=r"fio writes direct at 2\.000"):
+        held_to(drives_at(100 * MB), 50 * MB)
 
 
 @pytest.mark.root
@@ -165,6 +188,6 @@ def test_one_that_is_refused_is_taken_down(monkeypatch: pytest.MonkeyPatch) -> N
         rig(SPEEDS, size_bytes=SIZE_BYTES, file_system="ext4"),
     ):
         pytest.fail("it is up")
-    assert mounts == [1] * (3 + 1 + rig_module.CHECK_TRIES)
+    assert mounts == [1] * (4 + 1 + rig_module.CHECK_TRIES)
     assert left() == []
     assert not rig_module.IMAGES.exists()

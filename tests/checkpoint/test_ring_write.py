@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pausing import wait_until
 
+from everstep.checkpoint import shard_write
+from everstep.checkpoint.checksum import block_checksums
 from everstep.checkpoint.commit import FailedTry, persist_shard
 from everstep.checkpoint.copy_gate import CopyAbandonedError, CopyGate
 from everstep.checkpoint.layout_plan import plan_layout
@@ -269,3 +272,34 @@ def test_only_in_a_ring_may_segments_have_one_place(run: RunStore) -> None:
         pytest.raises(CorruptDataError, match="segment 2"),
     ):
         persist_shard(run, made.draft(ONE), arena, engines={}, gate=CopyGate())
+
+
+def test_a_place_is_given_up_when_its_checksum_is_taken_too(
+    run: RunStore, faulty: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_hash, heard = threading.Event(), list[int]()
+
+    def hashed(view: memoryview, size_bytes: int) -> tuple[int, ...]:
+        assert may_hash.wait(20)
+        return block_checksums(view, size_bytes)
+
+    monkeypatch.setattr(shard_write, "block_checksums", hashed)
+    whole = State(WHOLE, CONTENT)
+    gate = CopyGate(heard.append)
+    gate.seal()
+    faulty.arm(0)
+    with (
+        memory_arena(WHOLE.slot_size_bytes) as arena,
+        each_engine(run.store) as engines,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        whole.copy_into(arena)
+        writing = pool.submit(persist_shard, run, whole.draft(ONE), arena, engines=engines, gate=gate)
+        try:
+            # A device's files are made durable when its last one is written, and each was given up by who wrote it.
+            wait_until(lambda: len({call.path for call in faulty.calls if call.name == "sync_data"}) == 2)
+            assert heard == []
+        finally:
+            may_hash.set()
+        writing.result(20)
+    assert sorted(heard) == [0, 1]

@@ -8,11 +8,13 @@ from everstep.checkpoint.store_format import ScrubMark, ScrubPlace
 from everstep.core.ids import CheckpointId
 from everstep.daemon.devices.scrub_plan import (
     GIVE_WAY_S_MAX,
+    NEWEST_WITHIN_S,
     Scrub,
     ScrubPace,
     first_mark,
     is_behind,
     is_due,
+    is_newest_due,
     late_s,
     patience_s,
     period_begin_unix_s,
@@ -174,3 +176,24 @@ def test_a_scrub_counts_what_was_read() -> None:
         size_bytes=30,
         damaged=("a@1.2",),
     )
+
+
+@given(st.lists(st.floats(0, 7200), min_size=1, max_size=60))
+def test_a_newest_checkpoint_has_half_of_its_hour_left_when_it_is_begun(gaps_s: list[float]) -> None:
+    """Saved at any times, looked at once a minute: whatever stays the newest is begun in time, one in half an hour."""
+    commits = [sum(gaps_s[: end + 1]) for end in range(len(gaps_s))]
+    began_s, read = 0.0, -1
+    for minute in range(int(commits[-1] // 60) + 62):
+        now_s = 60.0 * minute
+        newest = sum(commit_s <= now_s for commit_s in commits) - 1
+        if newest > read and is_newest_due(began_s, now_s):
+            assert now_s - began_s >= NEWEST_WITHIN_S / 2
+            began_s, read = now_s, newest
+        if newest >= 0 and now_s >= commits[newest] + NEWEST_WITHIN_S / 2 + 60:
+            assert read == newest
+
+
+def test_a_newest_checkpoint_is_due_where_none_was_read_or_the_clock_was_set_back() -> None:
+    assert is_newest_due(None, 0.0)
+    assert is_newest_due(1000.0, 999.0)
+    assert not is_newest_due(1000.0, 1000.0)

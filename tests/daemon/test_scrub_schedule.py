@@ -10,6 +10,8 @@ import pytest
 from pausing import wait_until
 from scraping import scrape
 
+from everstep.checkpoint import commit
+from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.scrub_mark import SCRUB_NAME, read_scrub_mark, write_scrub_mark
 from everstep.checkpoint.store_format import ScrubMark
 from everstep.checkpoint.testing import make_state, opened, save
@@ -17,9 +19,11 @@ from everstep.core.ids import CheckpointId
 from everstep.daemon.config import load_config
 from everstep.daemon.control.client import ControlClient, connected
 from everstep.daemon.control.views import ScrubView
+from everstep.daemon.devices import verifier as verifier_module
 from everstep.daemon.devices.scrub_plan import Scrub
 from everstep.daemon.devices.scrubber import Scrubber
 from everstep.daemon.devices.stores import OpenStore
+from everstep.daemon.devices.verifier import Verifier
 from everstep.daemon.node import Node
 from everstep.daemon.testing import node_daemon
 
@@ -51,6 +55,99 @@ class Clock:
     def __call__(self) -> float:
         self.asked += 1
         return self.now_unix_s
+
+
+@contextlib.asynccontextmanager
+async def following(config: Path, clock: Clock) -> AsyncGenerator[tuple[Verifier, OpenStore, RunStore]]:
+    """A life whose verifier has read what was the newest at the opening, and whose scrubs are not due."""
+    async with life(config, clock) as (scrubber, store):
+        node = scrubber._node
+        node.verifier = Verifier(node, clock=clock)
+        node.verifier.watch(store)
+        await node.verifier.newest_are_read(store)
+        (run,) = store.store.runs()
+        yield node.verifier, store, run
+        node.verifier.stop()
+
+
+def save_newest(run: RunStore, step: int, clock: Clock) -> CheckpointId:
+    """Commit a checkpoint at the clock's time."""
+    checkpoint = CheckpointId(1, step)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(commit.time, "time", clock)
+        save(run, make_state(run.store, step), checkpoint)
+    return checkpoint
+
+
+async def looks(clock: Clock) -> None:
+    """Return when the verifier has looked twice."""
+    seen = clock.asked
+    await until(lambda: clock.asked >= seen + 2)
+
+
+def titles(verifier: Verifier, store: OpenStore) -> list[str]:
+    return [verdict.summary.title for verdict in verifier.found(store)]
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch, node_config: Path, stored: list[Path]) -> list[Path]:
+    """A node whose verifier looks all the time, and has no schedule."""
+    monkeypatch.setattr(verifier_module, "LOOK_FOR_NEW_S", 0.001)
+    with node_config.open("a") as file:
+        file.write("[verify]\nafter_s = 0.0\n[scrub]\nevery = 'never'\nbandwidth_share = 1.0\n")
+    return stored
+
+
+@pytest.mark.usefixtures("looking")
+def test_what_becomes_the_newest_is_read_within_an_hour(node_config: Path) -> None:
+    async def live() -> None:
+        clock = Clock(START_UNIX_S)
+        async with following(node_config, clock) as (verifier, store, run):
+            assert titles(verifier, store) == ["demo@1.3"]
+            for step, minutes, read in ((4, 10, 3), (5, 19, 3), (6, 1, 6), (7, 29, 6), (7, 1, 7)):
+                if step not in {info.checkpoint.step for info in run.checkpoints()}:
+                    save_newest(run, step, clock)
+                clock.now_unix_s += 60 * minutes
+                await looks(clock)
+                await until(lambda read=read: titles(verifier, store) == [f"demo@1.{read}"])
+            clock.now_unix_s += DAY_S
+            await looks(clock)
+            assert verifier.newest_read_unix_s(run, CheckpointId(1, 7)) == START_UNIX_S + 3600
+            assert verifier._node.metrics.readings.verified_total.labels("intact")._value.get() == 3
+
+    asyncio.run(live())
+
+
+@pytest.mark.usefixtures("looking")
+def test_damage_of_what_becomes_the_newest_is_said_and_not_offered(node_config: Path) -> None:
+    async def live() -> None:
+        clock = Clock(START_UNIX_S)
+        async with following(node_config, clock) as (verifier, store, run):
+            for step in (4, 5):
+                spoil(run, save_newest(run, step, clock))
+            clock.now_unix_s += 3600
+            await until(lambda: len(verifier.found(store)) == 3)
+            assert titles(verifier, store) == ["demo@1.3", "demo@1.5", "demo@1.4"]
+            assert run.offered()[0] == CheckpointId(1, 3)
+            readings = verifier._node.metrics.readings
+            assert readings.verified_total.labels("damaged")._value.get() == 2
+            assert readings.damaged_total._value.get() == 2
+            said = verifier._node.events.log(os.getuid()).after(0, count_max=1000)
+            assert sum("is damaged" in event.text for event in said.events) == 2
+            await looks(clock)  # what is known to be damaged is not read again, nor is what was read before
+            clock.now_unix_s += DAY_S
+            await looks(clock)
+            assert len(verifier.found(store)) == 3
+
+    asyncio.run(live())
+
+
+def spoil(run: RunStore, checkpoint: CheckpointId) -> None:
+    """Change the last byte of a segment."""
+    path = run.segment_path(run.manifest(checkpoint, 0).segments[0])
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,8 @@
 """kill -9 of a real daemon under load: whatever it said was persisted must be offered by the next one, and verify.
 
-Two ranks save at once, and the kill comes about when they are written. What was hit shows on the devices before anybody
-recovers them: generations that nobody had acknowledged and that not every device names were being written.
+Two ranks save at once, and the kill comes about when they are written. In every second cycle that is while they are
+copied, as with large states, and what was not sealed must never be offered. What was hit shows on the devices before
+anybody recovers them: generations that nobody had acknowledged and that not every device names were being written.
 """
 
 import contextlib
@@ -29,6 +30,8 @@ from everstep.proto import frames
 
 RANK_COUNT = 2
 HIT = "killed while a shard was written"
+HIT_UNSEALED = "before it was sealed"
+OVERLAPPED = "sealed while written"
 _SLOT_COUNT = 2
 _LEAVES = (*SMALL_LEAVES, whole_leaf("model.large", "uint8", (2 << 20,)))
 
@@ -50,6 +53,8 @@ class _Session:
         self._acknowledged: set[Shard] = set()
         self._persist_s = 0.0
         """How long the last one took."""
+        self._is_sealed = True
+        """The last snapshot of a cycle was."""
         self._before: set[str] = set()
         """Generations that were there before the last checkpoint of a cycle was sealed."""
         self._oracle = Oracle(RANK_COUNT)
@@ -68,7 +73,7 @@ class _Session:
                 trainer.begin_attempt(self.cycle_count)
                 arenas.append(trainer.make_arena(trainer.layout(_LEAVES), _SLOT_COUNT))
                 stack.callback(arenas[-1].close)
-            self._write(arenas)
+            self._write(arenas, overlaps=self.cycle_count % 2 == 0)
             time.sleep(self._random.uniform(0, self._persist_s / 2))
             daemon.kill()
             daemon.wait()
@@ -76,15 +81,16 @@ class _Session:
                 self._hear_rest(trainer, rank)
         hit = self._half_written()
         self.counted[HIT] += bool(hit)
+        self.counted[HIT_UNSEALED] += bool(hit) and not self._is_sealed
         self.counted["of both ranks"] += hit == RANK_COUNT
         self._check_bytes()
 
-    def _write(self, arenas: Sequence[FakeArena]) -> None:
+    def _write(self, arenas: Sequence[FakeArena], *, overlaps: bool) -> None:
         """Persist a few checkpoints, and leave with one more under way, most times when its first files are there."""
         count = self._random.randint(1, 3)
         for step in range(1, count + 1):
             checkpoint = CheckpointId(self.cycle_count, step)
-            self._seal(arenas, checkpoint)
+            self._save(arenas, checkpoint, overlaps=overlaps)
             for rank, arena in enumerate(arenas):
                 event = arena.trainer.event(frames.Persisted)
                 assert isinstance(event, frames.Persisted)
@@ -96,20 +102,44 @@ class _Session:
                 arena.trainer.send(frames.SealedEverywhere(attempt=checkpoint.attempt, step=step))
         self._before = self._generations()
         if self._random.random() < 0.9:
-            self._seal(arenas, CheckpointId(self.cycle_count, count + 1))
+            self._save(
+                arenas,
+                CheckpointId(self.cycle_count, count + 1),
+                overlaps=overlaps,
+                seals=not overlaps or self._random.random() < 0.5,
+            )
             if self._random.random() < 0.8:
                 self._wait_for_more()
 
-    def _seal(self, arenas: Sequence[FakeArena], checkpoint: CheckpointId) -> None:
-        """Copy the state of every rank, then seal all of them."""
+    def _save(
+        self, arenas: Sequence[FakeArena], checkpoint: CheckpointId, *, overlaps: bool, seals: bool = True
+    ) -> None:
+        """Copy the state of every rank, then seal all of them; the daemon writes it meanwhile where that overlaps.
+
+        What is not sealed is left with a part of its segments copied.
+        """
         slot = checkpoint.step % _SLOT_COUNT
-        for rank, arena in enumerate(arenas):
-            seed = self._random.randrange(1 << 30)
-            self._content[checkpoint, rank] = _digest(arena.content(seed))
+        seeds = [self._random.randrange(1 << 30) for _ in arenas]
+        for rank, (arena, seed) in enumerate(zip(arenas, seeds, strict=True)):
             arena.begin(checkpoint, slot)
-            arena.fill(seed, slot)
-        for rank, arena in enumerate(arenas):
-            arena.seal(checkpoint, slot, rank=rank, world_size=RANK_COUNT)
+            if overlaps:
+                arena.announce(checkpoint, slot, rank=rank, world_size=RANK_COUNT)
+                self._copy_announced(arena, seed, slot, is_all=seals)
+            else:
+                arena.fill(seed, slot)
+        self._is_sealed = seals
+        for rank, (arena, seed) in enumerate(zip(arenas, seeds, strict=True)):
+            if seals:
+                self._content[checkpoint, rank] = _digest(arena.content(seed))
+                arena.seal(checkpoint, slot, rank=rank, world_size=RANK_COUNT)
+        self.counted[OVERLAPPED] += overlaps and seals
+
+    def _copy_announced(self, arena: FakeArena, seed: int, slot: int, *, is_all: bool) -> None:
+        """Copy segment by segment, and say so of each, as a hook does; of all, or of some."""
+        segments = [plan.segment for plan in arena.layout.segments]
+        for segment in segments[: None if is_all else self._random.randint(1, len(segments))]:
+            arena.fill(seed, slot, segment)
+            arena.copied(segment, slot)
 
     def _wait_for_more(self) -> None:
         """Return when there is a new generation."""
@@ -182,9 +212,12 @@ class _Session:
 
     def _reads_back(self, run: RunStore, checkpoint: CheckpointId, rank: int) -> bool:
         self.counted["read back"] += 1
-        if _digest(load(run, run.manifest(checkpoint, rank))) == self._content[checkpoint, rank]:
+        if (checkpoint, rank) not in self._content:
+            self._fail([f"rank {rank} of {checkpoint} was never sealed"])
+        elif _digest(load(run, run.manifest(checkpoint, rank))) == self._content[checkpoint, rank]:
             return True
-        self._fail([f"rank {rank} of {checkpoint} has other bytes"])
+        else:
+            self._fail([f"rank {rank} of {checkpoint} has other bytes"])
         return False
 
     def _fail(self, problems: Iterable[str]) -> None:

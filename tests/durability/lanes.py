@@ -7,16 +7,20 @@ import sys
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from model_storage import Recorder
 
+from everstep.checkpoint import shard_write
 from everstep.core import ids
 
 _T = TypeVar("_T")
 _EXECUTOR = "ThreadPoolExecutor"
+_HASHING = "everstep-checksum"
+"""What the pool's threads are called that take checksums."""
 
 
 class _Sections:
@@ -43,21 +47,38 @@ class _Sections:
             recorder.section, recorder.lane = 0, 0
 
 
+class _Late(Future[_T]):
+    """What is called only when somebody asks for it."""
+
+    def __init__(self, call: Callable[[], Future[_T]]) -> None:
+        super().__init__()
+        self._call = call
+
+    def result(self, timeout: float | None = None) -> _T:
+        """See Future."""
+        return self._call().result(timeout)
+
+
 @contextmanager
 def in_lanes(recorder: Recorder, seed: int) -> Generator[None]:
     """Let every pool of threads of the product run in lanes of `recorder`, and draw every id from `seed`."""
     sections = _Sections(recorder)
 
     class LaneExecutor(Executor):
-        def __init__(self, *_: object, **__: object) -> None:
+        def __init__(self, *_: object, thread_name_prefix: str = "") -> None:
             self._section = sections.new()
             self._lane = 0
+            self._is_late = thread_name_prefix == _HASHING and recorder.hashes_last
 
         def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
-            future: Future[_T] = Future()
             self._lane += 1
+            call = partial(self._run, self._lane, partial(fn, *args, **kwargs))
+            return _Late(call) if self._is_late else call()
+
+        def _run(self, lane: int, call: Callable[[], _T]) -> Future[_T]:
+            future: Future[_T] = Future()
             try:
-                future.set_result(sections.run(self._section, self._lane, lambda: fn(*args, **kwargs)))
+                future.set_result(sections.run(self._section, lane, call))
             except Exception as exc:  # noqa: BLE001 - as a pool does
                 future.set_exception(exc)
             return future
@@ -68,6 +89,8 @@ def in_lanes(recorder: Recorder, seed: int) -> Generator[None]:
         if name.startswith("everstep.checkpoint.") and hasattr(module, _EXECUTOR)
     }
     before: Any = ids.os
+    together_s = shard_write.TOGETHER_S
+    shard_write.TOGETHER_S = 0.0  # one after the other: whoever is waited for has not begun  # pyright: ignore[reportConstantRedefinition]
     for module in patched:
         setattr(module, _EXECUTOR, LaneExecutor)
     ids.os = SimpleNamespace(urandom=Random(seed).randbytes)  # pyright: ignore[reportAttributeAccessIssue]
@@ -75,5 +98,6 @@ def in_lanes(recorder: Recorder, seed: int) -> Generator[None]:
         yield
     finally:
         ids.os = before
+        shard_write.TOGETHER_S = together_s  # pyright: ignore[reportConstantRedefinition]
         for module, executor in patched.items():
             setattr(module, _EXECUTOR, executor)

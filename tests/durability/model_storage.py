@@ -123,6 +123,9 @@ class Recorder:
     trace: list[Step] = field(default_factory=list[Step])
     section: int = 0
     lane: int = 0
+    hashes_last: bool = False
+    """Checksums are taken when all is written, instead of before anything is: of what is parallel one or the other
+    comes first."""
 
     def add(self, op: Op) -> None:
         """Take one operation."""

@@ -1,11 +1,13 @@
 """The one player that runs workloads through the product's public calls, and says what was promised."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from crash_check import shards_on
+from crash_check import RUN_PARTS, shards_on
 from crash_plan import Restart
 from model_storage import Fault, ModelStorage, place_of
+from overlapped import save_overlapped
 from promises import ALARM, RUN_NAME, Promise, Shard, Witness
 from workloads import (
     Begin,
@@ -17,6 +19,7 @@ from workloads import (
     Drain,
     Label,
     Lose,
+    Overlap,
     Readmit,
     Remove,
     Reopen,
@@ -31,6 +34,7 @@ from workloads import (
 )
 
 from everstep.checkpoint.collect import collect_garbage, remove_checkpoint
+from everstep.checkpoint.copy_gate import CopyAbandonedError
 from everstep.checkpoint.damage import record_damage
 from everstep.checkpoint.device import Device
 from everstep.checkpoint.device_change import (
@@ -41,6 +45,7 @@ from everstep.checkpoint.device_change import (
 )
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.leaf import LeafSpec, whole_leaf
+from everstep.checkpoint.publication import PersistResult
 from everstep.checkpoint.readmission import prepare_readmission
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
@@ -289,10 +294,12 @@ class Player:
         )
         self._states[shard] = state
         self._witness.expect(shard, state.content)
-        self._promised(self._promise.trying(shard))
+        if step.overlap is not None and step.overlap.given_up_after is not None:
+            self._give_up(run, state, shard, step.overlap)
+            return
         copies = self._device_count() if step.copies is None else step.copies
         try:
-            result = save(run, state, shard[0], rank=rank, world_size=self._workload.world_size)
+            result = self._saved(run, state, shard, step.overlap)
         except EverstepError:
             if copies:
                 raise
@@ -308,6 +315,42 @@ class Player:
             raise UnexpectedError(f"{shard}: bytes over old files, and all: {written}")
         self._witness.committed(shard, self._storage, copies)
         self._promised(self._promise.kept(shard, copies))
+
+    def _saved(self, run: RunStore, state: State, shard: Shard, overlap: Overlap | None) -> PersistResult:
+        """Persist it; from its seal on it may be there."""
+
+        def sealed() -> None:
+            self._promised(self._promise.trying(shard))
+
+        checkpoint, rank = shard
+        world_size = self._workload.world_size
+        if overlap is None:
+            sealed()
+            return save(run, state, checkpoint, rank=rank, world_size=world_size)
+        self._storage.recorder.hashes_last = overlap.hashes_last
+        try:
+            return save_overlapped(
+                run, state, checkpoint, overlap, rank=rank, world_size=world_size, on_seal=sealed
+            )
+        finally:
+            self._storage.recorder.hashes_last = False
+
+    def _give_up(self, run: RunStore, state: State, shard: Shard, overlap: Overlap) -> None:
+        """Give it up while it is written: it must not be there at any moment, and leaves nothing behind."""
+        before = self._data()
+        with contextlib.suppress(CopyAbandonedError):
+            self._saved(run, state, shard, overlap)
+            raise UnexpectedError(f"{shard} was persisted although it was given up")
+        if self._data() != before:
+            raise UnexpectedError(f"of {shard}, which was given up, {self._data() - before} is left")
+
+    def _data(self) -> set[tuple[int, str]]:
+        """Return everything that lies where segments do, by device."""
+        return {
+            (number, name)
+            for number in range(len(self._storage.roots))
+            for name, _ in self._storage.files_below(number, *RUN_PARTS, "data")
+        }
 
     def _save_again(self, run: RunStore, step: SaveAgain, rank: int) -> None:
         shard = (CheckpointId(self._attempt, step.step), rank)

@@ -31,6 +31,7 @@ from power_cut_load import ATTEMPT_CYCLES, KEEP_LAST, LEAVES, RUN_NAME, WORLD_SI
 from everstep.checkpoint.aio_engine import AioEngine
 from everstep.checkpoint.collect import collect_garbage
 from everstep.checkpoint.commit import lost_segments, persist_again, persist_shard
+from everstep.checkpoint.copy_gate import CopyGate
 from everstep.checkpoint.device_change import cancel_drain, drain, find_device, retire
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.engine import Engine
@@ -77,10 +78,29 @@ class Rank:
         self._mend(run)
         self._kept = None
         mine = State(state.layout, content_of(checkpoint, self.number))
-        mine.copy_into(self._arena)
         draft = mine.draft(checkpoint, rank=self.number, world_size=WORLD_SIZE)
-        self._saved(run, draft, persist_shard(run, draft, self._arena, engines=self._engines_of(run)))
+        engines = self._engines_of(run)
+        if checkpoint.step % 2:
+            mine.copy_into(self._arena)
+            result = persist_shard(run, draft, self._arena, engines=engines)
+        else:
+            gate = CopyGate()
+            with ThreadPoolExecutor(1) as pool:
+                copying = pool.submit(self._copy_announced, mine, gate)
+                result = persist_shard(run, draft, self._arena, engines=engines, gate=gate)
+            copying.result()
+        self._saved(run, draft, result)
         self._mend(run)
+
+    def _copy_announced(self, state: State, gate: CopyGate) -> None:
+        """Copy segment by segment, and seal, while the shard is written, as with large states."""
+        try:
+            for plan in state.layout.segments:
+                state.copy_into(self._arena, plan.segment)
+                gate.copied(plan.segment)
+            gate.seal()
+        finally:
+            gate.abandon()
 
     def _mend(self, run: RunStore) -> None:
         """Write the newest shard again where a device was lost, as the daemon does at once."""

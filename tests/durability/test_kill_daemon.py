@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from kill_daemon import HIT, RANK_COUNT, kill_daemon
+from kill_daemon import HIT, HIT_UNSEALED, OVERLAPPED, RANK_COUNT, kill_daemon
 
 CYCLES = 50
 HITS_MIN = CYCLES // 10
@@ -20,3 +20,5 @@ def test_nothing_persisted_is_lost(tell: Callable[[str], None]) -> None:
     assert found.count == CYCLES
     assert found.counted["persisted"] >= RANK_COUNT * CYCLES
     assert found.counted[HIT] >= HITS_MIN
+    assert found.counted[OVERLAPPED] >= CYCLES // 2
+    assert found.counted[HIT_UNSEALED] > 0

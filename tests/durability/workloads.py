@@ -17,6 +17,16 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """A snapshot is written while it is copied, which its seal ends; until then it must not be there."""
+
+    given_up_after: int | None = None
+    """So many segments are copied, and then it is given up: it must never be there. None: it is sealed."""
+    hashes_last: bool = False
+    """Its segments are written before their checksums are taken; else the other way round."""
+
+
+@dataclass(frozen=True, slots=True)
 class Save:
     """Persist the shards of these ranks at a step; `copies` is the number of durable manifests, 0 for a failure."""
 
@@ -30,6 +40,8 @@ class Save:
     """All of its segments, or none of them, are written over files of deleted ones."""
     extra: int = 0
     """So many elements more in the first leaf than the workload says."""
+    overlap: Overlap | None = None
+    """None: it was sealed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +409,45 @@ WORKLOADS = (
         name="a device missing",
         steps=(Begin(), Save(1), Save(2), Complete(2), Break(call="sync_data", device=0), Save(3, copies=1)),
         partial_views=True,
+    ),
+    Workload(
+        name="written while copied",
+        steps=(
+            Begin(),
+            Save(1, overlap=Overlap()),
+            Complete(1),
+            Save(2, overlap=Overlap(hashes_last=True)),
+            Complete(2),
+            Collect(1),  # the floor and the one before it
+            Save(3, overlap=Overlap(given_up_after=4)),  # at the seal
+            Save(4, overlap=Overlap(given_up_after=2, hashes_last=True)),
+            Break(call="write_segment", device=1),
+            Save(5, copies=1, overlap=Overlap(hashes_last=True)),  # on the other device, from the same slot
+            Reopen(),
+            Complete(5),
+            Collect(1, removes=((1, 1),)),
+        ),
+        leaves=FOUR_LEAVES,
+        segment_count=4,
+    ),
+    Workload(
+        name="written while copied, over files written again",
+        steps=(
+            *_SAVES,
+            Collect(1, removes=((1, 1),)),
+            Save(4, overlap=Overlap(given_up_after=1, hashes_last=True)),
+            Save(5, overlap=Overlap(given_up_after=2)),
+            Complete(3),
+            Collect(1),
+            Save(6, overlap=Overlap(hashes_last=True)),
+            Break(call="sync_data", device=0),
+            Save(7, copies=1, overlap=Overlap()),
+            Reopen(),
+            Complete(7),
+            Collect(1, removes=((1, 2), (1, 3))),
+            Save(8, overlap=Overlap()),
+        ),
+        recycles=True,
     ),
     Workload(
         name="a segment taken over",
