@@ -221,7 +221,7 @@ def test_each_drive_has_its_own_queue(
 def test_what_a_cache_holds_and_how_often_it_is_hit(
     node_config: Path, socket_path: Path, tmp_path: Path
 ) -> None:
-    """Ten samples that are read once from their source and three times from memory; another cache, of which two samples are there."""
+    """Ten samples, read once from their source and three times from memory; another cache with two of ten samples."""
     source = Blocks([1000] * 10, tmp_path / "reads", name="photographs")
     with node_daemon(node_config, socket_path), terminal(columns=100) as top:
         dataset = CachedDataset[bytes](source, budget="1MB")
