@@ -23,7 +23,7 @@ from watched_drives import AS_FAST_AS_IT_IS, Drives, watched_daemon
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId
 from everstep.daemon.cli.top_plan import Key, keys
-from everstep.daemon.testing import FakeTrainer, node_daemon
+from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
 from everstep.dataloader import CachedDataset
 from everstep.proto import frames
 
@@ -258,6 +258,22 @@ def test_a_pipe_and_programs_get_it_once(node_config: Path, socket_path: Path) -
     run = document["runs"][0]
     assert (run["run"]["name"], run["steps_per_s"], run["stall_share"]) == ("gpt", 25.0, 0.02)
     assert [device["queued_bytes"] for device in document["devices"]] == [0, 0]
+
+
+def test_drives_without_names_are_told_apart_by_the_end_of_their_paths(
+    socket_path: Path, tmp_path: Path
+) -> None:
+    """A private daemon's have none, and the column has room for 22 characters."""
+    drives = [tmp_path / "a_long_way_to_the_drives" / name for name in ("nvme0", "nvme1")]
+    for drive in drives:
+        drive.mkdir(parents=True, mode=0o700)
+    with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+        trainer.open_run(drives)
+        told = subprocess.run(
+            [EVERSTEP, "top", "--once"], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+        )
+    shown = [line.split()[0] for line in told.stdout.splitlines() if "drives/nvme" in line]
+    assert shown == [f"…{str(drive)[-21:]}" for drive in drives]
 
 
 def test_no_daemon_is_said(socket_path: Path) -> None:
