@@ -36,14 +36,21 @@ def refusal_text(error: OSError, *, disabled: str) -> str:
             return error.strerror or str(error)
 
 
-def pin_limit_bytes() -> int | None:
-    """Return how much memory this process may register with a ring: RLIMIT_MEMLOCK; None for any amount."""
-    limit_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return None if limit_bytes == resource.RLIM_INFINITY or _may_lock_memory() else limit_bytes
+def pin_limit_bytes(pid: int = 0) -> int | None:
+    """Return how much memory a process may register with a ring: RLIMIT_MEMLOCK; None for any amount.
+
+    `pid` 0: this process.
+
+    Raises:
+        OSError: there is no such process, or it is somebody else's.
+    """
+    limit_bytes = resource.prlimit(pid, resource.RLIMIT_MEMLOCK)[0]
+    return None if limit_bytes == resource.RLIM_INFINITY or _may_lock_memory(pid) else limit_bytes
 
 
-def _may_lock_memory() -> bool:
-    fields = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+def _may_lock_memory(pid: int) -> bool:
+    text = Path(f"/proc/{pid or 'self'}/status").read_text()
+    fields = dict(line.split(":\t", 1) for line in text.splitlines())
     return bool(int(fields["CapEff"], 16) >> _CAP_IPC_LOCK & 1)
 
 

@@ -54,13 +54,15 @@ def node_daemon(
     *,
     program: Sequence[str] = ("-m", "everstep.daemon.cli.main"),
     environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Generator[subprocess.Popen[bytes]]:
     """Run `everstep daemon --config`, which listens on `socket_path`; ended when the block is left.
 
     `program` is what Python runs as the command line, `environment` all of its variables; this process's unless given.
+    `prefix` goes before it all.
     """
     arguments = [*program, "daemon", "--config", str(config)]
-    with _running(arguments, socket_path, dict(environment or os.environ)) as process:
+    with _running(arguments, socket_path, dict(environment or os.environ), prefix) as process:
         yield process
 
 

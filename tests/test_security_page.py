@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "SECURITY.md").read_text()
 THREATS = PAGE.partition("## Threats")[2]
 ROWS = [line for line in THREATS.splitlines() if line.startswith("|")][2:]
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(?:\w+::)?(\w+)`")
 
 
 def test_every_threat_has_a_test_that_exists() -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ...core.durations import parse_duration
+from ...core.durations import duration_text, parse_duration
 from ...core.errors import UsageError
 from ...core.paths import data_socket_path
 from .output import EXIT_DONE, Output
@@ -83,7 +83,8 @@ def token(arguments: argparse.Namespace) -> int:
             {"tokens": found},
             lambda console: console.print(
                 "\n".join(
-                    f"{each.token_id}  {each.role}  uid {each.owner_uid}  {each.left_s:.0f} s left  {each.name}"
+                    f"{each.token_id}  {each.role}  uid {each.owner_uid}  {duration_text(each.left_s)} left"
+                    + (f"  {each.name}" if each.name else "")
                     for each in found
                 )
                 or "no token is valid",

@@ -20,15 +20,21 @@ from .doctor_plan import QUEUE_DEPTH, DirectoryFacts, NodeFacts, mount_of
 _ALL = os.R_OK | os.W_OK | os.X_OK
 
 
-def look_at_node(directory_count: int, daemon: str) -> NodeFacts:
-    """Return what is found on this node; `daemon` says who answered on the user's socket."""
+def look_at_node(
+    directory_count: int, daemon: str, *, daemon_pid: int = 0, pinned_max_bytes: int = 0
+) -> NodeFacts:
+    """Return what is found on this node; `daemon` says who answered on the user's socket.
+
+    `daemon_pid`: who listens there, 0 for nobody; `pinned_max_bytes`: see `NodeFacts`.
+    """
     socket_path = data_socket_path()
     return NodeFacts(
         directory_count=directory_count,
         aio_used=_number("/proc/sys/fs/aio-nr"),
         aio_max=_number("/proc/sys/fs/aio-max-nr"),
         uring_refusal=uring_refusal(QUEUE_DEPTH),
-        pin_limit_bytes=pin_limit_bytes(),
+        pin_limit_bytes=_pin_limit_bytes(daemon_pid),
+        pinned_max_bytes=pinned_max_bytes,
         memfd_problem=_memfd_problem(),
         memory=tuple(asyncio.run(read_memory_bounds())),
         socket_path=str(socket_path),
@@ -89,6 +95,13 @@ def _look(directory: Path, in_use: Mapping[Path, tuple[str, str]]) -> tuple[Dire
         mount=mount_of(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"), str(path)),
     )
     return facts, status.st_dev
+
+
+def _pin_limit_bytes(pid: int) -> int | None:
+    try:
+        return pin_limit_bytes(pid)
+    except OSError:  # it is another user's, or has just ended
+        return pin_limit_bytes()
 
 
 def _number(path: str) -> int:

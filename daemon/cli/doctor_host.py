@@ -28,7 +28,7 @@ _TIME_ERROR = 5
 def look_at_host(*, memfd_problem: str, control_problem: str) -> HostFacts:
     """Return what is found here; `control_problem`: why a daemon that listens did not answer."""
     uname, status = os.uname(), _status("self")
-    pid = _daemon_pid()
+    pid = daemon_pid()
     environment = _environment(pid)
     shm_total, shm_free = _shm()
     gpu_problem, gpu_tried = _gpu()
@@ -63,7 +63,7 @@ def _status(process: str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _daemon_pid() -> int:
+def daemon_pid() -> int:
     """Return the process that listens on the user's socket; 0: nobody does."""
     from .bundle_sources import daemon_process  # noqa: PLC0415  it reads much else
 

@@ -56,7 +56,9 @@ class NodeFacts:
     uring_refusal: str
     """Empty: this process may use io_uring."""
     pin_limit_bytes: int | None
-    """RLIMIT_MEMLOCK; None: no limit holds this process."""
+    """RLIMIT_MEMLOCK of the daemon that answers, else of this process; None: no limit holds it."""
+    pinned_max_bytes: int
+    """What the arenas may come to, as the kernel counts them, where `io.register_arenas` counts; 0: it does not."""
     memfd_problem: str
     """Why no memory can be shared; empty: it can."""
     memory: tuple[MemoryBound, ...]
@@ -153,11 +155,15 @@ def _uring(facts: NodeFacts) -> Opinion:
 def _memlock(facts: NodeFacts) -> Opinion:
     if facts.pin_limit_bytes is None:
         return _ok("any amount may be locked")
-    found = (
-        f"{facts.pin_limit_bytes} bytes may be locked (RLIMIT_MEMLOCK); only io.register_arenas needs more:"
-        " LimitMEMLOCK= of the unit, or ulimit -l"
+    found = f"{facts.pin_limit_bytes} bytes may be locked (RLIMIT_MEMLOCK)"
+    if not facts.pinned_max_bytes:
+        return _ok(f"{found}; only io.register_arenas needs more: LimitMEMLOCK= of the unit, or ulimit -l")
+    if facts.pin_limit_bytes >= facts.pinned_max_bytes:
+        return _ok(f"{found}, enough for all arenas (io.register_arenas)")
+    return _warn(
+        f"{found}, and io.register_arenas is on: what arenas have beyond that is pinned anew for each block",
+        "LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited before the start; else io.register_arenas = false",
     )
-    return _ok(found)
 
 
 def _shared_memory(facts: NodeFacts) -> Opinion:

@@ -21,6 +21,9 @@ def add_tools(add: AddParser) -> None:
 
 def _add_looking(add: AddParser) -> None:
     doctor = add("doctor", "check the node and storage directories, and say what to do")
+    doctor.epilog = (
+        "Exit statuses: 0 nothing failed, though there may be warnings; 1 something did. It changes nothing."
+    )
     doctor.add_argument(
         "directory", nargs="*", metavar="DIR", help="a directory on each drive; none: those of the daemon"
     )

@@ -14,6 +14,7 @@ from .render import BAD, DIM, GOOD, HEAD, STATE_STYLES, WARN
 from .top_plan import Screen
 
 FINDINGS_SHOWN = 4
+FIRST_COLUMN_CHARS = 24
 _STYLES = {Level.GREEN: GOOD, Level.AMBER: WARN, Level.RED: BAD}
 _WORDS = {Level.GREEN: "all is well", Level.AMBER: "worth a look", Level.RED: "somebody should act"}
 
@@ -114,7 +115,7 @@ def _devices(devices: Sequence[DeviceView]) -> Table:
     for device in devices:
         speed = device.write_bytes_per_s
         table.add_row(
-            Text(f"  {device.name or device.path}"),
+            Text("  " + _ended(device.name or device.path)),
             Text(device.state.value, STATE_STYLES[device.state]),
             f"{size_text(speed)}/s" if speed else "-",
             size_text(device.queued_bytes) if device.queued_bytes else "idle",
@@ -149,9 +150,15 @@ def _groups(groups: Sequence[ShareGroupView]) -> Table:
     return table
 
 
+def _ended(path: str) -> str:
+    """Return a path that fits its column: drives differ at the end of theirs."""
+    room = FIRST_COLUMN_CHARS - 2
+    return path if len(path) <= room else "…" + path[1 - room :]
+
+
 def _table(first: str, *heads: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=DIM)
-    table.add_column(first, overflow="ellipsis", no_wrap=True, ratio=None, max_width=24)
+    table.add_column(first, overflow="ellipsis", no_wrap=True, ratio=None, max_width=FIRST_COLUMN_CHARS)
     for head in heads:
         table.add_column(head, justify="left" if head == "STATE" else "right", no_wrap=True)
     return table

@@ -130,11 +130,17 @@ def values_shown(
     return tuple(
         Value(
             path=path,
-            text="" if value is None else value_text(shown(path, value)),
+            text="" if value is None else _text(path, value),
             origin=origins.get(path, otherwise),
         )
         for path, value in values.items()
     )
+
+
+def _text(path: KeyPath, value: object) -> str:
+    if path[-1].endswith("_mode") and isinstance(value, int):
+        return f"{value:#o}"
+    return value_text(shown(path, value))
 
 
 def document(values: Iterable[Value], *, with_origin: bool) -> str:

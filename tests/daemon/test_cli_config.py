@@ -103,6 +103,7 @@ def test_what_is_shown_can_be_read_again(node_config: Path, tmp_path: Path) -> N
     ]
     assert [each.split("#")[1].strip() for each in lines if each.startswith("nvme0")] == [f"{node_config}:2"]
     assert tomllib.loads(config("show", "--defaults", again)) == tomllib.loads(text)
+    assert "socket_mode = 0o666 " in text, "as a person writes a mode"
     assert set(tomllib.loads(config("show", node_config))) == {"daemon", "devices"}
 
 

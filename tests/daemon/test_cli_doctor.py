@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from everstep.checkpoint.engine_choice import choose_engine
+from everstep.checkpoint.uring_probe import uring_refusal
 from everstep.daemon.cli.doctor import look_at_directories
 from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
@@ -109,6 +110,53 @@ def test_what_a_daemon_holds_has_the_engine_of_its_configuration(
         found = findings(*(devices if is_named else []))
     assert {place: found[place, "engine"]["found"] for place in known} == known
     assert all(text.startswith("plain: ") for text in known.values())
+
+
+LIMIT_BYTES = 8 << 20
+WITHOUT_LOCKING = ["prlimit", f"--memlock={LIMIT_BYTES}", "setpriv", "--bounding-set=-ipc_lock"]
+"""Before a command that root starts: no right to lock more than the limit."""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("section", "health", "words"),
+    [
+        ('engine = "uring"\nregister_arenas = true\n', "warn", "io.register_arenas is on"),
+        ('engine = "uring"\nregister_arenas = true\n[memory]\narena_max_bytes = 2097152', "ok", "enough"),
+        ('engine = "uring"\n', "ok", "only io.register_arenas needs more"),
+        ('engine = "plain"\nregister_arenas = true\n', "ok", "only io.register_arenas needs more"),
+    ],
+    ids=["all", "bounded", "not", "without_uring"],
+)
+def test_the_daemons_limit_of_locked_memory_is_held_against_its_configuration(
+    node_config: Path, socket_path: Path, section: str, health: str, words: str
+) -> None:
+    """Its own limit counts, not that of the shell that asks."""
+    if refusal := uring_refusal(8):
+        pytest.skip(f"no io_uring: {refusal}")
+    with node_config.open("a") as file:
+        file.write(f"[io]\n{section}")
+    with node_daemon(node_config, socket_path, prefix=WITHOUT_LOCKING):
+        finding = findings()["", "locked memory"]
+    assert (finding["health"], bool(finding["advice"])) == (health, health == "warn")
+    assert f"{LIMIT_BYTES} bytes may be locked" in finding["found"]
+    assert words in finding["found"]
+
+
+@pytest.mark.root
+def test_without_a_daemon_it_is_the_private_one_that_a_trainer_would_start() -> None:
+    if refusal := uring_refusal(8):
+        pytest.skip(f"no io_uring: {refusal}")
+    variables = {"EVERSTEP_IO__ENGINE": "uring", "EVERSTEP_IO__REGISTER_ARENAS": "true"}
+    for given, health in (({}, "ok"), (variables, "warn")):
+        done = subprocess.run(
+            [*WITHOUT_LOCKING, EVERSTEP, "doctor", "--json"], capture_output=True, check=False, timeout=60,
+            env={**os.environ, **given},
+        )  # fmt: skip
+        (finding,) = [
+            each for each in json.loads(done.stdout)["findings"] if each["check"] == "locked memory"
+        ]
+        assert finding["health"] == health
 
 
 def test_the_machine_is_looked_at(socket_path: Path, node_config: Path) -> None:

@@ -28,6 +28,7 @@ NODE = NodeFacts(
     aio_max=65536,
     uring_refusal="",
     pin_limit_bytes=None,
+    pinned_max_bytes=0,
     memfd_problem="",
     memory=(MemoryBound(source="/proc/meminfo", available_bytes=64 * GIB),),
     socket_path="/run/everstep/1000/data.sock",
@@ -51,11 +52,25 @@ def found(check: str, findings: list[Finding]) -> Finding:
     return finding
 
 
-def test_a_limit_of_locked_memory_is_told_with_what_raises_it() -> None:
-    limited = found("locked memory", judge(replace(NODE, pin_limit_bytes=8 << 20), [DIRECTORY]))
-    assert "8388608 bytes" in limited.found
-    assert "LimitMEMLOCK=" in limited.found
-    assert limited.health is Health.OK  # nothing is locked unless the configuration says so
+@pytest.mark.parametrize(
+    ("limit_bytes", "pinned_max_bytes", "health", "words"),
+    [
+        (8 << 20, 0, Health.OK, "8388608 bytes may be locked (RLIMIT_MEMLOCK); only io.register_arenas needs"),
+        (8 << 20, 4 << 60, Health.WARN, "8388608 bytes may be locked (RLIMIT_MEMLOCK), and io.register_arenas is on"),
+        (GIB - 1, GIB, Health.WARN, "pinned anew for each block"),
+        (GIB, GIB, Health.OK, "enough for all arenas"),
+        (None, 4 << 60, Health.OK, "any amount"),
+        (None, 0, Health.OK, "any amount"),
+    ],
+)  # fmt: skip
+def test_a_limit_of_locked_memory_matters_to_who_pins_arenas(
+    limit_bytes: int | None, pinned_max_bytes: int, health: Health, words: str
+) -> None:
+    facts = replace(NODE, pin_limit_bytes=limit_bytes, pinned_max_bytes=pinned_max_bytes)
+    finding = found("locked memory", judge(facts, [DIRECTORY]))
+    assert finding.health is health
+    assert words in finding.found
+    assert ("LimitMEMLOCK=infinity" in finding.advice) == (health is Health.WARN)
 
 
 def test_a_good_node_has_nothing_to_do() -> None:

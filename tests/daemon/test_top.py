@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cached import HostileReader
+from cached import Blocks, HostileReader
 from watched_drives import AS_FAST_AS_IT_IS, Drives, watched_daemon
 
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId
 from everstep.daemon.cli.top_plan import Key, keys
-from everstep.daemon.testing import FakeTrainer, node_daemon
+from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
+from everstep.dataloader import CachedDataset
 from everstep.proto import frames
 
 EVERSTEP = Path(sys.executable).with_name("everstep")
@@ -55,11 +56,18 @@ class Terminal:
 
     def wait(self, words: str, *, after: int = 0) -> int:
         """Read until the words were drawn; return where the text ends now."""
+        return self._wait(re.escape(words), after)
+
+    def wait_row(self, *cells: str, after: int = 0) -> int:
+        """Read until a row with these cells was drawn, each of them matched whole; return where the text ends now."""
+        return self._wait(r"(?m)^\s*" + r"\s{2,}".join(cells) + r"\s*$", after)
+
+    def _wait(self, pattern: str, after: int) -> int:
         until_s = time.monotonic() + DEADLINE_S
-        while words not in self.text(after):
+        while not re.search(pattern, self.text(after)):
             ready, _, _ = select.select([self.ours], [], [], max(0.0, until_s - time.monotonic()))
-            assert ready, f"{words!r} was never drawn:\n{self.text(after)}"
-            assert self._read(), f"it ended before {words!r}:\n{self.text(after)}"
+            assert ready, f"{pattern!r} was never drawn:\n{self.text(after)}"
+            assert self._read(), f"it ended before {pattern!r}:\n{self.text(after)}"
         return len(self.said)
 
     def _read(self) -> bool:
@@ -188,29 +196,48 @@ def test_a_stop_gives_the_terminal_back_until_it_goes_on() -> None:
         assert top.is_as_it_was
 
 
-def test_what_waits_for_a_drive_and_what_a_cache_holds(
+def test_each_drive_has_its_own_queue(
     node_config: Path, socket_path: Path, devices: list[Path], tmp_path: Path
 ) -> None:
-    """A drive that stands still has a queue until it goes on; of ten samples of a cache two are there."""
+    """Of two drives that stand still, the one that a run writes to has a queue until it goes on."""
     drives = Drives(tmp_path / "drives", devices, 0)
+    size = r"[\d.]+ [KMGT]iB"
     with watched_daemon(drives, node_config, socket_path), terminal(columns=100) as top:
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run([Path("nvme0")], name="gpt")
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout((whole_leaf("weight", "uint8", (3 << 20,)),)))
+            arena.save(CheckpointId(1, 1), seed=1)
+            at = top.wait_row("nvme0", "ok", "-", r"3\.0 MiB", size, size)
+            top.wait_row("nvme1", "ok", "-", "idle", size, size)
+            drives.hold(devices[0].name, AS_FAST_AS_IT_IS)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            top.wait_row("nvme0", "ok", ".*", "idle", size, size, after=at)
+            arena.close()
+        top.press(b"q")
+        assert top.ended() == 0
+
+
+def test_what_a_cache_holds_and_how_often_it_is_hit(
+    node_config: Path, socket_path: Path, tmp_path: Path
+) -> None:
+    """Ten samples, read once from their source and three times from memory; another cache with two of ten samples."""
+    source = Blocks([1000] * 10, tmp_path / "reads", name="photographs")
+    with node_daemon(node_config, socket_path), terminal(columns=100) as top:
+        dataset = CachedDataset[bytes](source, budget="1MB")
+        top.wait_row("CACHE", "READERS", "HITS", "READS", "SAMPLES", "MEMORY")
+        for _ in range(4):
+            assert [dataset[index] for index in range(10)] == [*map(source.content, range(10))]
+            assert dataset.flush()
+        assert sorted(source.reads()) == [*range(10)]
+        top.wait_row("1 photograph", "1", "75 %", "40", "100 %", r"[\d.]+ KiB")
+        dataset.close()
+        top.wait_row("1 photograph", "0", "75 %", "40", "100 %", r"[\d.]+ KiB")
         with HostileReader(socket_path) as reader:
-            reader.open_cache(10, fingerprint="photographs")
+            reader.open_cache(10, fingerprint="sounds")
             reader.stage()
             reader.fill({0: b"a" * 1000, 7: b"b" * 3000})
-            at = top.wait("photograph")
-            for words in ("CACHE", "READERS", "20 %"):
-                top.wait(words)
-            with FakeTrainer(socket_path) as trainer:
-                trainer.open_run([Path("nvme0")], name="gpt")
-                trainer.begin_attempt(1)
-                arena = trainer.make_arena(trainer.layout((whole_leaf("weight", "uint8", (3 << 20,)),)))
-                arena.save(CheckpointId(1, 1), seed=1)
-                at = top.wait("3.0 MiB", after=at)
-                drives.hold(devices[0].name, AS_FAST_AS_IT_IS)
-                assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
-                top.wait("idle", after=at)
-                arena.close()
+            top.wait_row("2 sounds", "1", "-", "0", "20 %", r"[\d.]+ KiB")
         top.press(b"q")
         assert top.ended() == 0
 
@@ -231,6 +258,22 @@ def test_a_pipe_and_programs_get_it_once(node_config: Path, socket_path: Path) -
     run = document["runs"][0]
     assert (run["run"]["name"], run["steps_per_s"], run["stall_share"]) == ("gpt", 25.0, 0.02)
     assert [device["queued_bytes"] for device in document["devices"]] == [0, 0]
+
+
+def test_drives_without_names_are_told_apart_by_the_end_of_their_paths(
+    socket_path: Path, tmp_path: Path
+) -> None:
+    """A private daemon's have none, and the column has room for 22 characters."""
+    drives = [tmp_path / "a_long_way_to_the_drives" / name for name in ("nvme0", "nvme1")]
+    for drive in drives:
+        drive.mkdir(parents=True, mode=0o700)
+    with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+        trainer.open_run(drives)
+        told = subprocess.run(
+            [EVERSTEP, "top", "--once"], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+        )
+    shown = [line.split()[0] for line in told.stdout.splitlines() if "drives/nvme" in line]
+    assert shown == [f"…{str(drive)[-21:]}" for drive in drives]
 
 
 def test_no_daemon_is_said(socket_path: Path) -> None:

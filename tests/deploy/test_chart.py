@@ -1,4 +1,8 @@
-"""The chart, as Go's own template engine renders it: valid for Kubernetes, and read by the product's own parser."""
+"""The chart and the plain manifests: valid for Kubernetes, and read by the product's own parser.
+
+The chart is rendered by Go's own template engine, where `make chart-engine` has installed it. The manifests that are
+committed need nothing.
+"""
 
 import copy
 import json
@@ -17,6 +21,8 @@ import yaml
 from everstep.daemon.config import DaemonConfig, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
+POD_MONITOR = json.loads((Path(__file__).with_name("schemas") / "podmonitor-v1.json").read_text())
+"""Of the Prometheus operator, which no package of schemas has: where it comes from is said in it."""
 sys.path.insert(0, str(ROOT / "tools"))
 import render_chart  # pyright: ignore[reportMissingImports]
 
@@ -63,13 +69,18 @@ def rendered() -> dict[str, list[Document]]:
     }
 
 
-@pytest.fixture(params=CHOICES)
-def manifests(request: pytest.FixtureRequest, rendered: dict[str, list[Document]]) -> dict[str, Document]:
-    """One choice's manifests by kind, each once."""
-    documents = rendered[request.param]
-    by_kind = {document["kind"]: document for document in documents}
-    assert len(by_kind) == len(documents)
-    return by_kind
+@pytest.fixture(params=["committed", *CHOICES])
+def manifests(request: pytest.FixtureRequest) -> dict[str, Document]:
+    """The committed manifests, or one choice's, by kind, each once."""
+    if request.param == "committed":
+        return by_kind(committed("everstep.yaml"))
+    return by_kind(request.getfixturevalue("rendered")[request.param])
+
+
+def by_kind(documents: list[Document]) -> dict[str, Document]:
+    found = {document["kind"]: document for document in documents}
+    assert len(found) == len(documents)
+    return found
 
 
 def committed(name: str) -> list[Document]:
@@ -81,6 +92,9 @@ def pod_of(document: Document) -> Document:
 
 
 def check_valid(document: Document) -> None:
+    if document["kind"] == "PodMonitor":
+        jsonschema.validate(document, POD_MONITOR, cls=jsonschema.Draft7Validator)
+        return
     for version in VERSIONS:
         kubernetes_validate.validate(document, version, strict=True)
 
@@ -97,17 +111,52 @@ def containers(pod: Document) -> Iterator[Document]:
 
 
 def test_every_manifest_is_what_kubernetes_takes(manifests: dict[str, Document]) -> None:
-    kinds = set(manifests)
-    assert {"DaemonSet", "ServiceAccount", "ConfigMap"} <= kinds
-    for kind in kinds - {"PodMonitor"}:
-        check_valid(manifests[kind])
+    assert {"DaemonSet", "ServiceAccount", "ConfigMap"} <= set(manifests)
+    for document in manifests.values():
+        check_valid(document)
 
 
-def test_the_schemas_do_refuse_what_is_wrong(rendered: dict[str, list[Document]]) -> None:
-    daemon_set = copy.deepcopy(next(each for each in rendered["default"] if each["kind"] == "DaemonSet"))
+def test_the_schemas_do_refuse_what_is_wrong() -> None:
+    daemon_set = by_kind(committed("everstep.yaml"))["DaemonSet"]
+    check_valid(daemon_set)
     pod_of(daemon_set)["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
     with pytest.raises(kubernetes_validate.ValidationError):
         check_valid(daemon_set)
+
+
+MONITOR: Document = {
+    "apiVersion": "monitoring.coreos.com/v1",
+    "kind": "PodMonitor",
+    "metadata": {"name": "everstep", "labels": {"release": "prometheus"}},
+    "spec": {
+        "selector": {"matchLabels": {"app": "everstep"}},
+        "podMetricsEndpoints": [
+            {"port": "metrics", "interval": "15s", "relabelings": [{"sourceLabels": ["a"], "action": "keep"}]}
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"selector": None},
+        {"podMetricsEndpoints": [{"port": 9464}]},
+        {"podMetricsEndpoints": [{"port": "metrics", "interval": "15 s"}]},
+        {"podMetricsEndpoints": [{"targetport": "metrics"}]},
+        {"podMetricsEndpoints": [{"authorization": {"credentials": {"name": "scrapers"}}}]},
+        {"podMetricsEndpoints": [{"relabelings": [{"action": "rename"}]}]},
+        {"endpoints": [{"port": "metrics"}]},
+    ],
+    ids=json.dumps,
+)
+def test_the_operators_schema_refuses_what_is_wrong(changes: Document) -> None:
+    jsonschema.Draft7Validator.check_schema(POD_MONITOR)
+    check_valid(MONITOR)
+    wrong = copy.deepcopy(MONITOR)
+    wrong["spec"].update(changes)
+    with pytest.raises(jsonschema.ValidationError):
+        check_valid(wrong)
 
 
 def test_choices_make_the_kinds_that_they_should(rendered: dict[str, list[Document]]) -> None:
@@ -197,7 +246,7 @@ def test_a_drive_that_is_not_mounted_keeps_the_pod_from_starting(manifests: dict
 def test_the_pods_are_selected_by_what_they_are_labelled(manifests: dict[str, Document]) -> None:
     labels = manifests["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
     assert manifests["DaemonSet"]["spec"]["selector"]["matchLabels"] == labels
-    if "PodMonitor" in manifests:  # its schema is the operator's, which no package carries
+    if "PodMonitor" in manifests:
         monitor = manifests["PodMonitor"]["spec"]
         assert monitor["selector"]["matchLabels"] == labels
         (endpoint,) = monitor["podMetricsEndpoints"]
@@ -205,7 +254,6 @@ def test_the_pods_are_selected_by_what_they_are_labelled(manifests: dict[str, Do
         secrets = [each["secret"] for each in pod_of(manifests["DaemonSet"])["volumes"] if "secret" in each]
         credentials = endpoint["authorization"]["credentials"]
         assert credentials["name"] in {each["secretName"] for each in secrets}
-        assert manifests["PodMonitor"]["apiVersion"] == "monitoring.coreos.com/v1"
     if "NetworkPolicy" in manifests:
         policy = manifests["NetworkPolicy"]["spec"]
         assert policy["podSelector"]["matchLabels"] == labels
@@ -214,8 +262,8 @@ def test_the_pods_are_selected_by_what_they_are_labelled(manifests: dict[str, Do
         assert manifests["Service"]["spec"]["selector"] == labels
 
 
-def test_the_job_finds_the_daemon(rendered: dict[str, list[Document]], tmp_path: Path) -> None:
-    manifests = {document["kind"]: document for document in rendered["default"]}
+def test_the_job_finds_the_daemon(tmp_path: Path) -> None:
+    manifests = by_kind(committed("everstep.yaml"))
     config = config_of(manifests, tmp_path)
     service, job = committed("training-job.yaml")
     for document in (service, job):

@@ -17,7 +17,7 @@ function shape(name, attributes, tip) {
 }
 
 function ticks(from, to, most) {
-  const steps = [60, 300, 600, 1800, 3600, 7200];
+  const steps = [60, 120, 300, 600, 1800, 3600, 7200];
   const step = steps.find((each) => (to - from) / each <= most) ?? 14400;
   const found = [];
   for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at);
@@ -50,7 +50,7 @@ export function lane(run, events, now, range, room) {
     }
   }
   svg.append(...marks);
-  strip(svg, run.shares, from, x);
+  strip(svg, run.shares, events.filter((event) => event.kind === "run_attached").map((event) => event.unix_s), from, x);
   for (const at of ticks(from, now, WIDTH < 600 ? 4 : 6)) {
     const place = x(at), anchor = place < 30 ? "start" : place > WIDTH - 30 ? "end" : "middle";
     svg.append(shape("line", { class: "rule", x1: place, x2: place, y1: TOP + STRIP + 6, y2: TOP + STRIP + 12 }));
@@ -64,11 +64,12 @@ export function lane(run, events, now, range, room) {
 }
 
 // Stalls as heights: the whole height is all of the time, drawn by the square root so that one percent can be seen.
-function strip(svg, shares, from, x) {
+// Before an attempt began nobody trained: what it says first is not of that time.
+function strip(svg, shares, begun, from, x) {
   const bottom = TOP + 6 + STRIP;
   let before = null;
   for (const [at, stall, data] of shares) {
-    const begin = Math.max(x(before ?? at - 5), x(at - 30), 0);
+    const begin = Math.max(x(before ?? at - 5), x(at - 30), ...begun.filter((each) => each < at).map(x), 0);
     before = at;
     if (at < from) continue;
     const width = Math.max(1, x(at) - begin), high = STRIP * Math.sqrt(Math.min(1, data + stall)), low = STRIP * Math.sqrt(stall);

@@ -1,10 +1,13 @@
 """A node's daemon that saves runs of several users: each has its own, and hears of no other's."""
 
 import os
+import random
 import stat
 from pathlib import Path
 
 import pytest
+from cached import HostileReader
+from pausing import wait_until
 from users import UIDS, acting_as, begun, let_in, open_the_way, save, trainer_of
 
 from everstep.checkpoint.testing import load, opened
@@ -21,6 +24,19 @@ A, B, STRANGER = UIDS[:3]
 SAME = "the-same-name"
 ONLY_A = "only-of-a"
 FIRST = CheckpointId(1, 1)
+
+
+def reader_of(uid: int, socket_path: Path) -> HostileReader:
+    with acting_as(uid):
+        return HostileReader(socket_path)
+
+
+def memory_of(arena: FakeArena, reader: HostileReader) -> tuple[bytes, bytes, bytes]:
+    """Return all that is in an arena, in a staging and in a cache."""
+    cache = os.pread(
+        reader.arena_fd, os.fstat(reader.arena_fd).st_size, 0
+    )  # a page that is not there is zeros
+    return bytes(arena.map), bytes(reader.staging), cache
 
 
 class TestWhoIsServed:
@@ -105,6 +121,41 @@ class TestRuns:
         with opened(devices, read_only=True) as (store, _):
             found = {run.owner_uid: run for run in store.runs() if run.name == SAME}
             assert {uid: load(run, run.manifest(FIRST, 0)) for uid, run in found.items()} == contents
+
+    def test_memory_that_one_gave_back_comes_to_another_without_its_bytes(
+        self, node_config: Path, socket_path: Path
+    ) -> None:
+        """Arena, cache and staging, of the same sizes, right after the first has gone."""
+        let_in(node_config, socket_path, ["*"])
+        sample = random.Random("canary").randbytes(4096)
+        with node_daemon(node_config, socket_path):
+            with trainer_of(A, socket_path) as a, reader_of(A, socket_path) as reader:
+                arena = begun(a, SAME)
+                save(a, arena, FIRST, seed=1)
+                kept = [each for each in arena.content(1).values() if len(each) >= 32]
+                assert kept
+                reader.open_cache(4, fingerprint="photographs")
+                reader.stage()
+                reader.fill({0: sample})
+                places = memory_of(arena, reader)
+                assert all(each in places[0] for each in kept)
+                assert sample in places[1]
+                assert sample in places[2]
+                sizes = [len(each) for each in places]
+                arena.close()
+            with connected(socket_path) as root:
+                wait_until(lambda: root.status().caches[0].client_count == 0)
+                root.drop_cache(root.status().caches[0].number)
+            with trainer_of(B, socket_path) as b, reader_of(B, socket_path) as reader:
+                arena = begun(b, SAME)
+                reply = reader.open_cache(4, fingerprint="photographs")
+                assert isinstance(reply, frames.CacheOpened), reply
+                reader.stage()
+                places = memory_of(arena, reader)
+                assert [len(each) for each in places] == sizes
+                canaries = [each[:32] for each in (sample, *kept)]
+                assert not [canary for canary in canaries for place in places if canary in place]
+                arena.close()
 
     def test_who_is_not_named_is_refused_and_told_the_key(self, node_config: Path, socket_path: Path) -> None:
         let_in(node_config, socket_path, [str(A)])

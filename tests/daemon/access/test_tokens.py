@@ -1,6 +1,7 @@
 """Tokens: what they allow, when they end, and where they never stand."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -171,6 +172,8 @@ class TestDaemon:
         assert token not in made.stdout + made.stderr
         (listed,) = client.tokens()
         assert (listed.name, listed.role, listed.owner_uid) == ("grafana", "admin", os.getuid())
+        told = everstep("token", "list", socket=socket_path).stdout
+        assert re.fullmatch(rf"{listed.token_id}  admin  uid {os.getuid()}  [\d.]+ min left  grafana\n", told)
         shown = everstep("--token-file", str(file), "status", "--json", socket=socket_path)
         assert shown.returncode == 0, shown.stderr
         again = everstep(

@@ -140,12 +140,27 @@ def test_a_person_looks_at_a_job(node_config: Path, socket_path: Path, tmp_path:
             page.wait("document.querySelectorAll('svg.time .restored').length >= 1", 60)
             page.wait(f"!{VERDICT}.innerText.includes('lost its trainer')", 60)
 
+        dead_time(page)
         hidden(page)
         assert page.evaluate(FOREIGN) == []
         assert page.problems == []
         daemon.terminate()
         daemon.wait(20)
         page.wait("document.getElementById('fresh').innerText.startsWith('no answer since')")
+
+
+GAP = """import('/timeline.js').then(({ lane }) => {
+  const shares = [[100, 0.1, 0], [105, 0.1, 0], [130, 0.1, 0], [135, 0.1, 0]];
+  const events = [{ kind: "rank_lost", unix_s: 107, text: "" }, { kind: "run_attached", unix_s: 127, text: "" }];
+  const { svg } = lane({ name: "gpt", shares }, events, 200, 300, 300);
+  return [...svg.querySelectorAll("rect.stall")].map(e => [e.getAttribute("x"), e.getAttribute("width")].map(Number));
+})"""
+"""Where stalls are drawn, a pixel for a second from -100 s on, of a run that nobody trained from 107 s to 127 s."""
+
+
+def dead_time(page: Page) -> None:
+    """What nobody trained is no part of training that stood still."""
+    assert page.evaluate(GAP) == [[195, 5], [200, 5], [227, 3], [230, 5]]
 
 
 def keyboard(page: Page) -> None:
