@@ -13,6 +13,7 @@ import cached_rows as cached_rows_module
 import data as bench_data
 import jpegs
 import page_cache_group as page_cache_group_module
+import peers_rows as peers_rows_module
 import pytest
 import rig as rig_module
 import shared_rows as shared_rows_module
@@ -27,6 +28,7 @@ from loader_cpu import compared
 from node import hook_daemon
 from page_cache_group import MEMORY, PREFIX, page_cache_group
 from pausing import wait_until
+from peers_rows import peers_rows
 from PIL import Image
 from places import memory_folder
 from resume_rows import resume_rows
@@ -194,6 +196,17 @@ def test_predictions_of_a_simulated_drive() -> None:
     found = values(analyze_rig.measure(analyze_rig.simulated(400.0, 320), plan, None))
     assert set(found) == {
         f"prediction of 2 settings: {name}" for name in ("largest error", "error", "A/A spread")
+    }
+
+
+@pytest.mark.root
+def test_predictions_of_a_peer(drive: ImageDrive, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"BATCH": 2, "WARMUP": 2, "EPOCHS": 1, "SHARES": (0.3,)}.items():
+        monkeypatch.setattr(peers_rows_module, name, value)
+    found = values(peers_rows(drive, images=COUNT, runs=1))
+    assert set(found) == {
+        f"prediction of a peer, 1 shares: {name}"
+        for name in ("largest error", "error", "error with the report's network", "A/A spread")
     }
 
 

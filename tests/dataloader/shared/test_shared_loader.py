@@ -380,6 +380,7 @@ try:
 except UsageError as error:
     print(error)
 loader.close()
+dist.barrier()  # who leaves while the other is still connecting breaks its connection
 dist.destroy_process_group()
 """
 
