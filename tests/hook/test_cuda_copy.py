@@ -869,3 +869,44 @@ def test_a_graph_can_be_captured_though_a_snapshot_was_taken_before_and_none_is_
     with everstep.attach("captured", **again, storage=device, every=10**6) as run:
         assert run.restore() is not None
         assert state_of(again) == after
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
+def test_a_graph_with_the_optimizers_step_is_replayed_behind_a_copy_in_flight(tmp_path: Path) -> None:
+    """The copy is held back on its stream; the replay is enqueued at once, and must not write before it has read."""
+    objects, device = made(1, capturable=True), tmp_path / "d"
+    device.mkdir()
+    model, optimizer = objects["model"], objects["optimizer"]
+    weight = model.trained[0].weight
+    at_boundary, after = dict[str, bytes](), dict[str, bytes]()
+    with (
+        contextlib.suppress(Left),
+        everstep.attach("replayed", **objects, storage=device, every=10**6) as run,
+    ):
+        while run.report().checkpoints_complete < 1:
+            run.checkpoint()
+            train(run, objects)
+            assert run.wait(60)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()  # with the gradients of the last iteration, again and again
+        at_boundary = state_of(objects)
+        copies = run._snapshotter._cuda
+        with torch.cuda.stream(copies._device(weight.device)._stream):
+            torch.cuda._sleep(LONG_CYCLES)
+        run.checkpoint()
+        run.step()
+        with run.mutating():
+            graph.replay()
+        assert not ended(copies, weight).query()
+        assert run.wait(60)
+        assert (run.report().checkpoints_complete, run.report().failures) == (2, ())
+        after = state_of(objects)
+        raise Left
+    again = made(2, capturable=True)
+    with everstep.attach("replayed", **again, storage=device, every=10**6) as run:
+        assert run.restore() is not None
+        assert state_of(again) == at_boundary
+        assert at_boundary != after
