@@ -100,11 +100,11 @@ def boundary_rows() -> list[Row]:
         row(f"{name}, with the GIL", found.held_ms, goal=BOUNDARY_MAX_MS, at_most=True, unit="ms"),
         row(f"{name}, copying without it", found.gathered_ms, goal=None, unit="ms"),
         *cuda_part_rows(),
-        *(cuda_rows() if torch.cuda.is_available() else ()),
+        *(device_rows() if torch.cuda.is_available() else ()),
     ]
 
 
-def cuda_rows() -> list[Row]:
+def device_rows() -> list[Row]:
     """Return the rows of the same state on a CUDA device."""
     found = whole(*made(TENSORS, "cuda"), CHECKPOINTS)
     name = f"{TENSORS} tensors on CUDA: training thread at a boundary"

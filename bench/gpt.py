@@ -68,13 +68,18 @@ class Job:
         self.optimizer.step()
 
     def passes_s(self) -> float:
-        """Return the seconds of forward and backward."""
+        """Return the seconds of forward and backward; on a GPU of enqueuing them."""
         began_s = time.perf_counter()
         tokens = torch.randint(VOCABULARY, (self.batch, CONTEXT), device=self.device)
         loss: torch.Tensor = self.model(tokens)
         self.optimizer.zero_grad()
         loss.backward()
         return time.perf_counter() - began_s
+
+    def synchronize(self) -> None:
+        """Wait for the device, where there is one: what was enqueued is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors of the state: parameters and the optimizer's."""

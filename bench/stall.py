@@ -1,7 +1,8 @@
 """make bench-stall: what a checkpoint costs training, beside copying the state once, and beside what others stop for.
 
-Ratios taken in one run (bench/paired.py), with real steps of a small GPT. `memcpy` is the state copied once by one
-thread into memory that has been written before: the least that any snapshot must do.
+Ratios taken in one run (bench/paired.py), with real steps of a small GPT, on the CPU and on a GPU where there is one.
+`memcpy` is the state copied once by one thread into memory that has been written before: the least that any snapshot
+must do. On a GPU it is the best copy to the host: one tensor as large as the state, into memory that torch has pinned.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from paired import PAIRS_MIN, Row, interleaved, publish, ratios, row, write
 from persist_rows import scratch
 from plot import draw_results
 from rich.console import Console
+from stall_cuda import BATCH as CUDA_BATCH
 from stall_cuda import cuda_rows
 from stall_restore import restore_rows
 from stall_rivals import rivals
@@ -65,6 +67,27 @@ class Memcpy:
         return time.perf_counter() - began_s
 
 
+class PinnedCopy:
+    """As many bytes as the state's copied once from a GPU to the host, on a stream of their own."""
+
+    def __init__(self, job: Job) -> None:
+        self._source = torch.empty(job.size_bytes, dtype=torch.uint8, device=job.device)
+        self._target = torch.empty(job.size_bytes, dtype=torch.uint8, pin_memory=True)
+        self._stream = torch.cuda.Stream(job.device)
+
+    def __call__(self) -> float:
+        """Return the seconds that it took."""
+        self._stream.synchronize()
+        began_s = time.perf_counter()
+        with torch.cuda.stream(self._stream):
+            self._target.copy_(self._source, non_blocking=True)
+        self._stream.synchronize()
+        return time.perf_counter() - began_s
+
+
+Copy = Memcpy | PinnedCopy
+
+
 class Trained:
     """A job attached to everstep."""
 
@@ -77,33 +100,47 @@ class Trained:
         self.run.step()
 
     def stall_s(self) -> float:
-        """Return how long training stood still for one checkpoint: its boundary and the guard."""
+        """Return how long training stood still for one checkpoint: its boundary, the guard, and what a GPU waited."""
+        self.job.synchronize()
         before = self.run.report()
         self.run.checkpoint()
         self.step()
         self.step()
         assert self.run.wait()
+        if self.job.device.type == "cuda":  # what it waited is known at the next boundary
+            self.job.synchronize()
+            self.step()
         after = self.run.report()
         assert after.checkpoints_complete == before.checkpoints_complete + 1, after
         return after.stall_s - before.stall_s
 
+    def passes_s(self) -> float:
+        """Return the time of one forward and backward."""
+        self.job.synchronize()
+        began_s = time.perf_counter()
+        self.job.passes_s()
+        self.job.synchronize()
+        return time.perf_counter() - began_s
+
     def steps_s(self, count: int, *, checkpoint: bool) -> float:
         """Return the time of so many steps, the first of which ends with a checkpoint."""
+        self.job.synchronize()
         began_s = time.perf_counter()
         if checkpoint:
             self.run.checkpoint()
         for _ in range(count):
             self.step()
+        self.job.synchronize()
         took_s = time.perf_counter() - began_s
         assert self.run.wait()
         return took_s
 
 
-def stall_rows(name: str, trained: Trained, memcpy: Memcpy, folder: Path, pairs: int) -> list[Row]:
+def stall_rows(name: str, trained: Trained, memcpy: Copy, folder: Path, pairs: int) -> list[Row]:
     """Compare one checkpoint's stall with one copy of the state, and with what others stop for."""
     found = interleaved(trained.stall_s, memcpy, pairs)
     copy_s = statistics.median(theirs for _, theirs in found)
-    passes_s = [trained.job.passes_s() for _ in range(pairs)]
+    passes_s = [trained.passes_s() for _ in range(pairs)]
     rows = [
         row(
             f"{name}: memcpy / forward and backward",
@@ -127,7 +164,7 @@ def stall_rows(name: str, trained: Trained, memcpy: Memcpy, folder: Path, pairs:
     return rows
 
 
-def whole_cost_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Row:
+def whole_cost_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
     """Compare what a checkpoint adds to some steps, all told, with one copy of the state."""
     count, cycle_s = _cycle(trained)
     copies_s: list[float] = []
@@ -151,6 +188,7 @@ def processor_row(name: str, trained: Trained, pairs: int) -> Row:
 
     def share() -> float:
         run = trained.run
+        trained.job.synchronize()
         before, began_s = run.report(), time.process_time()
         run.checkpoint()
         run.step()
@@ -174,7 +212,7 @@ def _cycle(trained: Trained) -> tuple[int, float]:
     return count, count * step_s
 
 
-def each_step_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Row:
+def each_step_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
     """Compare training that takes a checkpoint at each step with training that takes none.
 
     The clock begins after a first checkpoint, so that beside each step within it a copy is made.
@@ -188,7 +226,10 @@ def each_step_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Ro
         for _ in range(count + 1):
             run.checkpoint()
             trained.step()
-            began_s = began_s or time.perf_counter()
+            if not began_s:
+                trained.job.synchronize()
+                began_s = time.perf_counter()
+        trained.job.synchronize()
         took_s = time.perf_counter() - began_s
         assert run.wait()
         assert run.report().checkpoints_sealed == before + count + 1, run.report()
@@ -197,12 +238,13 @@ def each_step_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Ro
     found = interleaved(each, lambda: trained.steps_s(count, checkpoint=False), pairs)
     step_s = statistics.median(theirs for _, theirs in found) / count
     copy_s = statistics.median(memcpy() for _ in range(pairs))
-    allowed = copy_s / (torch.get_num_threads() * step_s) + BUDGET
+    takes_cpu = trained.job.device.type == "cpu"  # a GPU's copy engine takes no core
+    allowed = BUDGET + (copy_s / (torch.get_num_threads() * step_s) if takes_cpu else 0.0)
     slower = [ratio - 1 for ratio in ratios(found)]
     return row(f"{name}: slower with a checkpoint at each step", slower, goal=allowed, at_most=True)
 
 
-def bare_copy_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Row:
+def bare_copy_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
     """Compare training beside which a thread does nothing but copy the state at each step with training alone.
 
     No snapshot beside training can cost less: it says what of the row before is the machine's and not ours.
@@ -211,11 +253,13 @@ def bare_copy_row(name: str, trained: Trained, memcpy: Memcpy, pairs: int) -> Ro
     with ThreadPoolExecutor(1) as pool:
 
         def each() -> float:
+            trained.job.synchronize()
             began_s = time.perf_counter()
             for _ in range(count):
                 copying = pool.submit(memcpy)
                 trained.step()
                 copying.result()
+            trained.job.synchronize()
             return time.perf_counter() - began_s
 
         found = interleaved(each, lambda: trained.steps_s(count, checkpoint=False), pairs)
@@ -231,15 +275,17 @@ def measure(mib: int, place: Path, pairs: int) -> list[Row]:
         storage.mkdir()
         rows += restore_rows(f"{mib} MiB", mib, storage, pairs)
     if torch.cuda.is_available():
+        rows += training_rows(mib, place, pairs, device="cuda")
         rows += cuda_rows(mib, place, pairs)
     return rows
 
 
-def training_rows(mib: int, place: Path, pairs: int) -> list[Row]:
-    """Return the rows of one size about training on the CPU."""
-    job = job_of(mib * MIB, batch=BATCHES[mib])
-    name = f"{job.size_bytes / MIB:.0f} MiB"
-    memcpy = Memcpy(job)
+def training_rows(mib: int, place: Path, pairs: int, device: str = "cpu") -> list[Row]:
+    """Return the rows of one size about training on the CPU or on a GPU."""
+    on_cuda = device == "cuda"
+    job = job_of(mib * MIB, batch=CUDA_BATCH if on_cuda else BATCHES[mib], device=device)
+    name = f"{'CUDA, ' if on_cuda else ''}{job.size_bytes / MIB:.0f} MiB"
+    memcpy = PinnedCopy(job) if on_cuda else Memcpy(job)
     memcpy()
     with scratch(place) as folder, hook_daemon(folder):
         storage = folder / "store"

@@ -32,6 +32,7 @@ def torch_save(job: Job, folder: Path) -> Stall:
     """torch.save in the training loop."""
 
     def stall() -> float:
+        job.synchronize()
         began_s = time.perf_counter()
         torch.save(state_of(job), folder / "state.pt")
         return time.perf_counter() - began_s
@@ -43,8 +44,10 @@ def clone_then_thread(job: Job, folder: Path) -> Stall:
     """Clone every tensor, and let a thread save the clones."""
 
     def stall() -> float:
+        job.synchronize()
         began_s = time.perf_counter()
         cloned = tree_map(_clone, state_of(job))
+        job.synchronize()
         thread = threading.Thread(target=torch.save, args=(cloned, folder / "state.pt"))
         thread.start()
         stall_s = time.perf_counter() - began_s
@@ -71,6 +74,7 @@ def dcp_async(job: Job, folder: Path, kind: AsyncCheckpointerType, *, shared: bo
 
     def stall() -> float:
         target = Path(tempfile.mkdtemp(dir=folder))
+        job.synchronize()
         began_s = time.perf_counter()
         saving = dcp.async_save(
             state_of(job), checkpoint_id=str(target), async_checkpointer_type=kind, async_stager=stager

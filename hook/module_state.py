@@ -368,5 +368,8 @@ def _device_of(module: nn.Module, root: nn.Module) -> torch.device:
 
 def _put_sparse(named: NamedTensor, made: object) -> None:
     """Into the tensor object that exists: others may hold it too."""
+    value, target = cast(torch.Tensor, made), named.tensor
     with torch.no_grad():
-        named.tensor.copy_(cast(torch.Tensor, made))
+        if target.layout is not torch.sparse_coo:  # a compressed one copies only as many elements as it has
+            target.resize_as_sparse_(value)
+        target.copy_(value)

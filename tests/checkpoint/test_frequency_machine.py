@@ -68,7 +68,7 @@ def assert_calm(training: Training, since_checkpoint: int) -> None:
     """At most one change per five checkpoints."""
     changed_at = [change.checkpoint for change in training.changes if change.checkpoint >= since_checkpoint]
     gaps = [later - earlier for earlier, later in itertools.pairwise(changed_at)]
-    assert all(gap >= CALM_CHECKPOINTS for gap in gaps), training.changes
+    assert all(gap >= 5 for gap in gaps), training.changes  # as promised, whatever the machine's constant is
 
 
 def until_decided(training: Training, steps_max: int = 20_000) -> int:

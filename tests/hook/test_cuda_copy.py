@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 
 import everstep
 from everstep.daemon.testing import daemon_process
-from everstep.hook import cuda_copy, cuda_device
+from everstep.hook import cuda_copy
 from everstep.hook.cuda_batch import CudaBatch, CudaPiece, View
 from everstep.hook.cuda_copy import CudaCopies
 from everstep.hook.cuda_device import CudaDevice, Passage
@@ -112,93 +112,6 @@ class TestWithoutCuda:
         for eager in (True, False):
             copy(CudaCopies(CostBook()), arena, torch.empty(0, 3), eager=eager)()
         assert bytes(arena.view(0, 8)) == bytes(8)
-
-
-class StubEvent:
-    """An event of a device that there is not, at a time that the test says; None: it has not happened yet."""
-
-    def __init__(self, at_s: float | None) -> None:
-        self.at_s = at_s
-
-    def query(self) -> bool:
-        return self.at_s is not None
-
-    def elapsed_time(self, other: "StubEvent") -> float:
-        assert self.at_s is not None
-        assert other.at_s is not None
-        return 1000 * (other.at_s - self.at_s)
-
-
-class StubPassage:
-    """A copy on such a device that ends half a second after training would have written."""
-
-    DEVICE = torch.device("cuda", 0)
-    reason = ""
-
-    def __init__(self, copies: CudaCopies, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ended, self.waits = StubEvent(None), list[object]()
-        monkeypatch.setattr(cuda_device, "event", lambda _: StubEvent(1.0))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self)
-        monkeypatch.setattr(copies, "_devices", {self.DEVICE: self})
-        stubs: Any = {"boundary": StubEvent(0.0), "copied": self.ended, "ended": self.ended}
-        copies._passages = {self.DEVICE: Passage(way=Way.HOST, **stubs)}
-
-    def wait_event(self, event: StubEvent) -> None:
-        self.waits.append(event)
-
-    def learn(self, passage: Passage) -> None:
-        assert passage.times == CopyTimes(copy_s=1.5, window_s=1.0)
-
-
-class TestWait:
-    """What a device waited for a copy is a cost like the guard's, though the host goes on."""
-
-    def test_is_told_once_when_it_is_over_and_nobody_waits_for_that(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        costs = CostBook()
-        copies = CudaCopies(costs)
-        passage = StubPassage(copies, monkeypatch)
-        copies.guard()
-        assert passage.waits == [passage.ended]
-        assert copies.take_wait_s() == 0.0
-        passage.ended.at_s = 1.5
-        assert copies.take_wait_s() == pytest.approx(0.5)
-        assert copies.take_wait_s() == 0.0
-        assert costs.cuda_wait_s == pytest.approx(0.5)
-
-    def test_is_not_waited_for_where_enqueuing_has_failed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        copies = CudaCopies(CostBook())
-        passage = StubPassage(copies, monkeypatch)
-        copies._passages[passage.DEVICE].copied = copies._passages[passage.DEVICE].ended = None
-        copies.guard()
-        assert (passage.waits, copies._unread) == ([], {})
-
-    @pytest.mark.usefixtures("daemon")
-    def test_is_what_the_checkpoint_stalled_for_the_controller_the_report_and_the_steps(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "d").mkdir()
-        model = nn.Linear(8, 8)
-        with everstep.attach("waits", model=model, storage=tmp_path / "d") as run:
-            run.step()
-            assert run.wait(20)
-            run.checkpoint()
-            run.step()
-            assert run.wait(20)
-            copies = run._snapshotter._cuda
-            passage = StubPassage(copies, monkeypatch)
-            copies.guard()
-            passage.ended.at_s = 1.5
-            run.step()
-            report, stall = run.report(), run._pace.figures.stall
-            assert report.cuda_wait_s == pytest.approx(0.5)
-            assert report.stall_s == pytest.approx(report.boundary_s + report.guard_s + 0.5)
-            assert stall is not None
-            assert (stall.count, report.checkpoints_complete) == (1, 1)
-            assert stall.mean >= 0.5
-            run.step()
-            assert run.report().cuda_wait_s == report.cuda_wait_s
 
 
 class StubStream:
@@ -647,37 +560,6 @@ class TestDeviceFirst:
         assert copies._unread == {}
 
 
-@pytest.mark.gpu
-class TestRoom:
-    SIZE_BYTES = 64 * 1024**2
-    NEXT_TO_NOTHING_BYTES = 4 * 1024**2
-    """What the driver may need for itself."""
-
-    def test_what_a_copy_had_counts_as_free_wherever_it_is_now(self) -> None:
-        device = torch.device("cuda", torch.cuda.current_device())
-        room = CudaRoom(device, torch.cuda.Stream(device))
-        torch.cuda.empty_cache()
-        found = [room.free_bytes(self.SIZE_BYTES)]
-        taken = room.take(self.SIZE_BYTES)
-        assert taken is not None
-        assert taken.nbytes == self.SIZE_BYTES
-        del taken
-        found.append(room.free_bytes(self.SIZE_BYTES))  # in the stream's part of the cache
-        assert room.free_bytes(2 * self.SIZE_BYTES) <= found[0] - self.SIZE_BYTES  # it is too small for that
-        torch.cuda.empty_cache()
-        found.append(room.free_bytes(self.SIZE_BYTES))  # with the driver
-        assert max(found) - min(found) <= self.NEXT_TO_NOTHING_BYTES
-
-    def test_what_training_will_need_again_is_not_free(self) -> None:
-        device = torch.device("cuda", torch.cuda.current_device())
-        room = CudaRoom(device, torch.cuda.Stream(device))
-        torch.cuda.empty_cache()
-        before = room.free_bytes(1)
-        activations = torch.empty(self.SIZE_BYTES, dtype=torch.uint8, device=device)
-        del activations
-        assert room.free_bytes(1) <= before - self.SIZE_BYTES + self.NEXT_TO_NOTHING_BYTES
-
-
 # -- through a daemon
 
 
@@ -869,3 +751,44 @@ def test_a_graph_can_be_captured_though_a_snapshot_was_taken_before_and_none_is_
     with everstep.attach("captured", **again, storage=device, every=10**6) as run:
         assert run.restore() is not None
         assert state_of(again) == after
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
+def test_a_graph_with_the_optimizers_step_is_replayed_behind_a_copy_in_flight(tmp_path: Path) -> None:
+    """The copy is held back on its stream; the replay is enqueued at once, and must not write before it has read."""
+    objects, device = made(1, capturable=True), tmp_path / "d"
+    device.mkdir()
+    model, optimizer = objects["model"], objects["optimizer"]
+    weight = model.trained[0].weight
+    at_boundary, after = dict[str, bytes](), dict[str, bytes]()
+    with (
+        contextlib.suppress(Left),
+        everstep.attach("replayed", **objects, storage=device, every=10**6) as run,
+    ):
+        while run.report().checkpoints_complete < 1:
+            run.checkpoint()
+            train(run, objects)
+            assert run.wait(60)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()  # with the gradients of the last iteration, again and again
+        at_boundary = state_of(objects)
+        copies = run._snapshotter._cuda
+        with torch.cuda.stream(copies._device(weight.device)._stream):
+            torch.cuda._sleep(LONG_CYCLES)
+        run.checkpoint()
+        run.step()
+        with run.mutating():
+            graph.replay()
+        assert not ended(copies, weight).query()
+        assert run.wait(60)
+        assert (run.report().checkpoints_complete, run.report().failures) == (2, ())
+        after = state_of(objects)
+        raise Left
+    again = made(2, capturable=True)
+    with everstep.attach("replayed", **again, storage=device, every=10**6) as run:
+        assert run.restore() is not None
+        assert state_of(again) == at_boundary
+        assert at_boundary != after

@@ -328,6 +328,23 @@ def test_sparse_buffers_come_back() -> None:
         transfer({"model": saved}, {"model": module(torch.eye(2, dtype=torch.float64))})
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("saves", ["more", "fewer"])
+def test_a_compressed_sparse_buffer_with_another_number_of_elements_comes_back(saves: str) -> None:
+    def module(values: torch.Tensor) -> nn.Module:
+        made = nn.Module()
+        made.register_buffer("mix", values.to_sparse_csr())
+        return made
+
+    full, few = torch.arange(1.0, 17.0).view(4, 4), torch.eye(4)
+    saved, fresh = (full, few) if saves == "more" else (few, full)
+    target = module(fresh)
+    held = target.get_buffer("mix")
+    transfer({"model": module(saved)}, {"model": target})
+    assert target.get_buffer("mix") is held
+    assert torch.equal(held.to_dense(), saved)
+
+
 class Changed(nn.Module):
     def __init__(self, tensor: torch.Tensor, name: str = "w") -> None:
         super().__init__()

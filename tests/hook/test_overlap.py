@@ -373,6 +373,45 @@ def embedded(seed: int) -> Loop:
     return Loop({"model": model, "optimizer": optimizer}, iterate)
 
 
+class Counted(torch.optim.SGD):
+    """Counts in its state, in a sparse tensor that each step writes to, how often each row had a gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for parameter in self.param_groups[0]["params"]:
+            own = self.state[parameter]
+            if "rows" not in own:
+                own["rows"] = torch.eye(4).to_sparse()
+            own["rows"].values().add_(1.0)
+        super().step(closure)
+
+
+def sparsely(seed: int) -> Loop:
+    """Sparse optimizer state, and a compressed sparse buffer that forward writes to and replaces."""
+    torch.manual_seed(seed)
+    model = Csr()
+    optimizer = Counted(model.parameters(), lr=0.1)
+    return Loop(
+        {"model": model, "optimizer": optimizer}, lambda number, run: supervised(model, optimizer, number)
+    )
+
+
+class Csr(nn.Module):
+    """Mixes features by a compressed sparse matrix, which changes in each forward pass."""
+
+    mix: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("mix", torch.eye(6).to_sparse_csr())
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.mix.values().mul_(0.9)
+        self.mix = (self.mix.to_dense() + 0.1 * torch.eye(6).flip(0)).to_sparse_csr()
+        return self.layer(batch @ self.mix.to_dense())
+
+
 class Flat(nn.Module):
     """Weights that are views of one buffer, as cuDNN lays out an LSTM's."""
 
@@ -434,11 +473,12 @@ def quantised(seed: int) -> Loop:
     return Loop(loop.objects, iterate)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
 @pytest.mark.parametrize(
     "make",
     [
         lbfgs, gan, sam, sharp, in_backward, accumulated, scaled, scheduled, averaged, shadowed,
-        lazily_optimized, embedded, flat, inferred, quantised,
+        lazily_optimized, embedded, sparsely, flat, inferred, quantised,
     ],
 )  # fmt: skip
 def test_training_loops(make: Callable[[int], Loop], devices: list[Path], slow: Slow) -> None:
@@ -481,16 +521,19 @@ class Growing(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("grows_at", [1, WARM])
+@pytest.mark.parametrize("grows_at", [1, WARM, WARM + 1])
 def test_parameters_frozen_and_added_in_mid_run(devices: list[Path], slow: Slow, grows_at: int) -> None:
+    """Before a checkpoint, right before its boundary, and while it is copied."""
+
     def make(seed: int) -> Loop:
         loop = simple(seed, Growing)
         model, optimizer = loop.objects["model"], loop.objects["optimizer"]
-        if seed:  # a restart builds what the checkpoint has
+        if seed and grows_at <= WARM:  # a restart builds what the checkpoint has
             model.grow(optimizer)
 
         def iterate(number: int, run: Run) -> None:
             if number == grows_at:
+                torch.manual_seed(number)
                 model.grow(optimizer)
             supervised(model, optimizer, number)
 
@@ -526,13 +569,15 @@ def test_a_model_under_ddp_goes_by_its_own_names(devices: list[Path], slow: Slow
     exercise(make, devices, slow)
 
 
-def test_a_compiled_model_goes_by_its_own_names(devices: list[Path], slow: Slow) -> None:
+@pytest.mark.parametrize("is_compiled_at", ["save", "restore"])
+def test_a_compiled_model_goes_by_its_own_names(devices: list[Path], slow: Slow, is_compiled_at: str) -> None:
     """By the eager backend: what is compiled is no matter, how its module wraps the other one is."""
 
     def make(seed: int) -> Loop:
         torch.manual_seed(seed)
         model = spectral()
-        wrapped = cast(nn.Module, torch.compile(model, backend="eager")) if seed == 0 else model
+        is_compiled = (is_compiled_at == "save") == (seed == 0)
+        wrapped = cast(nn.Module, torch.compile(model, backend="eager")) if is_compiled else model
         optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
         return Loop(
             {"model": wrapped, "optimizer": optimizer},
