@@ -180,12 +180,12 @@ class Training:
         return self._random.gammavariate(shape, 1 / shape)
 
     def _is_due(self) -> bool:
-        before = self.machine.decision.interval_steps
+        before = self.machine.interval_steps
         if self.step >= self._horizon - self.lookahead // 2:
             begin = max(self._horizon, self.step)
             self._horizon = begin + self.lookahead
             self._due |= set(self.machine.due(begin, self._horizon))
-        after = self.machine.decision.interval_steps
+        after = self.machine.interval_steps
         if before != after:
             self.changes.append(Change(self.step, len(self.taken), before, after))
         return self.step in self._due
