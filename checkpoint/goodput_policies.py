@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
+from .drift_machine import exactly
 from .frequency_machine import LOOKS_PER_INTERVAL, FrequencyMachine, FrequencyMemory
 from .frequency_meter_machine import WARMUP_STEPS
-from .drift_machine import exactly
 from .frequency_plan import DEADLINE_ROOM, DEADLINE_STEPS, Target, find_target
 from .frequency_types import (
     CheckpointPersisted,

@@ -186,7 +186,9 @@ def _draw(console: "Console", job: Job, outcomes: Outcomes, png: Path | None) ->
     )
     if (loss := _budget_loss(job)) is not None:
         budget = f"{100 * job.budget:.3g} %"
-        console.print(Text(f"! everstep keeps a budget of {budget}, which costs {loss}", "yellow"), soft_wrap=True)
+        console.print(
+            Text(f"! everstep keeps a budget of {budget}, which costs {loss}", "yellow"), soft_wrap=True
+        )
     if png is not None:
         console.print(Text(f"picture: {png}", "dim"), soft_wrap=True)
 

@@ -156,7 +156,9 @@ def test_simulate_says_what_a_budget_costs(answer: Any) -> None:
     dear = ("--gpus", "65536", "--step", "2s", "--stall", "10s", "--slower", "0%", "--persist", "1s")
     code, text, _ = answer(*SIMULATE, *dear, "--budget", "1%")
     assert code == 0
-    assert "! everstep keeps a budget of 1 %, which costs 13 % of goodput: for a failure each 46.4 min" in text
+    assert (
+        "! everstep keeps a budget of 1 %, which costs 13 % of goodput: for a failure each 46.4 min" in text
+    )
     found = json.loads(answer(*SIMULATE, *dear, "--budget", "1%", "--json")[1])["budget_loss"]
     assert found["share"] == pytest.approx(0.13, abs=0.005)
     assert "which costs" not in answer(*SIMULATE, *dear, "--budget", str(found["best_budget"]))[1]
