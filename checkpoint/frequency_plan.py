@@ -6,12 +6,13 @@ in seconds between two checkpoints. `everstep plan` predicts with the same funct
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from ..core.durations import duration_text
 from .drift_machine import SURE_Z, Spread, student_t
 from .frequency_types import Bound, BoundKind, Figures, Limits
+from .goodput_plan import BudgetLoss, budget_loss
 
 ROOM = 1.15
 """What is measured may grow by so much before the interval has to: no change for each breath of the drives."""
@@ -169,6 +170,8 @@ class Target:
     most_s: float
     """Above this, the lost work allowed is not kept; infinite where any is allowed or the goal cannot be kept."""
     goal_missed: str
+    loss: BudgetLoss | None = None
+    """What it costs that the budget decides and not the failures; a promise is kept all the same."""
 
 
 def find_target(figures: Figures, limits: Limits, *, mtbf_s: float | None, slower_s: float = 0.0) -> Target:
@@ -181,10 +184,17 @@ def find_target(figures: Figures, limits: Limits, *, mtbf_s: float | None, slowe
         goal_missed = f"{most.text}: not possible, {need.text} asks for {duration_text(need.need_s)}"
     elif most is not None:
         most_s = most.need_s
+    cost_s = max(figures.stall.mean + slower_s, 0.0) if figures.stall is not None else 0.0
     if mtbf_s is not None and figures.stall is not None:
-        best = best_for_failures(max(figures.stall.mean + slower_s, 0.0), mtbf_s)
+        best = best_for_failures(cost_s, mtbf_s)
         bounds.append(best if most is None or best.need_s <= most.need_s else most)
     deciding = max(bounds, key=lambda bound: bound.aim_s)
+    loss = None
+    if deciding.kind is BoundKind.BUDGET and mtbf_s is not None:
+        other_s = max(bound.aim_s for bound in bounds if bound is not deciding)
+        loss = budget_loss(deciding.aim_s, other_s, cost_s=cost_s, mtbf_s=mtbf_s, room=ROOM)
+        if loss is not None:
+            deciding = replace(deciding, text=f"{deciding.text}, which costs {loss}")
     return Target(
         bound=deciding,
         need_s=max(bound.need_s for bound in bounds),
@@ -192,6 +202,7 @@ def find_target(figures: Figures, limits: Limits, *, mtbf_s: float | None, slowe
         aim_s=min(deciding.aim_s, most_s),
         most_s=most_s,
         goal_missed=goal_missed,
+        loss=loss,
     )
 
 

@@ -7,21 +7,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
+from .drift_machine import exactly
 from .frequency_machine import LOOKS_PER_INTERVAL, FrequencyMachine, FrequencyMemory
 from .frequency_meter_machine import WARMUP_STEPS
-from .frequency_plan import DEADLINE_ROOM, DEADLINE_STEPS
+from .frequency_plan import DEADLINE_ROOM, DEADLINE_STEPS, Target, find_target
 from .frequency_types import (
     CheckpointPersisted,
     CheckpointSkipped,
     CheckpointStalled,
     CheckpointTaken,
+    Decision,
     Failed,
     FailureKind,
+    Figures,
     Limits,
     StepEnded,
     StorageKnown,
 )
-from .goodput_types import Job, Stretch
+from .goodput_types import Costs, Job, Stretch
 
 SHOWN_STEPS_MAX = 6
 """Of a stretch our controller is shown so many steps at most of each kind: in the mean they are the same."""
@@ -224,6 +227,11 @@ class Ours:
         return machine
 
     @property
+    def decision(self) -> Decision:
+        """How often now, and why."""
+        return self._machine.decision
+
+    @property
     def before_end_s(self) -> Sequence[float]:
         """At once, and again as late as it still fits, once it is known how long one takes."""
         if not self._held_s:
@@ -275,6 +283,21 @@ class Ours:
         attempt, known = cast("tuple[int, FrequencyMemory | None]", memory or (self._attempt - 1, None))
         self._machine = self._begin(step, known)
         self._machine.observe(Failed(kind=kind, attempts=self._attempt - attempt))
+
+
+def target_of(job: Job, costs: Costs) -> Target:
+    """Return what our controller aims for once it knows what holds then."""
+    busy_s = costs.copy_s + costs.persist_s
+    figures = Figures(
+        step=exactly(costs.step_s),
+        stall=exactly(costs.stall_s),
+        persist=exactly(costs.persist_s),
+        held=exactly(busy_s),
+        slot_count=job.slot_count,
+    )
+    limits = Limits(budget=job.budget, mtbf_s=job.mtbf_s)
+    slower_s = busy_s * costs.slower / (1 + costs.slower)
+    return find_target(figures, limits, mtbf_s=job.mtbf_s, slower_s=slower_s)
 
 
 def daly_s(cost_s: float, mtbf_s: float) -> float:

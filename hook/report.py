@@ -83,6 +83,8 @@ class Report:
     """How often checkpoints are taken now, and why."""
     data_wait_s: float = 0.0
     """Of `train_s`: the loop waited for batches of everstep's loaders. No cost of checkpoints."""
+    seal_s: float = 0.0
+    """Beside training, after the copies: the copy thread described the snapshots and handed them to the daemon."""
 
     def as_frame(self) -> frames.Costs:
         """Return what the daemon is told of it."""
@@ -120,7 +122,7 @@ class Report:
             "  boundaries": self._boundaries(),
             "  guard": f"{duration_text(self.guard_s)} in optimizers",
             "  slower steps": self._slower_steps(),
-            "copy thread": f"{duration_text(self.copy_s)}, beside training",
+            "copy thread": f"{duration_text(self.copy_s)}, sealing {duration_text(self.seal_s)}, beside training",
             "CUDA": self._cuda(),
             "skipped": skipped,
             "failed": "; ".join(_grouped(self.failures)),
@@ -222,6 +224,7 @@ class CostBook:
     guard_s: float = 0.0
     wait_s: float = 0.0
     copy_s: float = 0.0
+    seal_s: float = 0.0
     device_first: int = 0
     cuda_copies: str = ""
     cuda_wait_s: float = 0.0
@@ -301,6 +304,7 @@ class CostBook:
             guard_s=self.guard_s,
             wait_s=self.wait_s,
             copy_s=self.copy_s,
+            seal_s=self.seal_s,
             copied_on_device_first=self.device_first,
             cuda_copies=self.cuda_copies,
             cuda_wait_s=self.cuda_wait_s,

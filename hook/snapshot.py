@@ -447,7 +447,9 @@ class Snapshotter:
 
     def _seal(self, copy_s: float, sealing: SlotSealing, checkpoint: CheckpointId) -> None:
         self._costs.copy_s += copy_s - sealing.waited_s
+        began_s = time.perf_counter()
         sealing.seal()
+        self._costs.seal_s += time.perf_counter() - began_s
         self._costs.sealed += 1
         self._on_sealed(checkpoint)
 

@@ -103,8 +103,9 @@ def _add_simulate(simulate: argparse.ArgumentParser) -> None:
     simulate.add_argument("--budget", type=_share, default=0.035, metavar="SHARE", help=_BUDGET_HELP)
     simulate.add_argument(
         "--change", default="none", metavar="WHAT",
-        help="none; slow-device: five times slower for a third of the time; short-steps: a third as long after the"
-        " first third; neighbour: half the CPU is taken for a third of the time (default: none)",
+        help="none; slow-device: five times slower for a third of the time; fast-device: five times faster after the"
+        " first third; short-steps: a third as long after it; neighbour: half the CPU is taken for a third of the time"
+        " (default: none)",
     )  # fmt: skip
     simulate.add_argument("--runs", type=int, default=3, help="of each kind of failures (default: 3)")
     simulate.add_argument("--seed", type=int, default=1, help="the same seed, the same failures (default: 1)")

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...checkpoint.goodput_failures import FailureProcess, mtbf_of_gpus
+from ...checkpoint.goodput_plan import BudgetLoss
+from ...checkpoint.goodput_policies import target_of
 from ...checkpoint.goodput_replay import compare
 from ...checkpoint.goodput_types import Costs, Job, Outcome, Phase
 from ...core.durations import duration_text
@@ -29,7 +31,13 @@ def simulate(arguments: argparse.Namespace) -> int:
     check_png(arguments.png)
     job = _job(arguments)
     outcomes = compare(job, tuple(FailureProcess), runs=arguments.runs, seed=arguments.seed)
-    document = {"job": job, "seed": arguments.seed, "runs": arguments.runs, "policies": _summary(outcomes)}
+    document = {
+        "job": job,
+        "seed": arguments.seed,
+        "runs": arguments.runs,
+        "policies": _summary(outcomes),
+        "budget_loss": _budget_loss(job),
+    }
     if arguments.png is not None:
         plot(document, arguments.png, "simulate_plot")
     Output(as_json=arguments.json).show(
@@ -40,6 +48,10 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 def _slow_device(costs: Costs, third_s: float) -> list[Phase]:
     return [Phase(begin_s=third_s, costs=costs.times(persist=5.0)), Phase(begin_s=2 * third_s, costs=costs)]
+
+
+def _fast_device(costs: Costs, third_s: float) -> list[Phase]:
+    return [Phase(begin_s=third_s, costs=costs.times(persist=0.2))]
 
 
 def _short_steps(costs: Costs, third_s: float) -> list[Phase]:
@@ -61,6 +73,7 @@ def _no_change(costs: Costs, third_s: float) -> list[Phase]:
 CHANGES: Mapping[str, Callable[[Costs, float], list[Phase]]] = {
     "none": _no_change,
     "slow-device": _slow_device,
+    "fast-device": _fast_device,
     "short-steps": _short_steps,
     "neighbour": _neighbour,
 }
@@ -111,6 +124,12 @@ def _check(arguments: argparse.Namespace) -> None:
             f"{duration_text(arguments.duration)} of steps of {duration_text(arguments.step)} are too many",
             hint=f"at most {STEPS_MAX} steps: shorten --duration",
         )
+
+
+def _budget_loss(job: Job) -> BudgetLoss | None:
+    """Return what our promise to keep the budget costs where it costs most; None where that is next to nothing."""
+    losses = [target_of(job, phase.costs).loss for phase in job.phases]
+    return max((loss for loss in losses if loss is not None), key=lambda loss: loss.share, default=None)
 
 
 def _summary(outcomes: Outcomes) -> dict[str, dict[str, dict[str, object]]]:
@@ -165,6 +184,11 @@ def _draw(console: "Console", job: Job, outcomes: Outcomes, png: Path | None) ->
         ),
         soft_wrap=True,
     )
+    if (loss := _budget_loss(job)) is not None:
+        budget = f"{100 * job.budget:.3g} %"
+        console.print(
+            Text(f"! everstep keeps a budget of {budget}, which costs {loss}", "yellow"), soft_wrap=True
+        )
     if png is not None:
         console.print(Text(f"picture: {png}", "dim"), soft_wrap=True)
 

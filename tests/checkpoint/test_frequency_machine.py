@@ -33,6 +33,7 @@ LOOKAHEADS = (1, 8)
 """One rank; several, which plan eight boundaries ahead."""
 SETTLED = 10
 """Checkpoints after a start or a change: from there on the budget is kept."""
+NOISY_RUNS = 8
 NORMAL = World()
 CHANGES = {
     "a device slows five times": (NORMAL, replace(NORMAL, persist_s=4.0)),
@@ -49,7 +50,7 @@ CHANGES = {
     "the eager part grows": (NORMAL, replace(NORMAL, eager_s=0.2)),
     "writing slows steps": (NORMAL, replace(NORMAL, slower=0.5)),
     "per-step checkpoints become dear": (
-        World(step_s=1.0, persist_s=0.1, slower=0.0),
+        World(step_s=1.0, persist_s=0.1, slower=0.0, eager_s=0.001),
         World(step_s=1.0, persist_s=0.1, slower=0.0, eager_s=0.5),
     ),
 }
@@ -71,8 +72,11 @@ def assert_calm(training: Training, since_checkpoint: int) -> None:
     assert all(gap >= 5 for gap in gaps), training.changes  # as promised, whatever the machine's constant is
 
 
-def until_decided(training: Training, steps_max: int = 20_000) -> int:
-    """Train as many steps as the interval of confidence asks for; return how many those were."""
+def until_decided(training: Training, steps_max: int = 60_000) -> int:
+    """Train as many steps as the interval of confidence asks for; return how many those were.
+
+    At 1 % these are many: a checkpoint each second may cost 10 ms, and steps of 1 s vary by 300.
+    """
     begun = training.step
     training.run_checkpoints(SETTLED)
     while training.decision.steps_undecided and training.step < begun + steps_max:
@@ -150,8 +154,11 @@ def test_with_noise_the_budget_holds_once_it_is_decided(world: World, budget: fl
 def test_with_noise_the_budget_holds_again_after_a_change_and_after_its_end(
     before: World, after: World, budget: float
 ) -> None:
-    """What is sure by 95 % may miss once, not twice: of 28 seeds one misses (by 9 %) where writing costs."""
-    assert any(holds_again(before, after, budget, seed) for seed in (7, 6))
+    """What is sure by 95 % may miss once in so many runs, not twice."""
+    missed = 0
+    for seed in range(NOISY_RUNS):
+        missed += not holds_again(before, after, budget, seed)
+        assert missed <= 1, seed
 
 
 def holds_again(before: World, after: World, budget: float, seed: int) -> bool:

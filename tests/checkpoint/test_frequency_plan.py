@@ -15,6 +15,7 @@ from everstep.checkpoint.frequency_plan import (
     steps_at_most,
 )
 from everstep.checkpoint.frequency_types import BoundKind, Figures, Limits
+from everstep.checkpoint.goodput_plan import goodput
 from everstep.core.errors import UsageError
 
 FIGURES = Figures(
@@ -95,6 +96,45 @@ def test_a_goal_that_cannot_be_kept_is_said() -> None:
         "at most 2 s of work to lose, less 1.4 s to commit: not possible, persist bandwidth: 1 s asks for 1 s"
     )
     assert target_of(most_steps=30).goal_missed == ""
+
+
+def test_a_budget_that_asks_for_more_than_the_failures_says_what_that_costs() -> None:
+    """It is a promise and is kept; who made it should know."""
+    dear = replace(NO_ENDURANCE, stall=exactly(10.0))
+    target = target_of(dear, mtbf_s=2785.0, budget=0.01)
+    assert target.bound.kind is BoundKind.BUDGET
+    assert target.need_s == pytest.approx(1000.0), "the budget is kept"
+    assert target.loss is not None
+    assert target.loss.share == pytest.approx(
+        1 - goodput(1150.0, 10.0, 2785.0) / goodput(236.0, 10.0, 2785.0), abs=1e-3
+    )
+    assert target.bound.text == (
+        "the budget: 10 s / 1 %, which costs 13 % of goodput:"
+        " for a failure each 46.4 min a budget of 4.87 % would be best"
+    )
+    best = target_of(dear, mtbf_s=2785.0, budget=target.loss.best_budget)
+    assert best.loss is None
+    assert best.aim_s == pytest.approx(236.0, rel=0.01)
+
+
+def test_a_budget_costs_nothing_where_something_else_asks_for_as_much() -> None:
+    """Nor where nobody knows how often the job fails."""
+    dear = replace(NO_ENDURANCE, stall=exactly(10.0))
+    assert target_of(dear, budget=0.01).loss is None
+    slow = target_of(replace(dear, persist=exactly(1100.0)), mtbf_s=2785.0, budget=0.01)
+    assert slow.loss is None
+    assert target_of(dear, mtbf_s=2785.0, budget=0.1).bound.kind is BoundKind.FAILURES
+
+
+@given(st.floats(1e-3, 1e4), st.floats(1e-3, 1e6), st.floats(1.0, 1e7))
+def test_goodput_is_a_share_and_best_near_youngs_interval(
+    cost_s: float, interval_s: float, mtbf_s: float
+) -> None:
+    found = goodput(interval_s, cost_s, mtbf_s)
+    assert 0 <= found <= 1
+    young_s = math.sqrt(2 * cost_s * mtbf_s)
+    if cost_s < mtbf_s / 20:
+        assert found <= goodput(young_s, cost_s, mtbf_s) * 1.01
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from everstep.daemon.cli.main import main
 
 PLAN = ("plan", "--params", "7e9", "--optimizer", "adamw", "--gpus", "8", "--devices", "4x3GBps")
 SIMULATE = ("simulate", "--duration", "6h", "--runs", "1")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "frequency.md"
 
 
 @pytest.fixture
@@ -148,6 +149,33 @@ def test_simulate_for_people(answer: Any) -> None:
     assert [line.strip()[: len(name)] for line, name in zip(lines[2:], POLICIES, strict=False)] == list(
         POLICIES
     )
+
+
+def test_simulate_says_what_a_budget_costs(answer: Any) -> None:
+    """13 %: what the controller's own decision says of such a job."""
+    dear = ("--gpus", "65536", "--step", "2s", "--stall", "10s", "--slower", "0%", "--persist", "1s")
+    code, text, _ = answer(*SIMULATE, *dear, "--budget", "1%")
+    assert code == 0
+    assert (
+        "! everstep keeps a budget of 1 %, which costs 13 % of goodput: for a failure each 46.4 min" in text
+    )
+    found = json.loads(answer(*SIMULATE, *dear, "--budget", "1%", "--json")[1])["budget_loss"]
+    assert found["share"] == pytest.approx(0.13, abs=0.005)
+    assert "which costs" not in answer(*SIMULATE, *dear, "--budget", str(found["best_budget"]))[1]
+
+
+def test_the_page_shows_what_the_command_answers(answer: Any) -> None:
+    """Digit by digit: each change to the controller shows there."""
+    page = PAGE.read_text()
+    (command,) = re.findall(r"\$ everstep (simulate .*)", page)
+    change = page.partition("With `--change ")[2].partition("`")[0]
+    arguments = command.partition(" --png")[0].replace("slow-device", change).split()
+    code, text, _ = answer(*arguments)
+    assert code == 0
+    table = page[page.index("GOODPUT, %") :].partition("```")[0]
+    assert [line.split() for line in table.splitlines()] == [
+        line.split() for line in text.splitlines()[1 : 2 + len(POLICIES)]
+    ]
 
 
 @pytest.mark.parametrize(

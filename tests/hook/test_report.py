@@ -229,7 +229,7 @@ def test_people_read_what_it_cost_and_why() -> None:
         "  boundaries    1.1 s, of it eager copies 0 us",
         "  guard         0 us in optimizers",
         "  slower steps  1 s in 2 of 12 steps, 1 compared with quiet ones of their time",
-        "copy thread     0 us, beside training",
+        "copy thread     0 us, sealing 0 us, beside training",
         "skipped         2 x no memory: 6 MiB are free",
         "failed          1.5: full",
     ]

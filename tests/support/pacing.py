@@ -57,12 +57,12 @@ class Loop:
         return self.until(run, lambda _: run.report().checkpoints_complete >= wanted, inside=inside)
 
 
-def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Make each segment's copy that much slower."""
+def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float | Callable[[], float]) -> None:
+    """Make each segment's copy that much slower, or as much as it is then."""
     fast = copier.copy
 
     def slow(moves: Moves) -> None:
-        time.sleep(seconds)
+        time.sleep(seconds() if callable(seconds) else seconds)
         fast(moves)
 
     monkeypatch.setattr(copier, "copy", slow)

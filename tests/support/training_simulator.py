@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from everstep.checkpoint.frequency_format import dump_memory, load_memory
-from everstep.checkpoint.frequency_machine import FrequencyMachine
+from everstep.checkpoint.frequency_machine import FrequencyMachine, FrequencyMemory
 from everstep.checkpoint.frequency_types import (
     CheckpointPersisted,
     CheckpointSkipped,
@@ -63,7 +63,7 @@ class Durable:
 
     step: int
     attempt: int
-    memory: str
+    memory: FrequencyMemory
 
 
 @dataclass
@@ -124,7 +124,9 @@ class Training:
         self._attempt += 1
         self.step = found.step
         self.machine = FrequencyMachine(
-            self.limits, step=self.step, memory=load_memory(json.loads(found.memory))
+            self.limits,
+            step=self.step,
+            memory=load_memory(json.loads(json.dumps(dump_memory(found.memory)))),
         )
         self._know_storage()
         if kind is not None:
@@ -180,12 +182,12 @@ class Training:
         return self._random.gammavariate(shape, 1 / shape)
 
     def _is_due(self) -> bool:
-        before = self.machine.decision.interval_steps
+        before = self.machine.interval_steps
         if self.step >= self._horizon - self.lookahead // 2:
             begin = max(self._horizon, self.step)
             self._horizon = begin + self.lookahead
             self._due |= set(self.machine.due(begin, self._horizon))
-        after = self.machine.decision.interval_steps
+        after = self.machine.interval_steps
         if before != after:
             self.changes.append(Change(self.step, len(self.taken), before, after))
         return self.step in self._due
@@ -196,7 +198,7 @@ class Training:
             self.machine.observe(CheckpointSkipped(step=self.step))
             return
         self.taken.append(self.step)
-        holds = Durable(self.step, self._attempt, json.dumps(dump_memory(self.machine.memory)))
+        holds = Durable(self.step, self._attempt, self.machine.memory)
         self.machine.observe(CheckpointTaken(step=self.step))
         begun_s = self.now_s
         self.now_s += world.eager_s

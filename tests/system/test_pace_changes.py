@@ -43,12 +43,21 @@ def sleeping(seconds: float) -> Callable[[], None]:
     return lambda: time.sleep(seconds)
 
 
-def fits(decision: Decision, loop: Loop, copy_s: float = STALL_S) -> bool:
+def fits(decision: Decision, loop: Loop, copy_s: float = STALL_S, budget: float = BUDGET) -> bool:
     """Tell whether checkpoints at this interval keep the budget.
 
     What is put in counts: the guard waits for what of the copy is left after one step. The eager part comes on top.
     """
-    return decision.interval_steps * loop.step_s * BUDGET >= copy_s - loop.step_s
+    return decision.interval_steps * loop.step_s * budget >= copy_s - loop.step_s
+
+
+def assert_stalled(
+    decision: Decision, step_s: float, copy_s: float = STALL_S, budget: float = BUDGET
+) -> None:
+    """The budget decides, and the reason names what the copy stalls and which budget that is held against."""
+    assert decision.kind is BoundKind.BUDGET, decision
+    assert f" / {100 * budget:.3g} %" in decision.reason
+    assert stalled_ms(decision) >= 0.8e3 * (copy_s - step_s), decision
 
 
 def test_a_sleeping_guard_is_named_and_kept_within_the_budget(
@@ -128,19 +137,23 @@ def test_steady_costs_move_the_interval_rarely(
         assert fits(later[-1], loop)
 
 
+@pytest.mark.parametrize(("budget", "copy_s", "step_s"), [(BUDGET, 0.12, STEP_S), (0.035, 0.018, 0.003)])
 def test_steps_that_become_shorter_and_longer_again_take_the_interval_along(
-    storage: list[Path], monkeypatch: pytest.MonkeyPatch
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch, budget: float, copy_s: float, step_s: float
 ) -> None:
-    slowly(monkeypatch, copy_s := 0.12)
-    loop = Loop()
-    with loop.attach(storage, BUDGET) as run:
-        long_steps = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(3 * STEP_S))[-1]
-        short_steps = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(STEP_S))[-1]
+    slowly(monkeypatch, copy_s)
+    loop = Loop(megabytes=1)
+    with loop.attach(storage, budget) as run:
+        long_steps = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(3 * step_s))[-1]
+        assert_stalled(long_steps, loop.step_s, copy_s, budget)
+        short_steps = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(step_s))[-1]
         assert short_steps.interval_steps >= 2 * long_steps.interval_steps
-        assert fits(short_steps, loop, copy_s)
-        again = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(3 * STEP_S))[-1]
+        assert fits(short_steps, loop, copy_s, budget)
+        assert_stalled(short_steps, loop.step_s, copy_s, budget)
+        again = loop.for_checkpoints(run, SETTLED_IN, inside=sleeping(3 * step_s))[-1]
         assert again.interval_steps <= short_steps.interval_steps / 2
-        assert fits(again, loop, copy_s)
+        assert fits(again, loop, copy_s, budget)
+        assert_stalled(again, loop.step_s, copy_s, budget)
 
 
 def test_a_pause_for_an_evaluation_is_no_step(storage: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +178,37 @@ def test_a_pause_for_an_evaluation_is_no_step(storage: list[Path], monkeypatch: 
         step_s = loop.step_s
         decisions = loop.for_checkpoints(run, 4 * CALM, inside=step_or_evaluate)
         assert pauses_s > 1.0
+        assert_stalled(decisions[-1], step_s)
         # Counted as steps, the pauses would make a step 2.5 times as long and the interval as much shorter.
         assert decisions[-1].interval_steps * step_s >= without.interval_steps * step_s / 1.5
         assert changes([without, *decisions]) <= 4
+
+
+def test_steps_that_are_slower_beside_checkpoints_are_told_and_decide(storage: list[Path]) -> None:
+    """Each busy step sleeps as long again: what is reported is what was put in."""
+    loop, slept_s = Loop(megabytes=1), 0.0
+
+    def step() -> None:
+        nonlocal slept_s
+        time.sleep(2 * STEP_S)
+        if run._costs._opened_busy:
+            began_s = time.perf_counter()
+            time.sleep(2 * STEP_S)
+            slept_s += time.perf_counter() - began_s
+
+    with loop.attach(storage, BUDGET) as run:
+        decision = loop.until(
+            run,
+            lambda decision: "slower steps" in decision.reason and run.report().compared_steps >= 30,
+            inside=step,
+        )
+        report = run.report()
+        assert decision.kind is BoundKind.BUDGET, decision
+        slower_ms = decision.reason.partition(" stall + ")[2].partition(" ms slower steps")[0]
+        assert float(slower_ms) >= 0.8e3 * 2 * STEP_S, "of one busy step at least"
+        assert decision.interval_steps * loop.step_s * BUDGET >= 0.8 * 2 * STEP_S
+        assert report.slower_steps_s == pytest.approx(slept_s, rel=1 / 3), report
+        assert "compared with quiet ones of their time" in str(report)
 
 
 def computing() -> None:
@@ -192,18 +233,30 @@ def neighbours() -> Generator[None]:
 def test_a_neighbour_that_takes_half_the_cpu_is_no_cost_of_checkpoints(
     storage: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slowly(monkeypatch, STALL_S)
+    """But for the copy, which takes longer beside it, too; once it has left the interval comes back."""
+    copy_s = STALL_S
+    slowly(monkeypatch, lambda: copy_s)
     loop = Loop()
     with loop.attach(storage, BUDGET) as run:
         alone = loop.for_checkpoints(run, SETTLED_IN, inside=computing)[-1]
         assert fits(alone, loop)
+        assert_stalled(alone, loop.step_s)
         with neighbours():
+            copy_s = 3 * STALL_S
             beside = loop.for_checkpoints(run, SETTLED_IN, inside=computing)[-1]
-            assert fits(beside, loop)
-            later = loop.for_checkpoints(run, 4 * CALM, inside=computing)
-            assert fits(later[-1], loop)
+            assert fits(beside, loop, copy_s)
+            later = loop.for_checkpoints(run, 4 * CALM, inside=computing)[-1]
+            assert fits(later, loop, copy_s)
+            assert_stalled(later, loop.step_s, copy_s)
+            asked_s = later.interval_steps * loop.step_s
+        copy_s = STALL_S
         after = loop.for_checkpoints(run, SETTLED_IN, inside=computing)[-1]
         assert fits(after, loop)
+        after = loop.until(
+            run, lambda decision: decision.interval_steps * loop.step_s <= asked_s / 1.5, inside=computing
+        )
+        assert_stalled(after, loop.step_s)
+        assert stalled_ms(after) <= stalled_ms(later) / 1.5
 
 
 def test_beside_a_neighbour_the_interval_is_calm(
