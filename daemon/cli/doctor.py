@@ -9,25 +9,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...checkpoint.engine_choice import choose_engine
+from ...checkpoint.engine import EngineConfig
+from ...checkpoint.engine_choice import EngineRules, choose_engine
 from ...checkpoint.linux import seal_size
 from ...checkpoint.uring_probe import pin_limit_bytes, uring_refusal
 from ...core.errors import EverstepError
 from ...core.paths import data_socket_path
+from ..devices.device_queue import QUEUE_LANES
 from ..node_memory import read_memory_bounds
-from .doctor_plan import QUEUE_DEPTH, DirectoryFacts, NodeFacts, mount_of
+from .doctor_plan import DirectoryFacts, NodeFacts, mount_of
 
 _ALL = os.R_OK | os.W_OK | os.X_OK
 
 
 def look_at_node(directory_count: int, daemon: str) -> NodeFacts:
-    """Return what is found on this node; `daemon` says who answered on the user's socket."""
-    socket_path = data_socket_path()
+    """Return what is found on this node, to which a daemon would add so many directories.
+
+    `daemon` says who answered on the user's socket.
+    """
+    socket_path, queue_depth = data_socket_path(), EngineConfig().queue_depth
     return NodeFacts(
         directory_count=directory_count,
+        requests_per_device=QUEUE_LANES * queue_depth,
         aio_used=_number("/proc/sys/fs/aio-nr"),
         aio_max=_number("/proc/sys/fs/aio-max-nr"),
-        uring_refusal=uring_refusal(QUEUE_DEPTH),
+        uring_refusal=uring_refusal(queue_depth, QUEUE_LANES),
         pin_limit_bytes=pin_limit_bytes(),
         memfd_problem=_memfd_problem(),
         memory=tuple(asyncio.run(read_memory_bounds())),
@@ -68,7 +74,7 @@ def _look(directory: Path, in_use: Mapping[Path, tuple[str, str]]) -> tuple[Dire
             mode = stat.S_IMODE(status.st_mode)
             problem = f"it belongs to uid {status.st_uid} with mode {mode:04o}: uid {os.geteuid()} may not write there"
             return DirectoryFacts(path=str(path), problem=problem), None
-        choice = choose_engine(path)
+        choice = choose_engine(path, EngineRules(lane_count=QUEUE_LANES))
     except FileNotFoundError:
         return DirectoryFacts(path=str(path), problem="there is no such directory", is_absent=True), None
     except OSError as error:

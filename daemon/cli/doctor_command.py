@@ -21,7 +21,8 @@ def examine(arguments: argparse.Namespace) -> int:
     """`everstep doctor`: the directories named, else those of the daemon that answers."""
     daemon, known, in_use, problem = _ask_daemon()
     named = [Path(each) for each in arguments.directory] or known
-    node = doctor.look_at_node(len(named), daemon)
+    new = [path for path in named if path.resolve() not in in_use] if named else [Path()]
+    node = doctor.look_at_node(len(new), daemon)
     host = look_at_host(memfd_problem=node.memfd_problem, control_problem=problem)
     findings = judge_host(host) + judge(node, doctor.look_at_directories(named, in_use))
     verdict = worst(findings)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...checkpoint.deal_plan import SPACE_MARGIN_BYTES
-from ...checkpoint.engine import EngineConfig
 from ...core.sizes import size_text
 from ..admission_plan import MemoryBound
 from .doctor_host_plan import HOST_CHECKS, HostFacts
@@ -21,9 +20,6 @@ SOCKET_PATH_BYTES_MAX = 107
 """struct sockaddr_un holds 108, one of them the zero at the end."""
 SOCKET_ROOM_BYTES = 55
 """What Python's multiprocessing and our tests make below the temporary directory takes up to so many bytes."""
-
-QUEUE_DEPTH = EngineConfig().queue_depth
-"""So many requests each device's engine reserves."""
 
 MEMORY_LOW_BYTES = 2 * 1024**3
 FREE_LOW_BYTES = 1024**3
@@ -50,6 +46,9 @@ class NodeFacts:
     """What was found on the node."""
 
     directory_count: int
+    """Directories that no daemon holds yet."""
+    requests_per_device: int
+    """What a daemon reserves of kernel AIO for each."""
     aio_used: int
     aio_max: int
     """fs.aio-nr and fs.aio-max-nr; -1 where the kernel does not say."""
@@ -137,9 +136,9 @@ def _aio(facts: NodeFacts) -> Opinion:
     if facts.aio_max < 0:
         return _warn("this kernel has no AIO", "nothing, where io_uring is allowed; else writes are slower")
     found = f"{facts.aio_used} of {facts.aio_max} requests are reserved"
-    wanted = QUEUE_DEPTH * max(facts.directory_count, 1)
-    if facts.aio_max - facts.aio_used < wanted:
-        advice = f"each device reserves {QUEUE_DEPTH}: sysctl fs.aio-max-nr={max(1048576, 4 * facts.aio_max)}"
+    each = facts.requests_per_device
+    if facts.aio_max - facts.aio_used < each * facts.directory_count:
+        advice = f"each device reserves {each}: sysctl fs.aio-max-nr={max(1048576, 4 * facts.aio_max)}"
         return _warn(found, advice)
     return _ok(found)
 

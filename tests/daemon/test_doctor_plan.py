@@ -10,7 +10,6 @@ from everstep.daemon.admission_plan import MemoryBound
 from everstep.daemon.cli.doctor_plan import (
     DIRECTORY_CHECKS,
     NODE_CHECKS,
-    QUEUE_DEPTH,
     DirectoryFacts,
     Finding,
     Health,
@@ -24,6 +23,7 @@ from everstep.daemon.cli.doctor_plan import (
 GIB = 2**30
 NODE = NodeFacts(
     directory_count=2,
+    requests_per_device=1024,
     aio_used=0,
     aio_max=65536,
     uring_refusal="",
@@ -58,6 +58,15 @@ def test_a_limit_of_locked_memory_is_told_with_what_raises_it() -> None:
     assert limited.health is Health.OK  # nothing is locked unless the configuration says so
 
 
+def test_devices_that_a_daemon_holds_need_no_more_requests() -> None:
+    almost_all = replace(NODE, aio_used=65536 - 1024)
+    assert found("kernel AIO", judge(almost_all, [])).advice.startswith("each device reserves 1024:")
+    assert found("kernel AIO", judge(replace(almost_all, directory_count=1), [])).health is Health.OK
+    assert (
+        found("kernel AIO", judge(replace(NODE, directory_count=0, aio_used=65536), [])).health is Health.OK
+    )
+
+
 def test_a_good_node_has_nothing_to_do() -> None:
     findings = judge(NODE, [DIRECTORY])
     assert worst(findings) is Health.OK
@@ -68,7 +77,7 @@ def test_a_good_node_has_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("check", "change", "health", "advice"),
     [
-        ("kernel AIO", {"aio_used": 65536 - QUEUE_DEPTH}, Health.WARN, "fs.aio-max-nr="),
+        ("kernel AIO", {"aio_used": 65536 - 2047}, Health.WARN, "fs.aio-max-nr="),
         ("kernel AIO", {"aio_max": -1}, Health.WARN, "io_uring"),
         ("io_uring", {"uring_refusal": "seccomp"}, Health.WARN, "kernel AIO"),
         ("shared memory", {"memfd_problem": "memfd_create failed"}, Health.FAIL, "seccomp"),
