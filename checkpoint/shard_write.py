@@ -86,6 +86,8 @@ class _Part:
     """Segments that are written over files of deleted ones."""
     alignments_bytes: dict[int, int] = field(default_factory=dict[int, int])
     write_s: float = 0.0
+    busy_s: float = 0.0
+    """Of its engine: without what it waited for the copy, or for others."""
 
 
 class ShardWrite:
@@ -328,6 +330,7 @@ class ShardWrite:
         self._dealer.written(part.device, plan)
         part.written[plan.segment] = plan
         part.alignments_bytes[plan.segment] = handle.alignment_bytes
+        part.busy_s += busy_s
         if handle.is_direct:
             self._run.store.measured(part.device.device_id, plan.file_size_bytes, busy_s)
 
@@ -346,7 +349,8 @@ class ShardWrite:
         sync_s = time.perf_counter() - started_s
         # Through the page cache: how long that takes shows only in the sync.
         buffered_bytes = sum(part.written[segment].file_size_bytes for segment in buffered)
-        self._run.store.measured(device.device_id, buffered_bytes, part.write_s + sync_s)
+        busy_s = min(part.write_s, part.busy_s) + sync_s
+        self._run.store.measured(device.device_id, buffered_bytes, busy_s)
         return DeviceWrite(
             device_id=device.device_id,
             size_bytes=sum(plan.file_size_bytes for plan in part.written.values()),
