@@ -158,14 +158,22 @@ class SegmentDealer:
             del self._hands[device.device_id].running[plan.segment]
             self._queue(device, -plan.file_size_bytes)
 
+    def leave(self, device: Device) -> None:
+        """Nobody waits for a device any more: it gets nothing, and nothing is taken over from it."""
+        with self._lock:
+            self._empty(self._hands[device.device_id])
+
     def close(self) -> None:
         """The write has ended, well or not: nothing of it waits any more."""
         with self._lock:
             for hand in self._hands.values():
-                left = [*hand.waiting, *hand.running.values()]
-                self._queue(hand.device, -sum(plan.file_size_bytes for plan in left))
-                hand.waiting.clear()
-                hand.running.clear()
+                self._empty(hand)
+
+    def _empty(self, hand: _Hand) -> None:
+        left = [*hand.waiting, *hand.running.values()]
+        self._queue(hand.device, -sum(plan.file_size_bytes for plan in left))
+        hand.waiting.clear()
+        hand.running.clear()
 
     def _queue(self, device: Device, size_bytes: int) -> None:
         self._store.speeds.queue(device.device_id, size_bytes)
