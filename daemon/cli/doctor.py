@@ -5,6 +5,7 @@ import contextlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..devices.device_queue import QUEUE_LANES
 from ..node_memory import read_memory_bounds
 from .doctor_plan import DirectoryFacts, NodeFacts, mount_of
 
+_FSYNC_COUNT = 3
 _ALL = os.R_OK | os.W_OK | os.X_OK
 
 
@@ -92,9 +94,43 @@ def _look(directory: Path, in_use: Mapping[Path, tuple[str, str]]) -> tuple[Dire
         alignment_bytes=max(alignment.memory_bytes, alignment.offset_bytes) if alignment else 0,
         free_bytes=space.f_bavail * space.f_frsize,
         total_bytes=space.f_blocks * space.f_frsize,
+        write_cache=_write_cache(status.st_dev),
+        fsync_s=_fsync_s(path),
         mount=mount_of(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"), str(path)),
     )
     return facts, status.st_dev
+
+
+def _write_cache(file_system_id: int) -> str:
+    """Return what the kernel knows of the cache of the drive; of a partition's that is its disk's. Empty: nothing."""
+    device = Path(f"/sys/dev/block/{os.major(file_system_id)}:{os.minor(file_system_id)}")
+    with contextlib.suppress(OSError):
+        device = device.resolve(strict=True)
+        for place in (device, device.parent):
+            with contextlib.suppress(FileNotFoundError):
+                return (place / "queue" / "write_cache").read_text().strip()
+    return ""
+
+
+def _fsync_s(directory: Path) -> float | None:
+    """Return how long a file without a name takes to be durable at best; None where none can be made."""
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        return min(_timed_fsync_s(fd, number) for number in range(_FSYNC_COUNT))
+    except OSError:  # full, for example, which another check says
+        return None
+    finally:
+        os.close(fd)
+
+
+def _timed_fsync_s(fd: int, number: int) -> float:
+    os.pwrite(fd, bytes([number]) * 4096, number * 4096)
+    began_s = time.perf_counter()
+    os.fsync(fd)
+    return time.perf_counter() - began_s
 
 
 def _number(path: str) -> int:

@@ -28,6 +28,9 @@ FREE_LOW_SHARE = 0.05
 _TESTED_FILE_SYSTEMS = ("ext4", "xfs")
 _IN_MEMORY = ("tmpfs", "ramfs")
 _OVER_A_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre")
+FSYNC_S_MIN = 50e-6
+"""A flush of a volatile cache that is faster has not reached the medium."""
+_VOLATILE = "write back"
 _WITHOUT_BARRIERS = ("nobarrier", "barrier=0")
 
 
@@ -86,6 +89,10 @@ class DirectoryFacts:
     shares_with: str = ""
     """Another one of the directories, on the same file system."""
     is_absent: bool = False
+    write_cache: str = ""
+    """As the kernel sees the drive's: "write back" is lost with the power unless flushed; empty: it does not say."""
+    fsync_s: float | None = None
+    """What making 4 KiB durable took, the fastest of a few times; None: not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +284,11 @@ def _options(facts: DirectoryFacts) -> Opinion:
             f"mounted with {without[0]}",
             "a loss of power takes acknowledged checkpoints: remount with barriers",
         )
+    if "discard" in options:
+        return _warn(
+            "mounted with discard",
+            "removing checkpoints holds up the fsync of others: remount without it and enable fstrim.timer",
+        )
     if "strictatime" in options:
         return _warn(
             "mounted with strictatime", "each read is a write, too: remount with noatime or relatime"
@@ -295,6 +307,20 @@ def _space(facts: DirectoryFacts) -> Opinion:
     return _ok(found)
 
 
+def _write_cache(facts: DirectoryFacts) -> Opinion:
+    cache = facts.write_cache or "unknown"
+    if facts.fsync_s is None:
+        return _ok(cache)
+    found = f"{cache}; fsync of 4 KiB takes {facts.fsync_s * 1e6:.0f} µs"
+    if facts.write_cache == _VOLATILE and facts.fsync_s < FSYNC_S_MIN:
+        return _warn(
+            found,
+            "no drive empties a volatile cache so fast: unless it has a capacitor or battery, it or what is below it"
+            " may lose what it acknowledged",
+        )
+    return _ok(found)
+
+
 def _shared(facts: DirectoryFacts) -> Opinion:
     if facts.shares_with:
         return _warn(
@@ -310,6 +336,7 @@ DIRECTORY_CHECKS: tuple[tuple[str, Callable[[DirectoryFacts], Opinion]], ...] = 
     ("direct I/O", _direct),
     ("file system", _file_system),
     ("mount options", _options),
+    ("write cache", _write_cache),
     ("free space", _space),
     ("drive", _shared),
 )

@@ -46,6 +46,13 @@ def test_the_engine_is_the_one_that_a_daemon_would_choose(devices: list[Path]) -
     assert list(devices[0].iterdir()) == []
 
 
+def test_the_write_cache_is_the_kernels_word_and_an_fsync_is_timed(tmp_path: Path) -> None:
+    (facts,) = look_at_directories([tmp_path])
+    assert facts.write_cache in {"", "write back", "write through"}
+    assert facts.fsync_s is None or facts.fsync_s > 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_device_reserves_is_what_the_kernel_counts(
     node_config: Path, socket_path: Path, devices: list[Path]
 ) -> None:

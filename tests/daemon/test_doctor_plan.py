@@ -58,6 +58,22 @@ def test_a_limit_of_locked_memory_is_told_with_what_raises_it() -> None:
     assert limited.health is Health.OK  # nothing is locked unless the configuration says so
 
 
+@pytest.mark.parametrize(
+    ("cache", "fsync_s", "text"),
+    [
+        ("write back", 900e-6, "write back; fsync of 4 KiB takes 900 µs"),
+        ("write through", 20e-6, "write through; fsync of 4 KiB takes 20 µs"),
+        ("", 20e-6, "unknown; fsync of 4 KiB takes 20 µs"),
+        ("write back", None, "write back"),
+    ],
+)
+def test_a_write_cache_that_is_flushed_or_not_volatile_is_well(
+    cache: str, fsync_s: float | None, text: str
+) -> None:
+    finding = found("write cache", judge(NODE, [replace(DIRECTORY, write_cache=cache, fsync_s=fsync_s)]))
+    assert (finding.health, finding.found) == (Health.OK, text)
+
+
 def test_devices_that_a_daemon_holds_need_no_more_requests() -> None:
     almost_all = replace(NODE, aio_used=65536 - 1024)
     assert found("kernel AIO", judge(almost_all, [])).advice.startswith("each device reserves 1024:")
@@ -129,6 +145,13 @@ def test_what_is_wrong_with_a_node(
             Health.WARN,
             "noatime",
         ),
+        (
+            "mount options",
+            {"mount": Mount(kind="ext4", options=("rw", "discard"))},
+            Health.WARN,
+            "fstrim.timer",
+        ),
+        ("write cache", {"write_cache": "write back", "fsync_s": 20e-6}, Health.WARN, "volatile cache"),
         ("free space", {"free_bytes": 40 * GIB}, Health.WARN, "keep_last"),
         ("free space", {"free_bytes": GIB - 1}, Health.WARN, "keep_last"),
         ("free space", {"free_bytes": 16 * 2**20}, Health.FAIL, "16.0 MiB stay free"),
