@@ -34,11 +34,12 @@ from .copy_gate import CopyAbandonedError, CopyGate
 from .device import Device
 from .draft_format import written_pieces
 from .engine import Engine
+from .late_writes import LateWrites
 from .manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
 from .publication import PersistResult, Publication, check_committed
 from .run_store import RunStore
 from .shard_rules_plan import check_draft
-from .shard_write import ShardWrite, WriteFailedError, named
+from .shard_write import ShardWrite, WriteFailedError, WrittenShard, named
 from .storage_ops import ArenaRange
 from .succession_plan import REPLACES_NOTE, replaced_by
 
@@ -59,7 +60,7 @@ def ignore_try(_: FailedTry) -> None:
     """Hear nothing of tries that failed: the log has them."""
 
 
-def persist_shard(
+def persist_shard(  # noqa: PLR0913  one call is the whole life of a shard on the devices
     run: RunStore,
     draft: Draft,
     arena: ArenaRange,
@@ -68,6 +69,7 @@ def persist_shard(
     device_ids: Collection[str] | None = None,
     on_failed_try: Callable[[FailedTry], object] = ignore_try,
     gate: CopyGate | None = None,
+    late_writes: LateWrites | None = None,
     is_checked: bool = False,
 ) -> PersistResult:
     """Return when the shard in this slot is durable and committed, and in the run's catalogue.
@@ -94,13 +96,28 @@ def persist_shard(
     started_s = time.perf_counter()
     if gate is not None and gate.is_spent:
         raise StorageError(f"{_unsaved(draft)}: {_NOT_IN_MEMORY}", hint="the next checkpoint stands for it")
-    with run.writing(draft.checkpoint, draft.rank), _only_once(draft, gate):
-        writing = _Writing(run, draft, arena, engines, device_ids, gate=gate)
-        write, records = writing.until_done(draft.segments, on_failed_try)
+    with (
+        _late_ones(late_writes) as late_ones,
+        run.writing(draft.checkpoint, draft.rank),
+        _only_once(draft, gate),
+    ):
+        writing = _Writing(run, draft, arena, engines, device_ids, late_writes=late_ones, gate=gate)
+        written = writing.until_done(draft.segments, on_failed_try)
         if gate is not None:
-            _wait_sealed(gate, write)
-        manifest = manifest_of(run, draft, write.generation, records)
-        return Publication(run, manifest, write, started_s).publish()
+            _wait_sealed(gate, written)
+        manifest = manifest_of(run, draft, written.generation, written.records)
+        return Publication(run, manifest, written, started_s).publish()
+
+
+@contextlib.contextmanager
+def _late_ones(given: LateWrites | None) -> Generator[LateWrites]:
+    """Give the caller's, who looks after them; else the call ends when they are over."""
+    late_writes = given or LateWrites()
+    try:
+        yield late_writes
+    finally:
+        if given is None:
+            late_writes.wait()
 
 
 def _unsaved(draft: Draft) -> str:
@@ -118,11 +135,11 @@ def _only_once(draft: Draft, gate: CopyGate | None) -> Generator[None]:
         raise StorageError(f"{exc.message}; {_NOT_IN_MEMORY}", hint=exc.hint) from exc
 
 
-def _wait_sealed(gate: CopyGate, write: ShardWrite) -> None:
+def _wait_sealed(gate: CopyGate, written: WrittenShard) -> None:
     try:
         gate.wait_sealed()
     except CopyAbandonedError:
-        write.abandon()
+        written.abandon()
         raise
 
 
@@ -141,6 +158,7 @@ def persist_again(
     engines: Mapping[str, Engine],
     device_ids: Collection[str] | None = None,
     on_failed_try: Callable[[FailedTry], object] = ignore_try,
+    late_writes: LateWrites | None = None,
 ) -> PersistResult:
     """Return when a committed shard whose bytes are still in their slot can do without the devices that were lost.
 
@@ -151,21 +169,21 @@ def persist_again(
         FencedError: under the shard's name stands what is not `committed`.
     """
     started_s = time.perf_counter()
-    with run.writing(draft.checkpoint, draft.rank, again=True):
+    with _late_ones(late_writes) as late_ones, run.writing(draft.checkpoint, draft.rank, again=True):
         check_committed(run, committed)
         lost = lost_segments(run, committed.segments)
-        writing = _Writing(run, draft, arena, engines, device_ids)
+        writing = _Writing(run, draft, arena, engines, device_ids, late_writes=late_ones)
         plans = [plan for plan in draft.segments if plan.segment in lost]
-        write, made = writing.until_done(plans, on_failed_try)
-        found = {record.segment: record for record in (*committed.segments, *made)}
+        written = writing.until_done(plans, on_failed_try)
+        found = {record.segment: record for record in (*committed.segments, *written.records)}
         records = tuple(found[plan.segment] for plan in draft.segments)
-        manifest = manifest_of(run, draft, write.generation, records)
+        manifest = manifest_of(run, draft, written.generation, records)
         manifest = replace(manifest, notes=manifest.notes | {REPLACES_NOTE: replaced_by(committed)})
-        return Publication(run, manifest, write, started_s, is_over_committed=True).publish()
+        return Publication(run, manifest, written, started_s, is_over_committed=True).publish()
 
 
 class _Writing:
-    """Generation after generation, each on fewer devices, until one is durable."""
+    """Generation after generation, each on fewer devices, until all is durable."""
 
     def __init__(
         self,
@@ -175,8 +193,10 @@ class _Writing:
         engines: Mapping[str, Engine],
         device_ids: Collection[str] | None,
         *,
+        late_writes: LateWrites,
         gate: CopyGate | None = None,
     ) -> None:
+        self._late_writes = late_writes
         self._run = run
         self._draft = draft
         self._arena = arena
@@ -187,31 +207,49 @@ class _Writing:
 
     def until_done(
         self, plans: Sequence[SegmentPlan], on_failed_try: Callable[[FailedTry], object]
-    ) -> tuple[ShardWrite, tuple[SegmentRecord, ...]]:
+    ) -> WrittenShard:
+        """Return all of these segments, durable.
+
+        What a device does not write in time the others write in a generation of its own, and what they have stays.
+        Where one fails, all is written again.
+        """
+        written = WrittenShard()
         while True:
-            devices = self._devices()
-            write = ShardWrite(
-                self._run,
-                self._draft,
-                plans,
-                self._arena,
-                engines=self._engines,
-                devices=devices,
-                gate=self._gate,
-            )
             try:
-                return write, write.write()
+                write = self._next(plans, written)
+                written.begin(write)
+                written.add(write.write())
+                if not write.late:
+                    return written
+                self._go_on_without(WriteFailedError(write.late), on_failed_try)
             except WriteFailedError as failed:
-                write.abandon()
-                self._left_out |= failed.failures
-                if self._gate is not None and self._gate.is_spent:
-                    raise self._spent(failed) from failed
-                on_failed_try(_failed_try(failed))
+                written.abandon()
+                written = WrittenShard()
+                self._go_on_without(failed, on_failed_try)
             except NoSpaceError as exc:
+                written.abandon()
                 raise self._none_left(exc) from exc
             except BaseException:
-                write.abandon()
+                written.abandon()
                 raise
+
+    def _next(self, plans: Sequence[SegmentPlan], written: WrittenShard) -> ShardWrite:
+        return ShardWrite(
+            self._run,
+            self._draft,
+            [plan for plan in plans if plan.segment not in written.segments],
+            self._arena,
+            engines=self._engines,
+            devices=self._devices(),
+            late_writes=self._late_writes,
+            gate=self._gate,
+        )
+
+    def _go_on_without(self, failed: WriteFailedError, on_failed_try: Callable[[FailedTry], object]) -> None:
+        self._left_out |= failed.failures
+        if self._gate is not None and self._gate.is_spent:
+            raise self._spent(failed) from failed
+        on_failed_try(_failed_try(failed))
 
     def _devices(self) -> list[Device]:
         """Return the devices to deal to; StorageError when none is left."""

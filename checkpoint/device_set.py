@@ -26,7 +26,8 @@ class DeviceState(Enum):
     SLOW = "slow"
     """Three times slower than it was or than its peers: it gets fewer segments."""
     SUSPECT = "suspect"
-    """A call on it failed: it gets nothing new, and nothing is deleted anywhere until the store is opened again."""
+    """A call on it failed: it gets nothing new, and nothing is deleted anywhere until the store is opened again. Or a
+    call has not returned in time: until it has."""
     MISSING = "missing"
     DRAINING = "draining"
     """It gets no new segments; all else goes on."""
@@ -83,12 +84,19 @@ class DeviceSet:
         self._changing = threading.Lock()
         self._membership = membership
         self._suspects = dict(suspects)
+        self._late: dict[str, tuple[int, str]] = {}
+        """How many calls have not returned that nobody waits for, and why nobody does."""
         self._unreadable = dict(unreadable)
         self._deleting_count = 0
         self._is_holding = False
 
     def close(self) -> None:
-        """Let go of the devices; a second call does nothing."""
+        """Let go of the devices; a second call does nothing.
+
+        Engines are closed by now: what was late has ended, and is being cleared away.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: not self._late, CHANGE_DEADLINE_S)
         self.pool.close()
         for lock in self._locks:
             lock.release()
@@ -133,7 +141,7 @@ class DeviceSet:
 
     def _well(self, devices: Sequence[Device]) -> tuple[Device, ...]:
         with self._lock:
-            well = [device for device in devices if device.device_id not in self._suspects]
+            well = [device for device in devices if not self._is_doubtful(device.device_id)]
         return tuple(well or devices)
 
     @contextmanager
@@ -222,9 +230,12 @@ class DeviceSet:
 
     def _is_whole(self) -> bool:
         members = self._membership.members.keys()
-        return members <= {device.device_id for device in self._present} and not (
-            members & self._suspects.keys()
+        return members <= {device.device_id for device in self._present} and not any(
+            map(self._is_doubtful, members)
         )
+
+    def _is_doubtful(self, device_id: str) -> bool:
+        return device_id in self._suspects or device_id in self._late
 
     def _may_delete(self) -> bool:
         return self._is_whole() and not (self._is_holding or self.is_read_only)
@@ -250,6 +261,25 @@ class DeviceSet:
             self._suspects.setdefault(device_id, str(error))
         if is_new:
             self.on_change()
+
+    def mark_late(self, device_id: str, error: EverstepError) -> None:
+        """Remember that a call on a device has not returned in time: until it has, the device counts as suspect."""
+        with self._lock:
+            count, reason = self._late.get(device_id, (0, str(error)))
+            self._late[device_id] = count + 1, reason
+        _log.warning("device_late path=%s reason=%s", self.device_name(device_id), error)
+        self.on_change()
+
+    def late_is_over(self, device_id: str) -> None:
+        """That call has returned, well or not."""
+        with self._lock:
+            count, reason = self._late.pop(device_id)
+            if count > 1:
+                self._late[device_id] = count - 1, reason
+            self._lock.notify_all()
+        if count == 1:
+            _log.warning("device_late_no_more path=%s", self.device_name(device_id))
+        self.on_change()
 
     def measured(self, device_id: str, moved_bytes: int, busy_s: float) -> None:
         """Take a write of a device that has just ended; say so when that makes it slow or well again."""
@@ -288,7 +318,8 @@ class DeviceSet:
     def device_state(self, device_id: str) -> tuple[DeviceState, str]:
         """Return how a device is, and why if it is not well."""
         with self._lock:
-            suspicion, membership = self._suspects.get(device_id), self._membership
+            late = self._late.get(device_id)
+            suspicion, membership = self._suspects.get(device_id, late and late[1]), self._membership
         if device_id in membership.retired:
             return DeviceState.RETIRED, self.device_name(device_id)
         if suspicion is not None:

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 MEASURED_BYTES_MIN = 4 * 1024 * 1024
-"""Smaller transfers tell of calls, not of bandwidth."""
+"""Smaller transfers tell of calls as much as of bandwidth: they are summed up to so many bytes, and compared only with
+those of peers, which have the same calls to make."""
+SMALL_S_MIN = 1.0
+"""Or up to so much busy time, which no call explains: before that a slow device has cost no more than this."""
 
 RECENT_S = 2.0
 """Busy time over which the speed is averaged."""
@@ -111,44 +114,65 @@ class _Present:
         return past
 
 
-class SpeedMeter:
-    """One device's speed. `add` is told of each transfer that it has finished."""
+class _Pace:
+    """One device's speed at transfers of one kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_small: bool) -> None:
+        self._is_small = is_small
+        self._sum = _Average()
+        """Small transfers that are not enough yet."""
         self._recent = _Average()
         self._present = _Present()
         self._past = _Average()
         self._deals_without = 0
-        self._last_end_s = -math.inf
+        self._ended_s = math.inf
+        self._is_tried_again = False
         self.slow_reason = ""
-        """Empty while it is not slow."""
 
     @property
     def bytes_per_s(self) -> float | None:
-        """What it moves now; None before the first transfer that could be measured."""
         return self._recent.bytes_per_s
 
-    def dealt(self, *, got_some: bool) -> None:
-        """A deal was made: one that gets nothing for long is measured anew."""
-        self._deals_without = 0 if got_some else self._deals_without + 1
-        if self._deals_without >= FORGET_AFTER_DEALS:
-            self._recent, self._deals_without = _Average(), 0
+    @property
+    def guess_bytes_per_s(self) -> float | None:
+        """As `bytes_per_s`, else by what is not enough yet."""
+        return self._recent.bytes_per_s or self._sum.bytes_per_s
 
-    def add(
-        self, moved_bytes: int, busy_s: float, ended_s: float, peers_bytes_per_s: Sequence[float]
-    ) -> SpeedChange | None:
-        """Take a transfer that ended at `ended_s` (of any steady clock); return what it changed."""
-        if moved_bytes < MEASURED_BYTES_MIN or busy_s <= 0:
-            return None
-        # What it shared with the transfer before it was counted then.
-        busy_s = max(min(busy_s, ended_s - self._last_end_s), BUSY_S_MIN)
-        self._last_end_s = ended_s
+    def dealt(self, now_s: float, peers: float, *, got_some: bool) -> None:
+        self._deals_without = 0 if got_some else self._deals_without + 1
+        if got_some or not self._is_due(now_s, peers):
+            return
+        self._recent, self._deals_without = _Average(), 0
+
+    def _is_due(self, now_s: float, peers: float) -> bool:
+        """Tell whether a device that gets nothing is to be measured anew.
+
+        One that seemed slow gets so little to do that its ten seconds would never be full: it is asked once more when
+        they are over, and whoever is slow at both ends of them is slow.
+        """
+        if not self.slow_reason and self._seems_slow(peers) and now_s - self._ended_s >= SLOW_AFTER_S:
+            self._is_tried_again = True
+            return True
+        return self._deals_without >= FORGET_AFTER_DEALS
+
+    def _seems_slow(self, peers: float) -> bool:
+        return self.bytes_per_s is not None and self.bytes_per_s * SLOW_FACTOR < peers
+
+    def add(self, moved_bytes: int, busy_s: float, ended_s: float, peers: float) -> SpeedChange | None:
+        if self._is_small:
+            self._sum.add(moved_bytes, busy_s, 1.0)
+            if self._sum.moved_bytes < MEASURED_BYTES_MIN and self._sum.busy_s < SMALL_S_MIN:
+                return None
+            moved_bytes, busy_s, self._sum = round(self._sum.moved_bytes), self._sum.busy_s, _Average()
+        self._ended_s = ended_s
         self._recent.add(moved_bytes, busy_s, min(math.exp(-busy_s / RECENT_S), TRANSFER_KEEP_MAX))
-        peers = statistics.median(peers_bytes_per_s) if peers_bytes_per_s else 0.0
         left = self._present.add(_Sample(moved_bytes, round(busy_s * 1e9), round(peers * busy_s)))
         if self.slow_reason:
             return self._recovery(peers)
-        for sample in left:
+        was_tried_again, self._is_tried_again = self._is_tried_again, False
+        if was_tried_again and self._seems_slow(peers):
+            return self._is_slow(self._recent.bytes_per_s or 0.0, peers, "its peers")
+        for sample in () if self._is_small else left:
             self._past.add(
                 sample.moved_bytes, sample.busy_ns / 1e9, math.exp(-sample.busy_ns / 1e9 / HISTORY_S)
             )
@@ -164,8 +188,11 @@ class SpeedMeter:
         reference, whose = (peers, "its peers") if peers > own else (own, "its own past")
         if max(each.bytes_per_s for each in (total, *self._present.ends)) * SLOW_FACTOR >= reference:
             return None
+        return self._is_slow(speed, reference, whose)
+
+    def _is_slow(self, speed: float, reference: float, whose: str) -> SpeedChange:
         self.slow_reason = (
-            f"writes {speed / 1e6:.0f} MB/s, {whose} {reference / 1e6:.0f} MB/s; it gets fewer segments"
+            f"writes {_rate(speed)} MB/s, {whose} {_rate(reference)} MB/s; it gets fewer segments"
         )
         return SpeedChange.BECAME_SLOW
 
@@ -178,6 +205,69 @@ class SpeedMeter:
         self.slow_reason = ""
         self._present = _Present()
         return SpeedChange.RECOVERED
+
+
+def _rate(bytes_per_s: float) -> str:
+    """Return it in MB/s, of a very slow device with a digit more."""
+    return f"{bytes_per_s / 1e6:.0f}" if bytes_per_s >= 10e6 else f"{bytes_per_s / 1e6:.1f}"
+
+
+class SpeedMeter:
+    """One device's speed. `add` is told of each transfer that it has finished.
+
+    Small transfers and others are measured apart: neither is a device slower than it was because a run of smaller
+    states writes to it now, nor does it hide what it does with large ones.
+    """
+
+    def __init__(self) -> None:
+        self._large, self._small = _Pace(is_small=False), _Pace(is_small=True)
+        self._newest = self._large
+        self._last_end_s = -math.inf
+
+    def _pace(self, size_bytes: int) -> _Pace:
+        return self._large if size_bytes >= MEASURED_BYTES_MIN else self._small
+
+    @property
+    def slow_reason(self) -> str:
+        """Empty while it is not slow."""
+        return self._large.slow_reason or self._small.slow_reason
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """What it moves now; None before the first transfers that could be measured."""
+        return self._newest.bytes_per_s
+
+    def at(self, size_bytes: int) -> float | None:
+        """Return what it moves in transfers of this size, perhaps by few of them; None: nobody knows."""
+        return self._pace(size_bytes).guess_bytes_per_s
+
+    def dealt(
+        self, size_bytes: int, now_s: float, peers_bytes_per_s: Sequence[float], *, got_some: bool
+    ) -> None:
+        """A deal of such segments was made: one that gets nothing for long is measured anew."""
+        self._pace(size_bytes).dealt(now_s, _median(peers_bytes_per_s), got_some=got_some)
+
+    def add(
+        self, moved_bytes: int, busy_s: float, ended_s: float, peers_bytes_per_s: Sequence[float]
+    ) -> SpeedChange | None:
+        """Take a transfer that ended at `ended_s` (of any steady clock); return what it changed.
+
+        The peers' speeds are those at transfers of this size.
+        """
+        if moved_bytes <= 0 or busy_s <= 0:
+            return None
+        # What it shared with the transfer before it was counted then.
+        busy_s = max(min(busy_s, ended_s - self._last_end_s), BUSY_S_MIN)
+        self._last_end_s = ended_s
+        was_slow, pace = bool(self.slow_reason), self._pace(moved_bytes)
+        change = pace.add(moved_bytes, busy_s, ended_s, _median(peers_bytes_per_s))
+        if pace.bytes_per_s is not None:
+            self._newest = pace
+        return change if bool(self.slow_reason) != was_slow else None
+
+
+def _median(speeds: Sequence[float]) -> float:
+    return statistics.median(speeds) if speeds else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,18 +302,36 @@ class SpeedBook:
         with self._lock:
             self._backlog_bytes[device_id] += size_bytes
 
-    def dealt(self, counts: Mapping[str, int]) -> None:
-        """A deal gave each of these devices so many segments."""
+    def at(self, device_id: str, size_bytes: int) -> float | None:
+        """Return the speed to deal segments of this size by; None: nobody knows.
+
+        Small ones take their time by chance as much as by the drive: there all count as typical but those that are
+        slow, so that drives of one kind get equal parts.
+        """
         with self._lock:
+            own = self._meters[device_id].at(size_bytes)
+            if size_bytes >= MEASURED_BYTES_MIN:
+                return own
+            typical = _median([*self._peers(device_id, size_bytes), *([] if own is None else [own])])
+            return own if own is not None and own * SLOW_FACTOR < typical else typical or None
+
+    def dealt(self, counts: Mapping[str, int], size_bytes: int, now_s: float) -> None:
+        """A deal gave each of these devices so many segments of about this size."""
+        with self._lock:
+            peers = {device_id: self._peers(device_id, size_bytes) for device_id in counts}
             for device_id, count in counts.items():
-                self._meters[device_id].dealt(got_some=count > 0)
+                self._meters[device_id].dealt(size_bytes, now_s, peers[device_id], got_some=count > 0)
 
     def measured(self, device_id: str, moved_bytes: int, busy_s: float, ended_s: float) -> SpeedChange | None:
         """Take a transfer of a device that ended at `ended_s`; return what it changed."""
         with self._lock:
-            peers = [
-                speed
-                for peer, meter in self._meters.items()
-                if peer != device_id and (speed := meter.bytes_per_s) is not None
-            ]
+            peers = self._peers(device_id, moved_bytes)
             return self._meters[device_id].add(moved_bytes, busy_s, ended_s, peers)
+
+    def _peers(self, device_id: str, size_bytes: int) -> list[float]:
+        """Return what the others are known to move in such transfers."""
+        return [
+            speed
+            for peer, meter in self._meters.items()
+            if peer != device_id and (speed := meter.at(size_bytes)) is not None
+        ]

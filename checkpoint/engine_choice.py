@@ -1,7 +1,8 @@
 """Which engine a directory gets, asked of a file opened in it and of the kernel, not guessed from names."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import assert_never
 
@@ -29,6 +30,21 @@ class EngineRules:
     in_process: bool = False
     """Each engine in a process of its own."""
     config: EngineConfig = field(default_factory=EngineConfig)
+    lane_count: int = 1
+    """So many engines the caller makes: that the kernel gives one of a kind does not say that it gives all."""
+    refused: Mapping[EngineKind, str] = field(default_factory=dict[EngineKind, str])
+    """Kinds that were chosen and could not be made then, with the reason."""
+    process_refusal: str = ""
+    """Why engines are in threads though processes were asked for."""
+
+    def without(self, kind: EngineKind, why: str) -> "EngineRules | None":
+        """Return the rules to choose by after this kind could not be made; None: there is nothing else.
+
+        The plain engine asks nothing of the kernel, so that where not even that could be made it was its process.
+        """
+        if kind is not EngineKind.PLAIN:
+            return replace(self, refused={**self.refused, kind: why})
+        return replace(self, in_process=False, refused={}, process_refusal=why) if self.in_process else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +92,9 @@ def fallback_engine(reason: str, rules: EngineRules | None = None) -> EngineChoi
 def _first_possible(
     order: tuple[EngineKind, ...], found: str, alignment: DioAlignment | None, rules: EngineRules
 ) -> EngineChoice:
-    reasons = [found]
+    reasons = [f"no process of its own: {rules.process_refusal}", found] if rules.process_refusal else [found]
     for kind in order if rules.wanted is None else (rules.wanted, *order):
-        refusal = refusal_of(kind, rules.config)
+        refusal = rules.refused.get(kind) or refusal_of(kind, rules.config, rules.lane_count)
         if not refusal:
             asked_for = " as configured" if kind is rules.wanted else ""
             reasons.append(f"{_WORDS[kind]}{asked_for}{_pinned(kind, rules.config)}")
@@ -89,22 +105,28 @@ def _first_possible(
     raise AssertionError("the plain engine is always possible")
 
 
-def refusal_of(kind: EngineKind, config: EngineConfig | None = None) -> str:
-    """Return why the kernel does not give this engine; empty when it does."""
+def refusal_of(kind: EngineKind, config: EngineConfig | None = None, lane_count: int = 1) -> str:
+    """Return why the kernel does not give so many engines of this kind at once; empty when it does."""
     config = config or EngineConfig()
     match kind:
         case EngineKind.AIO:
-            try:
-                AioContext(config.queue_depth).close()
-            except OSError as exc:
-                return exc.strerror or str(exc)
-            return ""
+            return _aio_refusal(config.queue_depth, lane_count)
         case EngineKind.URING:
-            return uring_refusal(config.queue_depth)
+            return uring_refusal(config.queue_depth, lane_count)
         case EngineKind.PLAIN:
             return ""
         case _:
             assert_never(kind)
+
+
+def _aio_refusal(depth: int, context_count: int) -> str:
+    with ExitStack() as made:
+        try:
+            for _ in range(context_count):
+                made.callback(AioContext(depth).close)
+        except OSError as exc:
+            return exc.strerror or str(exc)
+    return ""
 
 
 def _pinned(kind: EngineKind, config: EngineConfig) -> str:

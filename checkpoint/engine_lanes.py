@@ -12,10 +12,13 @@ LANE_COUNT = 2
 
 
 class LanedEngine:
-    """An `Engine` for any number of threads; those that find no free lane wait."""
+    """An `Engine` for any number of threads; those that find no free lane wait.
+
+    What `make` raises goes on to the caller, and no lane is left then.
+    """
 
     def __init__(self, make: Callable[[], Engine], lane_count: int = LANE_COUNT) -> None:
-        self._lanes = [make() for _ in range(lane_count)]
+        self._lanes = _all_or_none(make, lane_count)
         self._free: SimpleQueue[Engine] = SimpleQueue()
         for lane in self._lanes:
             self._free.put(lane)
@@ -57,3 +60,13 @@ class LanedEngine:
             finally:
                 for lane in self._lanes:
                     self._free.put(lane)
+
+
+def _all_or_none(make: Callable[[], Engine], lane_count: int) -> list[Engine]:
+    with contextlib.ExitStack() as made:
+        lanes: list[Engine] = []
+        for _ in range(lane_count):
+            lanes.append(make())
+            made.callback(lanes[-1].close)
+        made.pop_all()
+    return lanes

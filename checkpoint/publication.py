@@ -17,7 +17,7 @@ from .durable import discard, temporary_path
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, encode_manifest, manifest_name
 from .manifest_types import Manifest
 from .run_store import RunStore
-from .shard_write import DeviceWrite, ShardWrite
+from .shard_write import DeviceWrite, WrittenShard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Publication:
         self,
         run: RunStore,
         manifest: Manifest,
-        write: ShardWrite,
+        written: WrittenShard,
         started_s: float,
         *,
         is_over_committed: bool = False,
@@ -93,7 +93,7 @@ class Publication:
         self._run = run
         self._ops = run.store.ops
         self._manifest = manifest
-        self._write = write
+        self._written = written
         self._started_s = started_s
         self._is_over_committed = is_over_committed
         self._name = manifest_name(manifest.checkpoint, manifest.rank)
@@ -104,7 +104,7 @@ class Publication:
         try:
             content = encode_manifest(self._manifest)
         except BaseException:
-            self._write.abandon()
+            self._written.abandon()
             raise
         devices = self._run.store.trusted
         with ThreadPoolExecutor(len(devices), thread_name_prefix="everstep-commit") as pool:
@@ -123,7 +123,7 @@ class Publication:
             copy_count=len(durable),
             device_count=len(self._run.store.devices),
             problems=self._problems(results),
-            writes=self._write.writes,
+            writes=self._written.writes,
             persist_s=time.perf_counter() - self._started_s,
         )
 
@@ -201,7 +201,7 @@ class Publication:
                 commits = self._run.commits_path(device)
                 self._ops.unlink(commits / self._name)
                 self._ops.sync_directory(commits)
-            self._write.abandon()
+            self._written.abandon()
         except StorageError as exc:
             note = f"; its own copy could not be taken back: {exc}"
         raise FencedError(
@@ -215,7 +215,7 @@ class Publication:
         failed = unknown[0] if unknown else results[0]
         assert failed.error is not None
         if not unknown:
-            self._write.abandon()
+            self._written.abandon()
             raise type(failed.error)(
                 f"{self._what} was not saved: device {failed.device.path}: {failed.error.message}",
                 hint=failed.error.hint,

@@ -37,6 +37,8 @@ class SegmentDealer:
         self._store = store
         self._plans = plans
         self._candidates = devices
+        self._size_bytes = max((plan.file_size_bytes for plan in plans), default=0)
+        """Of about this size are all of them: the layout cuts them equal."""
         self._lock = threading.Lock()
         self._hands: dict[str, _Hand] = {}
 
@@ -51,7 +53,9 @@ class SegmentDealer:
             self._queue(hand.device, sum(plan.file_size_bytes for plan in hand.waiting))
         if self._plans:
             self._store.speeds.dealt(
-                {device.device_id: len(self.dealt_to(device)) for device in self._candidates}
+                {device.device_id: len(self.dealt_to(device)) for device in self._candidates},
+                self._size_bytes,
+                time.monotonic(),
             )
         return reservation
 
@@ -63,7 +67,7 @@ class SegmentDealer:
                 device_id=device.device_id,
                 name=str(device.path),
                 volume=device.file_system_id,
-                speed_bytes_per_s=speeds.reading(device.device_id).bytes_per_s,
+                speed_bytes_per_s=speeds.at(device.device_id, self._size_bytes),
                 backlog_bytes=speeds.backlog_bytes(device.device_id),
             )
             for device in self._candidates
@@ -118,12 +122,12 @@ class SegmentDealer:
                 waiting_bytes=tuple(plan.file_size_bytes for plan in hand.waiting),
                 running_bytes=sum(plan.file_size_bytes for plan in hand.running.values()),
                 running_s=now_s - hand.running_since_s if hand.running else 0.0,
-                speed_bytes_per_s=speeds.reading(device_id).bytes_per_s,
+                speed_bytes_per_s=speeds.at(device_id, self._size_bytes),
             )
             for device_id, hand in self._hands.items()
             if hand is not thief
         ]
-        chosen = victim(speeds.reading(thief.device.device_id).bytes_per_s, works)
+        chosen = victim(speeds.at(thief.device.device_id, self._size_bytes), works)
         if chosen is None or not self._has_room(thief.device, self._hands[chosen].waiting[-1]):
             return None
         loser = self._hands[chosen]
@@ -154,14 +158,22 @@ class SegmentDealer:
             del self._hands[device.device_id].running[plan.segment]
             self._queue(device, -plan.file_size_bytes)
 
+    def leave(self, device: Device) -> None:
+        """Nobody waits for a device any more: it gets nothing, and nothing is taken over from it."""
+        with self._lock:
+            self._empty(self._hands[device.device_id])
+
     def close(self) -> None:
         """The write has ended, well or not: nothing of it waits any more."""
         with self._lock:
             for hand in self._hands.values():
-                left = [*hand.waiting, *hand.running.values()]
-                self._queue(hand.device, -sum(plan.file_size_bytes for plan in left))
-                hand.waiting.clear()
-                hand.running.clear()
+                self._empty(hand)
+
+    def _empty(self, hand: _Hand) -> None:
+        left = [*hand.waiting, *hand.running.values()]
+        self._queue(hand.device, -sum(plan.file_size_bytes for plan in left))
+        hand.waiting.clear()
+        hand.running.clear()
 
     def _queue(self, device: Device, size_bytes: int) -> None:
         self._store.speeds.queue(device.device_id, size_bytes)

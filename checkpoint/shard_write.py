@@ -6,11 +6,12 @@ The order of calls is that of commit.py.
 import contextlib
 import logging
 import os
+import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,8 @@ from .copy_gate import CopyGate
 from .device import Device
 from .engine import Engine
 from .engine_lanes import LANE_COUNT
+from .late_plan import LATE_CALL_S, LATE_WRITE_S, Call, late_device
+from .late_writes import LateWrites
 from .manifest_types import Draft, SegmentPlan, SegmentRecord
 from .run_store import SEGMENT_SUFFIX, RunStore
 from .segment_dealer import SegmentDealer
@@ -39,6 +42,9 @@ WRITERS_PER_DEVICE = LANE_COUNT
 TOGETHER_S = 0.5
 """So long at most all else waits until each device has the file that it writes first: a drive that takes longer to make
 one holds nobody up."""
+
+LATE_LOOK_S = 0.1
+"""So often it is asked whether a device is late."""
 
 DEVICES_PER_CHECKSUM_THREAD = 2
 """XXH3 reads memory at several times the speed of a drive."""
@@ -69,12 +75,22 @@ class WriteFailedError(Exception):
 
 
 class _StoppedError(Exception):
-    """Another device failed: this one need not go on."""
+    """Another device failed, or this one is not waited for: it need not go on."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """A call on a device that has not returned."""
+
+    what: str
+    since_s: float
+    size_bytes: int
+    patience_s: float
+
+
+@dataclass(slots=True, eq=False)
 class _Part:
-    """What one device has of the generation; used by its threads alone."""
+    """What one device has of the generation; used by its threads alone, but for what says who waits for them."""
 
     device: Device
     dealt: set[int]
@@ -86,6 +102,13 @@ class _Part:
     """Segments that are written over files of deleted ones."""
     alignments_bytes: dict[int, int] = field(default_factory=dict[int, int])
     write_s: float = 0.0
+    busy_s: float = 0.0
+    """Of its engine: without what it waited for the copy, or for others."""
+    calls: dict[int, _Begun] = field(default_factory=dict[int, _Begun])
+    """By thread."""
+    has_ended: bool = False
+    is_left: bool = False
+    """Nobody waits for it: what it has is its own to clear away when its calls have returned."""
 
 
 class ShardWrite:
@@ -100,8 +123,16 @@ class ShardWrite:
         *,
         engines: Mapping[str, Engine],
         devices: Sequence[Device],
+        late_writes: LateWrites,
         gate: CopyGate | None = None,
     ) -> None:
+        self.late: dict[Device, StorageError] = {}
+        """Devices that were not waited for."""
+        self._late_writes = late_writes
+        self._devices = devices
+        size_bytes = max((plan.file_size_bytes for plan in plans), default=0)
+        self._speeds = {each: run.store.speeds.at(each.device_id, size_bytes) for each in devices}
+        """As it was before: who turns slow while this is written does not get time for it."""
         self.generation = random_id()
         self.writes: tuple[DeviceWrite, ...] = ()
         self._run = run
@@ -125,7 +156,7 @@ class ShardWrite:
         self._all_have_files = threading.Event()
 
     def write(self) -> tuple[SegmentRecord, ...]:
-        """Return the records of all segments, durable.
+        """Return the records of all segments, durable; of a device that was late none, see `late`.
 
         Raises:
             NoSpaceError: there is no room; nothing was written.
@@ -146,6 +177,8 @@ class ShardWrite:
             try:
                 checksums = [hashing.submit(self._checksums, plan) for plan in self._plans]
                 self._on_each_device(self._prepare)
+                if self.late:
+                    raise WriteFailedError(self.late)
                 self.writes = tuple(self._on_each_device(lambda part: self._write_part(part, reservation)))
                 return self._records([checksum.result() for checksum in checksums])
             finally:
@@ -155,11 +188,15 @@ class ShardWrite:
     def abandon(self) -> None:
         """Remove what was written, as far as the devices let us; recovery removes the rest as an orphan."""
         for part in self._parts:
-            directory = self._directory(part)
-            with contextlib.suppress(StorageError):
-                for name in self._ops.list_directory(directory):
-                    self._ops.unlink(directory / name)
-                self._ops.remove_directory(directory)
+            if not part.is_left:
+                self._remove(part)
+
+    def _remove(self, part: _Part) -> None:
+        directory = self._directory(part)
+        with contextlib.suppress(StorageError):
+            for name in self._ops.list_directory(directory):
+                self._ops.unlink(directory / name)
+            self._ops.remove_directory(directory)
 
     def _directory(self, part: _Part) -> Path:
         return self._run.generation_path(part.device, self.generation)
@@ -214,8 +251,16 @@ class ShardWrite:
 
     def _on_each_device(self, call: Callable[[_Part], _T]) -> list[_T]:
         """Return what `call` says of each part, made at the same time; a failure stops the others."""
-        with ThreadPoolExecutor(len(self._parts) or 1, thread_name_prefix="everstep-persist") as pool:
-            done = {part.device: pool.submit(self._guarded, call, part) for part in self._parts}
+        pool = ThreadPoolExecutor(len(self._parts) or 1, thread_name_prefix="everstep-persist")
+        for part in self._parts:
+            part.has_ended = False
+        begun = {part: pool.submit(self._guarded, call, part) for part in self._parts}
+        try:
+            while wait([each for part, each in begun.items() if not part.is_left], LATE_LOOK_S).not_done:
+                self._leave_late(begun)
+        finally:
+            pool.shutdown(wait=not self.late)
+        done = {part.device: each for part, each in begun.items() if not part.is_left}
         self._raise_failures(done)
         return [each.result() for each in done.values()]
 
@@ -224,8 +269,95 @@ class ShardWrite:
             with self._run.store.watching(part.device.device_id):
                 return call(part)
         except BaseException:
-            self._stop_all()
+            self._stop_with(part)
             raise
+        finally:
+            with self._passing:
+                part.has_ended = True
+                is_left = part.is_left
+            if is_left:
+                self._end_left(part)
+
+    def _stop_with(self, part: _Part) -> None:
+        """A part has failed; what one does that nobody waits for stops none of the others."""
+        if not part.is_left:
+            self._stop_all()
+
+    # --- devices that are late ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _call(
+        self, part: _Part, what: str, size_bytes: int = 0, patience_s: float = LATE_CALL_S
+    ) -> Generator[None]:
+        """Let it be seen how long the block takes. _StoppedError where nobody has waited for its end."""
+        begun = _Begun(what=what, since_s=time.monotonic(), size_bytes=size_bytes, patience_s=patience_s)
+        with self._passing:
+            part.calls[threading.get_ident()] = begun
+        try:
+            yield
+        finally:
+            with self._passing:
+                del part.calls[threading.get_ident()]
+        if part.is_left:
+            raise _StoppedError
+
+    def _leave_late(self, begun: Mapping[_Part, Future[_T]]) -> None:
+        """Wait no longer for a device that is late where another one could write its segments by now."""
+        parts = [part for part in begun if not part.is_left]
+        calls = [[] if begun[part].done() else self._calls(part) for part in parts]
+        if len(self._devices) > len(begun):
+            calls.append([])  # one that was dealt nothing
+        found = late_device(calls)
+        if found is not None:
+            self._leave(parts[found[0]], found[1])
+
+    def _calls(self, part: _Part) -> list[Call]:
+        now_s, speed = time.monotonic(), self._expected_speed(part.device)
+        backlog_bytes = self._run.store.speeds.backlog_bytes(part.device.device_id)
+        with self._passing:
+            begun = list(part.calls.values())
+        return [
+            Call(
+                what=each.what,
+                running_s=now_s - each.since_s,
+                expected_s=max(each.size_bytes, backlog_bytes) / speed if each.size_bytes and speed else 0.0,
+                patience_s=each.patience_s if speed else LATE_CALL_S,
+            )
+            for each in begun
+        ]
+
+    def _expected_speed(self, device: Device) -> float | None:
+        """Return what a device moved before, or else its peers do by now; None: nobody knows."""
+        store, plans = self._run.store, self._plans
+        size_bytes = max((plan.file_size_bytes for plan in plans), default=0)
+        found = [store.speeds.at(each.device_id, size_bytes) for each in self._devices if each is not device]
+        peers = [speed for speed in found if speed]
+        return self._speeds[device] or (statistics.median(peers) if peers else None)
+
+    def _leave(self, part: _Part, call: Call) -> None:
+        device = part.device
+        error = StorageError(call.text, hint="it gets segments again when that has ended")
+        with self._passing:
+            if part.has_ended:
+                return
+            part.is_left = True
+            self._late_writes.begin()
+        self._run.store.mark_late(device.device_id, error)
+        self.late[device] = error
+        self._dealer.leave(device)
+        self._has_file(part)
+        if self._gate is not None and self._gate.is_ring:
+            self._stop_all()  # the others wait for places in the slot that the late one does not give up
+
+    def _end_left(self, part: _Part) -> None:
+        """Nothing moves for a device any more that nobody waited for: its files go, which no manifest refers to."""
+        try:
+            while part.files:
+                self._close_quietly(part.files.popitem()[1])
+            self._remove(part)
+        finally:
+            self._late_writes.end()
+            self._run.store.late_is_over(part.device.device_id)
 
     def _raise_failures(self, done: Mapping[Device, Future[_T]]) -> None:
         """Raise what the devices raised: a hanging one before all (the slot is lost), then what nobody expected."""
@@ -247,14 +379,15 @@ class ShardWrite:
         for error in errors.values():
             if not isinstance(error, StorageError | _StoppedError):
                 raise error
-        if failed:
-            raise WriteFailedError(failed)
+        if failed or (errors and self.late):
+            raise WriteFailedError(self.late | failed)
         if errors and self._checksum_error is not None:  # all of them were stopped by it
             raise self._checksum_error
 
     def _prepare(self, part: _Part) -> None:
         """Make the device's directory, before a byte moves anywhere."""
-        self._ops.make_directory(self._directory(part))
+        with self._call(part, "making a directory"):
+            self._ops.make_directory(self._directory(part))
 
     def _create(self, part: _Part, plan: SegmentPlan, reservation: Reservation) -> SegmentHandle:
         """Return a segment's file, allocated: while another lane writes, since on a full device it takes long."""
@@ -290,7 +423,13 @@ class ShardWrite:
             raise min(errors, key=lambda error: isinstance(error, _StoppedError))
         part.write_s = time.perf_counter() - started_s
         self._run.store.space.make_room(part.device)  # for the manifest
-        return self._sync(part)
+        buffered_bytes = sum(
+            part.written[segment].file_size_bytes
+            for segment, handle in part.files.items()
+            if not handle.is_direct and segment in part.written
+        )
+        with self._call(part, "making files durable", buffered_bytes):
+            return self._sync(part)
 
     def _write_segments(self, part: _Part, reservation: Reservation, *, is_first: bool) -> None:
         try:
@@ -298,38 +437,46 @@ class ShardWrite:
                 self._all_have_files.wait(TOGETHER_S)
             self._write_until_none_is_left(part, reservation)
         except BaseException:
-            self._stop_all()
+            self._stop_with(part)
             raise
 
     def _write_until_none_is_left(self, part: _Part, reservation: Reservation) -> None:
-        self._check_stop()
+        self._check_stop(part)
         while (plan := self._dealer.take(part.device)) is not None:
-            handle = self._create(part, plan, reservation)
+            with self._call(part, "making a file"):
+                handle = self._create(part, plan, reservation)
             self._has_file(part)
             self._wait_whole(plan)
+            self._check_stop(part)
             self._dealer.began(part.device)
+            self._written(part, plan, handle, self._write_segment(part, plan, handle))
+            self._has_passed(plan)
+            self._check_stop(part)
+        self._has_file(part)  # others took its segments over
+
+    def _write_segment(self, part: _Part, plan: SegmentPlan, handle: SegmentHandle) -> float:
+        size_bytes = plan.file_size_bytes
+        with self._call(part, f"writing segment {plan.segment}", size_bytes, LATE_WRITE_S):
             busy_s = self._ops.write_segment(
                 handle,
                 self._arena,
                 plan.slot_offset_bytes,
-                plan.file_size_bytes,
+                size_bytes,
                 self._engines[part.device.device_id],
             )
-            self._written(part, plan, handle, busy_s)
-            self._has_passed(plan)
-            self._check_stop()
-        self._has_file(part)  # others took its segments over
+            if handle.is_direct or part.is_left:
+                self._run.store.measured(part.device.device_id, size_bytes, busy_s)
+        return busy_s
 
-    def _check_stop(self) -> None:
-        if self._stop.is_set():
+    def _check_stop(self, part: _Part) -> None:
+        if self._stop.is_set() or part.is_left:
             raise _StoppedError
 
     def _written(self, part: _Part, plan: SegmentPlan, handle: SegmentHandle, busy_s: float) -> None:
         self._dealer.written(part.device, plan)
         part.written[plan.segment] = plan
         part.alignments_bytes[plan.segment] = handle.alignment_bytes
-        if handle.is_direct:
-            self._run.store.measured(part.device.device_id, plan.file_size_bytes, busy_s)
+        part.busy_s += busy_s
 
     def _sync(self, part: _Part) -> DeviceWrite:
         ops, device = self._ops, part.device
@@ -346,7 +493,8 @@ class ShardWrite:
         sync_s = time.perf_counter() - started_s
         # Through the page cache: how long that takes shows only in the sync.
         buffered_bytes = sum(part.written[segment].file_size_bytes for segment in buffered)
-        self._run.store.measured(device.device_id, buffered_bytes, part.write_s + sync_s)
+        busy_s = min(part.write_s, part.busy_s) + sync_s
+        self._run.store.measured(device.device_id, buffered_bytes, busy_s)
         return DeviceWrite(
             device_id=device.device_id,
             size_bytes=sum(plan.file_size_bytes for plan in part.written.values()),
@@ -365,6 +513,8 @@ class ShardWrite:
         self._dealer.close()
         with contextlib.ExitStack() as left:
             for part in self._parts:
+                if part.is_left:
+                    continue
                 for handle in part.files.values():
                     left.callback(self._close_quietly, handle)
                 part.files.clear()
@@ -374,7 +524,7 @@ class ShardWrite:
             self._ops.close(handle)
 
     def _records(self, checksums: Iterable[tuple[int, ...]]) -> tuple[SegmentRecord, ...]:
-        homes = {segment: part for part in self._parts for segment in part.written}
+        homes = {segment: part for part in self._parts if not part.is_left for segment in part.written}
         return tuple(
             SegmentRecord(
                 segment=plan.segment,
@@ -386,7 +536,49 @@ class ShardWrite:
                 block_checksums=block_sums,
             )
             for plan, block_sums in zip(self._plans, checksums, strict=True)
+            if plan.segment in homes
         )
+
+
+class WrittenShard:
+    """What is durable of a shard, in one generation or in several."""
+
+    def __init__(self) -> None:
+        self._parts: list[ShardWrite] = []
+        self._records: dict[int, SegmentRecord] = {}
+
+    def begin(self, write: ShardWrite) -> None:
+        """A generation is going to be written."""
+        self._parts.append(write)
+
+    def add(self, records: Iterable[SegmentRecord]) -> None:
+        """Take what it has, of segments that no other one has."""
+        self._records |= {record.segment: record for record in records}
+
+    @property
+    def segments(self) -> frozenset[int]:
+        """Numbers of the segments."""
+        return frozenset(self._records)
+
+    @property
+    def records(self) -> tuple[SegmentRecord, ...]:
+        """Of the segments, by their numbers."""
+        return tuple(self._records[segment] for segment in sorted(self._records))
+
+    @property
+    def generation(self) -> str:
+        """The newest one."""
+        return self._parts[-1].generation
+
+    @property
+    def writes(self) -> tuple[DeviceWrite, ...]:
+        """What the devices did for all of them."""
+        return tuple(each for write in self._parts for each in write.writes)
+
+    def abandon(self) -> None:
+        """Remove all of it, see `ShardWrite.abandon`."""
+        for write in self._parts:
+            write.abandon()
 
 
 _HASHING_MAX = max(1, len(os.sched_getaffinity(0)) // 2)

@@ -2,6 +2,7 @@
 
 import errno
 import resource
+from contextlib import ExitStack
 from pathlib import Path
 
 from .uring import Ring
@@ -10,12 +11,14 @@ _SYSCTL = Path("/proc/sys/kernel/io_uring_disabled")
 _CAP_IPC_LOCK = 14
 
 
-def uring_refusal(depth: int) -> str:
-    """Return why there is no io_uring of this depth for this process; empty when there is."""
-    try:
-        Ring(depth).close()
-    except OSError as exc:
-        return refusal_text(exc, disabled=_sysctl())
+def uring_refusal(depth: int, ring_count: int = 1) -> str:
+    """Return why there are not so many io_urings of this depth for this process; empty when there are."""
+    with ExitStack() as made:
+        try:
+            for _ in range(ring_count):
+                made.callback(Ring(depth).close)
+        except OSError as exc:
+            return refusal_text(exc, disabled=_sysctl())
     return ""
 
 

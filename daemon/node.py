@@ -17,6 +17,7 @@ from typing import Any
 
 from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.keep import Keep
+from ..checkpoint.late_writes import LateWrites
 from ..core.errors import (
     ConfigError,
     FencedError,
@@ -600,6 +601,23 @@ class Node:
         if rank.lessee is not None and arena in rank.arenas:
             for slot in rank.arenas[arena].machine.offer():
                 rank.lessee.send(frames.SlotFree(arena=arena, slot=slot))
+
+    def hold_slot(self, rank: RankRecord, arena: Arena, slot: int, late: LateWrites) -> None:
+        """Let a slot be used no more until the writes that nobody waits for are over: the kernel may read from it."""
+        if late.are_over:
+            return
+        arena.machine.hold(slot)
+        loop = asyncio.get_running_loop()
+
+        def let_go() -> None:
+            self.free_slots(rank, arena.number, arena.machine.let_go(slot))
+            self.drop_outdated_arenas(rank)
+
+        def over() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(let_go)
+
+        late.when_over(over)
 
     def drop_outdated_arenas(self, rank: RankRecord) -> None:
         """Close arenas that nobody fills any more and whose snapshots are outdated or on the devices."""

@@ -7,6 +7,9 @@ A kept snapshot may be overwritten only when a newer one is sealed on all ranks:
 that every rank can give back from memory; or when another rank has none of the same step, so that it is of no use.
 An arena that had room for one slot only could take no second snapshot by that rule: there the trainer may overwrite
 what is kept at any time.
+
+A slot may be held besides: a device that nobody waits for any more may still read from it. It goes on as any other, but
+is not used again before it is let go.
 """
 
 from dataclasses import dataclass
@@ -40,6 +43,8 @@ class Slot:
     checkpoint: CheckpointId | None = None
     is_offered: bool = True
     """The trainer knows that it may use it; not while it does."""
+    held_count: int = 0
+    """Writes under way that nobody waits for."""
 
 
 class SlotMachine:
@@ -54,8 +59,10 @@ class SlotMachine:
 
     def begin(self, slot: int, checkpoint: CheckpointId) -> None:
         """The trainer starts to copy `checkpoint` into a slot that it may use."""
-        if slot in self.usable_slots:
-            self.slots[slot].state = SlotState.FREE
+        found = self._at(slot)
+        # What it was told once holds, also where another slot was let go meanwhile.
+        if slot in self.usable_slots or (found.is_offered and found.state is SlotState.KEPT):
+            found.state = SlotState.FREE
         taken = self._take(slot, SlotState.FREE, SlotState.COPYING)
         taken.checkpoint, taken.is_offered = checkpoint, False
 
@@ -114,6 +121,16 @@ class SlotMachine:
             self._take(slot, SlotState.PERSISTING, SlotState.LOST)
         held.state = SlotState.LOST
 
+    def hold(self, slot: int) -> None:
+        """Its write has ended, or is given up, without a device that may still read from it."""
+        self._at(slot).held_count += 1
+
+    def let_go(self, slot: int) -> list[int]:
+        """That device does so no more."""
+        held = self._at(slot)
+        held.held_count -= 1
+        return [slot] if held.state is SlotState.FREE else self._free_outdated()
+
     def keep(self, slot: int, checkpoint: CheckpointId) -> None:
         """A free slot was filled from the devices."""
         self._take(slot, SlotState.FREE, SlotState.KEPT).checkpoint = checkpoint
@@ -159,23 +176,30 @@ class SlotMachine:
     @property
     def free_slots(self) -> list[int]:
         """Indices of free slots."""
-        return [index for index, slot in enumerate(self.slots) if slot.state is SlotState.FREE]
+        return [
+            index
+            for index, slot in enumerate(self.slots)
+            if slot.state is SlotState.FREE and not slot.held_count
+        ]
 
     @property
     def is_settled(self) -> bool:
         """Tell whether nobody writes to a slot or reads from one."""
-        return all(slot.state in (SlotState.FREE, SlotState.KEPT) for slot in self.slots)
+        return all(
+            slot.state in (SlotState.FREE, SlotState.KEPT) and not slot.held_count for slot in self.slots
+        )
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether there is one slot only."""
-        return len(self.slots) == 1
+        """Tell whether there is one slot only, but for those that are held."""
+        return sum(not slot.held_count for slot in self.slots) == 1
 
     @property
     def usable_slots(self) -> list[int]:
         """Indices of slots that a snapshot may be copied into: the free ones; the only one when it is kept, too."""
-        if self.is_alone and self.slots[0].state is SlotState.KEPT:
-            return [0]
+        alone = [index for index, slot in enumerate(self.slots) if not slot.held_count]
+        if self.is_alone and self.slots[alone[0]].state is SlotState.KEPT:
+            return alone
         return self.free_slots
 
     def offer(self) -> list[int]:
@@ -194,7 +218,7 @@ class SlotMachine:
         freed: list[int] = []
         for index, slot in enumerate(self.slots):
             held = slot.checkpoint if slot.state is SlotState.KEPT else None
-            if held is None:
+            if held is None or slot.held_count:
                 continue
             if held in self._given_up or (newest is not None and held < newest):
                 slot.state, slot.checkpoint = SlotState.FREE, None

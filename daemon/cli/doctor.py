@@ -5,34 +5,40 @@ import contextlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...checkpoint.engine_choice import choose_engine
+from ...checkpoint.engine import EngineConfig
+from ...checkpoint.engine_choice import EngineRules, choose_engine
 from ...checkpoint.linux import seal_size
 from ...checkpoint.uring_probe import pin_limit_bytes, uring_refusal
 from ...core.errors import EverstepError
 from ...core.paths import data_socket_path
+from ..devices.device_queue import QUEUE_LANES
 from ..node_memory import read_memory_bounds
-from .doctor_plan import QUEUE_DEPTH, DirectoryFacts, NodeFacts, mount_of
+from .doctor_plan import DirectoryFacts, NodeFacts, mount_of
 
+_FSYNC_COUNT = 3
 _ALL = os.R_OK | os.W_OK | os.X_OK
 
 
 def look_at_node(
     directory_count: int, daemon: str, *, daemon_pid: int = 0, pinned_max_bytes: int = 0
 ) -> NodeFacts:
-    """Return what is found on this node; `daemon` says who answered on the user's socket.
+    """Return what is found on this node, to which a daemon would add so many directories.
 
-    `daemon_pid`: who listens there, 0 for nobody; `pinned_max_bytes`: see `NodeFacts`.
+    `daemon` says who answered on the user's socket; `daemon_pid`: who listens there, 0 for nobody; `pinned_max_bytes`:
+    see `NodeFacts`.
     """
-    socket_path = data_socket_path()
+    socket_path, queue_depth = data_socket_path(), EngineConfig().queue_depth
     return NodeFacts(
         directory_count=directory_count,
+        requests_per_device=QUEUE_LANES * queue_depth,
         aio_used=_number("/proc/sys/fs/aio-nr"),
         aio_max=_number("/proc/sys/fs/aio-max-nr"),
-        uring_refusal=uring_refusal(QUEUE_DEPTH),
+        uring_refusal=uring_refusal(queue_depth, QUEUE_LANES),
         pin_limit_bytes=_pin_limit_bytes(daemon_pid),
         pinned_max_bytes=pinned_max_bytes,
         memfd_problem=_memfd_problem(),
@@ -74,7 +80,7 @@ def _look(directory: Path, in_use: Mapping[Path, tuple[str, str]]) -> tuple[Dire
             mode = stat.S_IMODE(status.st_mode)
             problem = f"it belongs to uid {status.st_uid} with mode {mode:04o}: uid {os.geteuid()} may not write there"
             return DirectoryFacts(path=str(path), problem=problem), None
-        choice = choose_engine(path)
+        choice = choose_engine(path, EngineRules(lane_count=QUEUE_LANES))
     except FileNotFoundError:
         return DirectoryFacts(path=str(path), problem="there is no such directory", is_absent=True), None
     except OSError as error:
@@ -92,6 +98,8 @@ def _look(directory: Path, in_use: Mapping[Path, tuple[str, str]]) -> tuple[Dire
         alignment_bytes=max(alignment.memory_bytes, alignment.offset_bytes) if alignment else 0,
         free_bytes=space.f_bavail * space.f_frsize,
         total_bytes=space.f_blocks * space.f_frsize,
+        write_cache=_write_cache(status.st_dev),
+        fsync_s=_fsync_s(path),
         mount=mount_of(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"), str(path)),
     )
     return facts, status.st_dev
@@ -102,6 +110,38 @@ def _pin_limit_bytes(pid: int) -> int | None:
         return pin_limit_bytes(pid)
     except OSError:  # it is another user's, or has just ended
         return pin_limit_bytes()
+
+
+def _write_cache(file_system_id: int) -> str:
+    """Return what the kernel knows of the cache of the drive; of a partition's that is its disk's. Empty: nothing."""
+    device = Path(f"/sys/dev/block/{os.major(file_system_id)}:{os.minor(file_system_id)}")
+    with contextlib.suppress(OSError):
+        device = device.resolve(strict=True)
+        for place in (device, device.parent):
+            with contextlib.suppress(FileNotFoundError):
+                return (place / "queue" / "write_cache").read_text().strip()
+    return ""
+
+
+def _fsync_s(directory: Path) -> float | None:
+    """Return how long a file without a name takes to be durable at best; None where none can be made."""
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        return min(_timed_fsync_s(fd, number) for number in range(_FSYNC_COUNT))
+    except OSError:  # full, for example, which another check says
+        return None
+    finally:
+        os.close(fd)
+
+
+def _timed_fsync_s(fd: int, number: int) -> float:
+    os.pwrite(fd, bytes([number]) * 4096, number * 4096)
+    began_s = time.perf_counter()
+    os.fsync(fd)
+    return time.perf_counter() - began_s
 
 
 def _number(path: str) -> int:

@@ -26,8 +26,9 @@ def examine(arguments: argparse.Namespace) -> int:
     """`everstep doctor`: the directories named, else those of the daemon that answers."""
     daemon = _ask_daemon()
     named = [Path(each) for each in arguments.directory] or daemon.directories
+    new = [path for path in named if path.resolve() not in daemon.in_use] if named else [Path()]
     node = doctor.look_at_node(
-        len(named), daemon.label, daemon_pid=daemon_pid(), pinned_max_bytes=daemon.pinned_max_bytes
+        len(new), daemon.label, daemon_pid=daemon_pid(), pinned_max_bytes=daemon.pinned_max_bytes
     )
     host = look_at_host(memfd_problem=node.memfd_problem, control_problem=daemon.problem)
     findings = judge_host(host) + judge(node, doctor.look_at_directories(named, daemon.in_use))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...checkpoint.deal_plan import SPACE_MARGIN_BYTES
-from ...checkpoint.engine import EngineConfig
 from ...core.sizes import size_text
 from ..admission_plan import MemoryBound
 from .doctor_host_plan import HOST_CHECKS, HostFacts
@@ -22,9 +21,6 @@ SOCKET_PATH_BYTES_MAX = 107
 SOCKET_ROOM_BYTES = 55
 """What Python's multiprocessing and our tests make below the temporary directory takes up to so many bytes."""
 
-QUEUE_DEPTH = EngineConfig().queue_depth
-"""So many requests each device's engine reserves."""
-
 MEMORY_LOW_BYTES = 2 * 1024**3
 FREE_LOW_BYTES = 1024**3
 FREE_LOW_SHARE = 0.05
@@ -32,6 +28,9 @@ FREE_LOW_SHARE = 0.05
 _TESTED_FILE_SYSTEMS = ("ext4", "xfs")
 _IN_MEMORY = ("tmpfs", "ramfs")
 _OVER_A_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre")
+FSYNC_S_MIN = 50e-6
+"""A flush of a volatile cache that is faster has not reached the medium."""
+_VOLATILE = "write back"
 _WITHOUT_BARRIERS = ("nobarrier", "barrier=0")
 
 
@@ -50,6 +49,9 @@ class NodeFacts:
     """What was found on the node."""
 
     directory_count: int
+    """Directories that no daemon holds yet."""
+    requests_per_device: int
+    """What a daemon reserves of kernel AIO for each."""
     aio_used: int
     aio_max: int
     """fs.aio-nr and fs.aio-max-nr; -1 where the kernel does not say."""
@@ -89,6 +91,10 @@ class DirectoryFacts:
     shares_with: str = ""
     """Another one of the directories, on the same file system."""
     is_absent: bool = False
+    write_cache: str = ""
+    """As the kernel sees the drive's: "write back" is lost with the power unless flushed; empty: it does not say."""
+    fsync_s: float | None = None
+    """What making 4 KiB durable took, the fastest of a few times; None: not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +145,9 @@ def _aio(facts: NodeFacts) -> Opinion:
     if facts.aio_max < 0:
         return _warn("this kernel has no AIO", "nothing, where io_uring is allowed; else writes are slower")
     found = f"{facts.aio_used} of {facts.aio_max} requests are reserved"
-    wanted = QUEUE_DEPTH * max(facts.directory_count, 1)
-    if facts.aio_max - facts.aio_used < wanted:
-        advice = f"each device reserves {QUEUE_DEPTH}: sysctl fs.aio-max-nr={max(1048576, 4 * facts.aio_max)}"
+    each = facts.requests_per_device
+    if facts.aio_max - facts.aio_used < each * facts.directory_count:
+        advice = f"each device reserves {each}: sysctl fs.aio-max-nr={max(1048576, 4 * facts.aio_max)}"
         return _warn(found, advice)
     return _ok(found)
 
@@ -284,6 +290,11 @@ def _options(facts: DirectoryFacts) -> Opinion:
             f"mounted with {without[0]}",
             "a loss of power takes acknowledged checkpoints: remount with barriers",
         )
+    if "discard" in options:
+        return _warn(
+            "mounted with discard",
+            "removing checkpoints holds up the fsync of others: remount without it and enable fstrim.timer",
+        )
     if "strictatime" in options:
         return _warn(
             "mounted with strictatime", "each read is a write, too: remount with noatime or relatime"
@@ -302,6 +313,20 @@ def _space(facts: DirectoryFacts) -> Opinion:
     return _ok(found)
 
 
+def _write_cache(facts: DirectoryFacts) -> Opinion:
+    cache = facts.write_cache or "unknown"
+    if facts.fsync_s is None:
+        return _ok(cache)
+    found = f"{cache}; fsync of 4 KiB takes {facts.fsync_s * 1e6:.0f} µs"
+    if facts.write_cache == _VOLATILE and facts.fsync_s < FSYNC_S_MIN:
+        return _warn(
+            found,
+            "no drive empties a volatile cache so fast: unless it has a capacitor or battery, it or what is below it"
+            " may lose what it acknowledged",
+        )
+    return _ok(found)
+
+
 def _shared(facts: DirectoryFacts) -> Opinion:
     if facts.shares_with:
         return _warn(
@@ -317,6 +342,7 @@ DIRECTORY_CHECKS: tuple[tuple[str, Callable[[DirectoryFacts], Opinion]], ...] = 
     ("direct I/O", _direct),
     ("file system", _file_system),
     ("mount options", _options),
+    ("write cache", _write_cache),
     ("free space", _space),
     ("drive", _shared),
 )

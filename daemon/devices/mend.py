@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...checkpoint.commit import lost_segments, persist_again
+from ...checkpoint.late_writes import LateWrites
 from ...checkpoint.publication import PersistResult
 from ...checkpoint.slot_manifest import slot_manifest
 from ...core.errors import DeadlineError, EverstepError, NotFoundError
@@ -90,7 +91,7 @@ class Mender:
     async def _write(self, work: Mending) -> PersistResult:
         store, checkpoint = work.rank.run.store, work.checkpoint
         committed = await in_thread(store.manifest, checkpoint, work.rank.rank)
-        place = work.arena.slot_range(work.slot)
+        place, late = work.arena.slot_range(work.slot), LateWrites()
         try:
             with work.rank.run.opened.needed():
                 write = partial(
@@ -101,6 +102,7 @@ class Mender:
                     place,
                     engines=work.rank.run.opened.queues,
                     device_ids=work.rank.device_ids,
+                    late_writes=late,
                 )
                 return await in_executor(self._threads, write)
         except DeadlineError:
@@ -111,6 +113,7 @@ class Mender:
             raise
         finally:
             place.map.release()
+            self._node.hold_slot(work.rank, work.arena, work.slot, late)
 
     def _done(self, work: Mending, result: PersistResult) -> None:
         self._node.metrics.persists.rewritten_total.inc()

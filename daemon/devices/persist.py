@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ...checkpoint.commit import FailedTry, persist_shard
 from ...checkpoint.copy_gate import CopyAbandonedError, CopyGate
 from ...checkpoint.draft_format import DraftReader
+from ...checkpoint.late_writes import LateWrites
 from ...checkpoint.manifest_types import Draft, Manifest
 from ...checkpoint.publication import PersistResult
 from ...checkpoint.slot_manifest import slot_manifest
@@ -270,7 +271,7 @@ class Persister:
     ) -> None:
         began_s = time.monotonic()
         self._node.metrics.persists.begin(arena.number, slot, began_s, arena.slot_size_bytes)
-        place = arena.slot_range(slot)
+        place, late = arena.slot_range(slot), LateWrites()
         try:
             with rank.run.opened.needed():
                 write = partial(
@@ -282,9 +283,13 @@ class Persister:
                     device_ids=rank.device_ids,
                     on_failed_try=self._from_thread(rank, draft.checkpoint),
                     gate=overlap.gate if overlap else None,
+                    late_writes=late,
                     is_checked=True,
                 )
-                result = await self._written(rank.run, write, _size_bytes(draft))
+                try:
+                    result = await self._written(rank.run, write, _size_bytes(draft))
+                finally:
+                    self._node.hold_slot(rank, arena, slot, late)
         except CopyAbandonedError:
             self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
         except DeadlineError as error:

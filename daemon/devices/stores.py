@@ -8,7 +8,7 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Collection, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ...checkpoint.device import Device
@@ -23,7 +23,7 @@ from ...core.errors import ConfigError, DeviceLockedError, StorageError
 from ...proto import frames
 from ..blocking import in_thread
 from ..config import DaemonConfig
-from .device_queue import DeviceQueue
+from .device_queue import QUEUE_LANES, DeviceQueue
 from .hand_over import ask_to_hand_over
 from .space_watch import SpaceWatch
 
@@ -231,7 +231,7 @@ class StoreBook:
         )
         try:
             report = recover(store)
-            queues = {device.device_id: DeviceQueue(self._choose(device.path)) for device in store.devices}
+            queues = self._queues(store.devices)
         except BaseException:
             store.close()
             raise
@@ -242,13 +242,40 @@ class StoreBook:
         opened.space.start()
         return opened
 
-    def _choose(self, path: Path) -> EngineChoice:
+    def _queues(self, devices: Sequence[Device]) -> dict[str, DeviceQueue]:
+        """Return a queue for each device, or none at all."""
+        with ExitStack() as made:
+            queues: dict[str, DeviceQueue] = {}
+            for device in devices:
+                queue = queues[device.device_id] = self._queue(device.path)
+                made.callback(queue.close)
+            made.pop_all()
+        return queues
+
+    def _queue(self, path: Path) -> DeviceQueue:
+        """Return a device's queue with the first engine that is given as often as the queue has lanes.
+
+        Between asking for them and making them another process may have taken what was left.
+        """
         io = self._config.io
         rules = EngineRules(
             wanted=None if io.engine == "auto" else EngineKind(io.engine),
             in_process=io.process,
             config=io.engine_config(),
+            lane_count=QUEUE_LANES,
         )
+        while True:
+            choice = self._choose(path, rules)
+            try:
+                return DeviceQueue(choice)
+            except (OSError, StorageError) as error:
+                why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+                without = rules.without(choice.kind, why)
+                if without is None:
+                    raise StorageError(f"no engine can be made for {path}: {why}") from error
+                rules = without
+
+    def _choose(self, path: Path, rules: EngineRules) -> EngineChoice:
         try:
             return choose_engine(path, rules)
         except StorageError as error:

@@ -5,10 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.checkpoint.device_speed import (
+    BUSY_S_MIN,
     FORGET_AFTER_DEALS,
     HISTORY_S,
     MEASURED_BYTES_MIN,
     SLOW_AFTER_S,
+    SMALL_S_MIN,
     SpeedBook,
     SpeedChange,
     SpeedMeter,
@@ -54,11 +56,77 @@ def test_transfers_at_the_same_time_are_counted_as_one_device(lanes: int, speed_
     assert meter.bytes_per_s == pytest.approx(speed_mb * MB, rel=1e-3)
 
 
-def test_what_is_too_small_to_measure_is_left_out() -> None:
+def test_what_tells_nothing_is_left_out() -> None:
     meter = SpeedMeter()
-    assert meter.add(MEASURED_BYTES_MIN - 1, 1.0, 1.0, ()) is None
     assert meter.add(SIZE, 0.0, 1.0, ()) is None
+    assert meter.add(0, 1.0, 1.0, ()) is None
     assert meter.bytes_per_s is None
+
+
+@given(st.integers(1, MEASURED_BYTES_MIN - 1), st.floats(0.001, 10_000))
+def test_small_transfers_count_when_they_are_enough_together(size: int, speed_mb: float) -> None:
+    meter, moved, busy_s = SpeedMeter(), 0, 0.0
+    each_s = max(size / (speed_mb * MB), BUSY_S_MIN)
+    for _ in range(10_000):
+        assert meter.bytes_per_s is None
+        assert meter.at(size) == (pytest.approx(moved / busy_s) if moved else None)
+        moved, busy_s = moved + size, busy_s + each_s
+        meter.add(size, each_s, next(CLOCK) * IDLE_S, ())
+        if moved >= MEASURED_BYTES_MIN or busy_s >= SMALL_S_MIN:
+            break
+    else:
+        return  # bytes by bytes
+    assert meter.bytes_per_s == pytest.approx(moved / busy_s)
+
+
+def test_small_and_large_transfers_are_measured_apart() -> None:
+    """A run of tiny states beside one of large states makes no drive slow, and hides none that is."""
+    meter = SpeedMeter()
+    assert run(meter, 2000, 60) == []
+    for _ in range(300):
+        assert meter.add(4096, 0.1, next(CLOCK) * IDLE_S, ()) is None
+    assert meter.bytes_per_s == pytest.approx(40960)
+    assert (meter.at(4096), meter.at(SIZE)) == (pytest.approx(40960), pytest.approx(2000 * MB))
+    assert run(meter, 100, 20) == [SpeedChange.BECAME_SLOW]
+    assert meter.add(4096, 0.1, next(CLOCK) * IDLE_S, ()) is None
+    assert "its own past 2000 MB/s" in meter.slow_reason
+
+
+def test_small_transfers_are_compared_with_those_of_peers() -> None:
+    meter = SpeedMeter()
+    changes = [meter.add(2 * MB, 2.0, next(CLOCK) * IDLE_S, (100.0 * MB, 90.0 * MB)) for _ in range(5)]
+    assert changes == [None] * 4 + [SpeedChange.BECAME_SLOW]
+    assert meter.slow_reason == "writes 1.0 MB/s, its peers 95 MB/s; it gets fewer segments"
+    back = [meter.add(2 * MB, 0.02, next(CLOCK) * IDLE_S, (100.0 * MB,)) for _ in range(60)]
+    assert [change for change in back if change] == [SpeedChange.RECOVERED]
+
+
+def test_small_segments_are_dealt_alike_but_to_a_slow_device() -> None:
+    """As soon as that is known, however little is known of the others."""
+    book = SpeedBook(["a", "b", "c"])
+    assert book.at("a", MB) is None
+    book.measured("a", MB, 0.01, 1.0)
+    book.measured("b", MB, 0.02, 2.0)
+    assert [book.at(each, MB) for each in "abc"] == [pytest.approx(75 * MB)] * 3
+    book.measured("c", MB, 2.0, 4.0)
+    assert [book.at(each, MB) for each in "abc"] == [50 * MB, 50 * MB, MB / 2]
+    assert [book.at(each, SIZE) for each in "abc"] == [None] * 3
+
+
+def test_one_that_gets_nothing_because_it_seems_slow_is_asked_again_and_then_slow_or_not() -> None:
+    """It would take for ever to be busy for ten seconds."""
+    for again_s, changed in ((2.0, SpeedChange.BECAME_SLOW), (0.02, None)):
+        meter, peers = SpeedMeter(), (100.0 * MB,)
+        assert meter.add(2 * MB, 2.0, 100.0, peers) is None
+        meter.dealt(2 * MB, 100.0 + SLOW_AFTER_S - 0.1, peers, got_some=False)
+        assert meter.bytes_per_s == MB, "it might only have paused"
+        meter.dealt(2 * MB, 100.0 + SLOW_AFTER_S, peers, got_some=False)
+        assert meter.bytes_per_s is None
+        sizes = (2 * MB, 3 * MB) if changed is None else (2 * MB,)
+        assert [meter.add(size, again_s, 200.0 + size, peers) for size in sizes][-1] is changed
+        assert ("its peers 100 MB/s" in meter.slow_reason) == (changed is not None)
+        meter.dealt(2 * MB, 9999999.0, peers, got_some=False)
+        assert meter.bytes_per_s is not None, "from now on it is tried again by the count of deals"
 
 
 def test_a_device_that_falls_below_a_third_of_its_past_is_slow_after_ten_seconds() -> None:
@@ -175,11 +243,11 @@ def test_a_device_that_gets_nothing_is_tried_again_one_day() -> None:
     meter = SpeedMeter()
     run(meter, 40, 12, peers_mb=(200,))
     for _ in range(FORGET_AFTER_DEALS - 1):
-        meter.dealt(got_some=False)
+        meter.dealt(SIZE, 0.0, (), got_some=False)
     assert meter.bytes_per_s is not None
-    meter.dealt(got_some=True)
+    meter.dealt(SIZE, 0.0, (), got_some=True)
     for _ in range(FORGET_AFTER_DEALS):
-        meter.dealt(got_some=False)
+        meter.dealt(SIZE, 0.0, (), got_some=False)
     assert meter.bytes_per_s is None
     assert meter.slow_reason
 
@@ -196,6 +264,6 @@ def test_a_book_knows_each_device_and_what_waits_for_it() -> None:
     book.queue("a", -30)
     assert (book.backlog_bytes("a"), book.backlog_bytes("b")) == (40, 0)
     for _ in range(FORGET_AFTER_DEALS):
-        book.dealt({"a": 1, "c": 0})
+        book.dealt({"a": 1, "c": 0}, SIZE, 0.0)
     assert book.reading("a").bytes_per_s == SIZE
     assert book.reading("c").bytes_per_s is None

@@ -79,6 +79,21 @@ def test_a_wanted_engine_that_the_machine_cannot_have_is_replaced_and_the_reason
     assert "no io_uring: the order of memory accesses on" in choice.reason
 
 
+def test_what_was_chosen_and_could_not_be_made_is_not_chosen_again(
+    tmp_path: Path, alignment: DioAlignment
+) -> None:
+    """In processes until not even the plain engine can have one, then in threads; that one is the last."""
+    rules: EngineRules | None = EngineRules(in_process=True)
+    chosen: list[tuple[str, bool]] = []
+    while rules is not None:
+        choice = choose_engine(tmp_path, rules)
+        chosen.append((choice.name, rules.in_process))
+        assert ("no process of its own: no more" in choice.reason) == (not rules.in_process)
+        assert ("no kernel AIO: no more" in choice.reason) == (choice.kind is not EngineKind.AIO)
+        rules = rules.without(choice.kind, "no more")
+    assert chosen == [(kind, where) for where in (True, False) for kind in ("aio", "uring", "plain")]
+
+
 WITHOUT_CALLS = Path(__file__).parents[1] / "scripts" / "without_calls.py"
 _CHOOSE = """
 import sys

@@ -1,3 +1,4 @@
+import errno
 import threading
 
 import pytest
@@ -78,3 +79,18 @@ def test_a_lane_whose_transfer_failed_is_free_again() -> None:
     for _ in range(3):
         with pytest.raises(OSError, match="no 1"):
             engine.run(TRANSFER)
+
+
+def test_a_lane_that_cannot_be_made_closes_those_that_were() -> None:
+    log: list[str] = []
+
+    def make() -> Engine:
+        if len(log) == 2:
+            raise OSError(errno.EAGAIN, "no more")
+        log.append("made")
+        return Lane(threading.Barrier(1), closed)
+
+    closed: list[str] = []
+    with pytest.raises(OSError, match="no more"):
+        LanedEngine(make, 4)
+    assert closed == ["close"] * 2

@@ -136,10 +136,10 @@ def test_a_drive_that_turns_slow_is_relieved_within_the_same_checkpoint(
     assert load(run, result.manifest) == state.content
 
 
-def test_a_drive_a_hundred_times_slower_gets_one_segment_for_each_lane_and_later_none(
+def test_a_drive_a_hundred_times_slower_is_not_waited_for_and_later_gets_none(
     run: RunStore, engines: dict[str, BoundedEngine]
 ) -> None:
-    """At first nobody knows: each of its lanes has begun one. The next checkpoints do without it."""
+    """At first nobody knows: each of its lanes has begun one, which the others write again."""
     state = make_large_state(16)
     slow_id = run.store.devices[-1].device_id
     begins = threading.Event()
@@ -147,7 +147,7 @@ def test_a_drive_a_hundred_times_slower_gets_one_segment_for_each_lane_and_later
         is_slow = device_id == slow_id
         engine.drive = Awaited(5 * MB, begins) if is_slow else Waiting(500 * MB, begins)
     results = [persist(run, state, step, engines) for step in (1, 2, 3)]
-    assert 1 <= counts(results[0].manifest)[slow_id] <= WRITERS_PER_DEVICE
+    assert 0 <= counts(results[0].manifest)[slow_id] <= WRITERS_PER_DEVICE
     assert [counts(result.manifest)[slow_id] for result in results[1:]] == [0, 0]
     for result in results:
         assert load(run, result.manifest) == state.content

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from everstep.checkpoint.engine import EngineConfig
 from everstep.checkpoint.engine_choice import choose_engine
 from everstep.checkpoint.uring_probe import uring_refusal
-from everstep.daemon.cli.doctor import look_at_directories
+from everstep.daemon.cli.doctor import look_at_directories, look_at_node
 from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
 
@@ -44,6 +45,26 @@ def test_the_engine_is_the_one_that_a_daemon_would_choose(devices: list[Path]) -
     assert "file system" in found[str(devices[1]), "drive"]["found"]
     assert [found[str(device), "drive"]["health"] for device in devices] == ["warn", "warn"]
     assert list(devices[0].iterdir()) == []
+
+
+def test_the_write_cache_is_the_kernels_word_and_an_fsync_is_timed(tmp_path: Path) -> None:
+    (facts,) = look_at_directories([tmp_path])
+    assert facts.write_cache in {"", "write back", "write through"}
+    assert facts.fsync_s is None or facts.fsync_s > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_device_reserves_is_what_the_kernel_counts(
+    node_config: Path, socket_path: Path, devices: list[Path]
+) -> None:
+    with node_daemon(node_config, socket_path):
+        with connected(socket_path) as client:
+            status = client.status()
+        engines = [device.engine for device in status.stores[0].devices]
+        rings = Path(f"/proc/{status.daemon.pid}/maps").read_text().count("/[aio]")
+    node = look_at_node(0, "")
+    depth = EngineConfig().queue_depth
+    assert rings * depth == node.requests_per_device * engines.count("aio")
 
 
 def test_a_directory_that_is_none_fails(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from everstep.daemon.admission_plan import MemoryBound
 from everstep.daemon.cli.doctor_plan import (
     DIRECTORY_CHECKS,
     NODE_CHECKS,
-    QUEUE_DEPTH,
     DirectoryFacts,
     Finding,
     Health,
@@ -24,6 +23,7 @@ from everstep.daemon.cli.doctor_plan import (
 GIB = 2**30
 NODE = NodeFacts(
     directory_count=2,
+    requests_per_device=1024,
     aio_used=0,
     aio_max=65536,
     uring_refusal="",
@@ -73,6 +73,31 @@ def test_a_limit_of_locked_memory_matters_to_who_pins_arenas(
     assert ("LimitMEMLOCK=infinity" in finding.advice) == (health is Health.WARN)
 
 
+@pytest.mark.parametrize(
+    ("cache", "fsync_s", "text"),
+    [
+        ("write back", 900e-6, "write back; fsync of 4 KiB takes 900 µs"),
+        ("write through", 20e-6, "write through; fsync of 4 KiB takes 20 µs"),
+        ("", 20e-6, "unknown; fsync of 4 KiB takes 20 µs"),
+        ("write back", None, "write back"),
+    ],
+)
+def test_a_write_cache_that_is_flushed_or_not_volatile_is_well(
+    cache: str, fsync_s: float | None, text: str
+) -> None:
+    finding = found("write cache", judge(NODE, [replace(DIRECTORY, write_cache=cache, fsync_s=fsync_s)]))
+    assert (finding.health, finding.found) == (Health.OK, text)
+
+
+def test_devices_that_a_daemon_holds_need_no_more_requests() -> None:
+    almost_all = replace(NODE, aio_used=65536 - 1024)
+    assert found("kernel AIO", judge(almost_all, [])).advice.startswith("each device reserves 1024:")
+    assert found("kernel AIO", judge(replace(almost_all, directory_count=1), [])).health is Health.OK
+    assert (
+        found("kernel AIO", judge(replace(NODE, directory_count=0, aio_used=65536), [])).health is Health.OK
+    )
+
+
 def test_a_good_node_has_nothing_to_do() -> None:
     findings = judge(NODE, [DIRECTORY])
     assert worst(findings) is Health.OK
@@ -83,7 +108,7 @@ def test_a_good_node_has_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("check", "change", "health", "advice"),
     [
-        ("kernel AIO", {"aio_used": 65536 - QUEUE_DEPTH}, Health.WARN, "fs.aio-max-nr="),
+        ("kernel AIO", {"aio_used": 65536 - 2047}, Health.WARN, "fs.aio-max-nr="),
         ("kernel AIO", {"aio_max": -1}, Health.WARN, "io_uring"),
         ("io_uring", {"uring_refusal": "seccomp"}, Health.WARN, "kernel AIO"),
         ("shared memory", {"memfd_problem": "memfd_create failed"}, Health.FAIL, "seccomp"),
@@ -135,6 +160,13 @@ def test_what_is_wrong_with_a_node(
             Health.WARN,
             "noatime",
         ),
+        (
+            "mount options",
+            {"mount": Mount(kind="ext4", options=("rw", "discard"))},
+            Health.WARN,
+            "fstrim.timer",
+        ),
+        ("write cache", {"write_cache": "write back", "fsync_s": 20e-6}, Health.WARN, "volatile cache"),
         ("free space", {"free_bytes": 40 * GIB}, Health.WARN, "keep_last"),
         ("free space", {"free_bytes": GIB - 1}, Health.WARN, "keep_last"),
         ("free space", {"free_bytes": 16 * 2**20}, Health.FAIL, "16.0 MiB stay free"),

@@ -283,3 +283,38 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_slot_that_a_late_device_reads_from_is_not_used_again_and_the_other_one_is_alone() -> None:
+    machine = SlotMachine(2)
+    first, second, third = (CheckpointId(1, step) for step in (1, 2, 3))
+    machine.begin(0, first)
+    machine.seal(0, first)
+    machine.persist(0)
+    machine.hold(0)
+    assert machine.settle(0) == []
+    machine.begin(1, second)
+    machine.seal(1, second)
+    machine.persist(1)
+    assert machine.sealed_everywhere(second) == [], "outdated, but held"
+    assert machine.settle(1) == []
+    assert not machine.is_settled
+    assert machine.offer() == [1]
+    assert machine.let_go(0) == [0]
+    assert machine.offer() == [0]
+    machine.begin(1, third)  # as it was offered, though the other one is free by now
+    assert machine.free_slots == [0]
+
+
+def test_a_slot_that_is_dropped_while_it_is_held_is_free_later() -> None:
+    machine = SlotMachine(1)
+    machine.begin(0, CheckpointId(1, 1))
+    machine.seal(0, CheckpointId(1, 1))
+    machine.hold(0)
+    machine.hold(0)
+    assert machine.drop(0) == [0]
+    assert (machine.usable_slots, machine.is_free()) == ([], False)
+    machine.let_go(0)
+    assert machine.usable_slots == []
+    assert machine.let_go(0) == [0]
+    assert machine.usable_slots == [0]

@@ -1,5 +1,6 @@
 """A drive that turns slow under a daemon: it gets less at once, and everybody is told."""
 
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -112,3 +113,39 @@ def test_a_drive_that_turns_slow_is_relieved_at_once_and_said_to_be_slow(
     assert metrics[f"everstep_device_state{{{well},ok}}"] == 1
     assert metrics[f"everstep_device_write_bytes_per_second{{{slow}}}"] < 2 * SLOW_BYTES_PER_S
     assert f"{slow}: {found[slow].reason}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_slow_drive_is_relieved_and_named_also_where_segments_are_small(
+    node_config: Path, socket_path: Path, devices: list[Path], drives: Drives
+) -> None:
+    """A hundred times slower, with 1 MiB for each drive: no single transfer tells of its bandwidth."""
+    leaf = whole_leaf("weight", "uint8", (2, 1 << 20))
+    drives.hold(devices[1].name, FAST_BYTES_PER_S / 100)
+    with (
+        watched_daemon(drives, node_config, socket_path),
+        connected(socket_path) as client,
+        FakeTrainer(socket_path) as trainer,
+    ):
+        trainer.open_run([Path("nvme0"), Path("nvme1")])
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(plan_layout([leaf], [], segment_count=2), slot_count=1)
+
+        def save(step: int) -> None:
+            arena.save(CheckpointId(1, step), seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+
+        save(1)
+        assert segments_on(devices, 1) == [1, 1]
+        save(2)
+        assert segments_on(devices, 2) == [2, 0]
+        step, deadline_s = 2, time.monotonic() + 120
+        while all(device.state is DeviceStatus.OK for device in client.status().stores[0].devices):
+            assert time.monotonic() < deadline_s
+            save(step := step + 1)
+        arena.close()
+        (slow,) = [
+            device for device in client.status().stores[0].devices if device.state is not DeviceStatus.OK
+        ]
+    assert (slow.path, slow.state) == (str(devices[1]), DeviceStatus.SLOW)
+    assert "MB/s; it gets fewer segments" in slow.reason
