@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LATE_FACTOR = 3.0
-"""Times the expected time: as much as makes a device slow. Waiting longer costs more than writing again does."""
+LATE_FACTOR = 6.0
+"""Times the expected time: a drive that is a few times slower is relieved by its share and not left behind."""
 LATE_WRITE_S = 1.0
 """However short is expected: drives pause, and machines do."""
 LATE_CALL_S = 10.0
