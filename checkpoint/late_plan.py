@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LATE_FACTOR = 3.0
-"""Times the expected time: as much as makes a device slow. Waiting longer costs more than writing again does."""
-LATE_WRITE_S = 1.0
+LATE_FACTOR = 6.0
+"""Times the expected time: a drive that is a few times slower is relieved by its share and not left behind."""
+LATE_WRITE_S = 1.5
 """However short is expected: drives pause, and machines do."""
 LATE_CALL_S = 10.0
 """For calls whose time nothing foretells: making files, allocating, fsync."""
