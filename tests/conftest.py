@@ -44,6 +44,7 @@ LONGEST_FIRST = (
     "durability/test_power_cut.py",
     "durability/test_crash_explorer.py",
     "durability/test_mutants.py",
+    "checkpoint/test_frequency_machine.py",
     "system/test_demo.py",
     "system/test_two_ranks.py",
     "system/test_bad_input.py",

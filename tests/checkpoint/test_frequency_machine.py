@@ -149,6 +149,7 @@ def test_with_noise_the_budget_holds_once_it_is_decided(world: World, budget: fl
     assert_calm(training, SETTLED)
 
 
+@pytest.mark.timeout(600)  # up to a minute of computing each, and others compute beside it
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
 def test_with_noise_the_budget_holds_again_after_a_change_and_after_its_end(
