@@ -11,7 +11,6 @@ from ..core.durations import parse_duration
 from ..core.errors import ConfigError
 from ..core.paths import data_socket_path
 from .access.section import ControlSection, QuotaSection
-from .access.served_users import uids_of
 from .configuration.layers_plan import Problem, Resolved
 from .configuration.sources import ConfigSources
 from .health_check.section import HealthCheckSection
@@ -158,7 +157,6 @@ class DaemonConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.io.engine not in _ENGINES:
             raise ConfigError(f"io.engine is {self.io.engine!r}", hint=f"one of {', '.join(_ENGINES)}")
         self.io.engine_config()
-        uids_of(self.daemon.users)
         self.cache.check()
         self.control.check()
         self.quota.check()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import DaemonUnavailableError, EverstepError, NotFoundError, UsageError
+from ...core.errors import ConfigError, DaemonUnavailableError, EverstepError, NotFoundError, UsageError
 from ...core.paths import data_socket_path
 from ..config import DaemonConfig, resolve_config
 from ..configuration.fit import look_at_machine
@@ -64,6 +64,7 @@ def _misfits(path: Path, config: DaemonConfig) -> list[Misfit]:
         arena_max_bytes=config.memory.arena_max_bytes,
         cache_max_bytes=config.memory.cache_max_bytes,
     )
+    found += _unknown_users(config)
     names = {directory: name for name, directory in config.devices.items()}
     looked = doctor.look_at_directories([Path(each) for each in config.devices.values()])
     real = {facts.path: name for facts, name in zip(looked, config.devices, strict=True)}
@@ -74,6 +75,17 @@ def _misfits(path: Path, config: DaemonConfig) -> list[Misfit]:
             is_fatal = finding.health is Health.FAIL
             found.append(Misfit(key=f"devices.{name}", is_fatal=is_fatal, found=said, advice=finding.advice))
     return found
+
+
+def _unknown_users(config: DaemonConfig) -> list[Misfit]:
+    from ..access.served_users import uids_of  # noqa: PLC0415  as the doctor
+
+    try:
+        uids_of(config.daemon.users)
+    except ConfigError as error:
+        said = error.message.removeprefix("daemon.users: ")
+        return [Misfit(key="daemon.users", is_fatal=True, found=said, advice=error.hint)]
+    return []
 
 
 def _answers(socket_path: Path) -> bool:

@@ -15,6 +15,7 @@ from everstep.core.errors import ConfigError, NotFoundError, UsageError
 from everstep.core.ids import CheckpointId
 from everstep.core.paths import control_socket_path
 from everstep.daemon.access.served_users import ServedUsers, uids_of
+from everstep.daemon.cli.main import main
 from everstep.daemon.config import load_config
 from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeArena, FakeTrainer, node_daemon
@@ -71,9 +72,17 @@ class TestWhoIsServed:
         assert uids_of(["nobody", "60001", "*"]) == {65534, 60001}
         with pytest.raises(ConfigError, match=r"daemon.users: user .nobody-at-all."):
             uids_of(["nobody-at-all"])
+
+    def test_a_file_may_name_users_of_another_machine(
+        self, node_config: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The daemon does not start with it; who looks at the file alone finds nothing wrong."""
         node_config.write_text(node_config.read_text() + 'users = ["nobody-at-all"]\n')
+        assert main(["config", "check", "--no-machine", str(node_config)]) == 0
+        assert main(["config", "check", str(node_config)]) == 1
+        assert "daemon.users: user 'nobody-at-all' is not known here" in capsys.readouterr().out
         with pytest.raises(ConfigError, match=r"daemon.users: user .nobody-at-all."):
-            load_config(node_config)
+            ServedUsers.of(load_config(node_config).daemon.users)
 
     def test_its_own_user_named_is_nobody_else(self) -> None:
         assert not ServedUsers(own_uid=A, others=frozenset({A})).are_several
