@@ -241,6 +241,10 @@ class SpeedMeter:
         """Return what it moves in transfers of this size, perhaps by few of them; None: nobody knows."""
         return self._pace(size_bytes).guess_bytes_per_s
 
+    def measured_at(self, size_bytes: int) -> float | None:
+        """Return the same by enough of them; None: they were too few to call it slow."""
+        return self._pace(size_bytes).bytes_per_s
+
     def dealt(
         self, size_bytes: int, now_s: float, peers_bytes_per_s: Sequence[float], *, got_some: bool
     ) -> None:
@@ -313,7 +317,8 @@ class SpeedBook:
             if size_bytes >= MEASURED_BYTES_MIN:
                 return own
             typical = _median([*self._peers(device_id, size_bytes), *([] if own is None else [own])])
-            return own if own is not None and own * SLOW_FACTOR < typical else typical or None
+            measured = self._meters[device_id].measured_at(size_bytes)
+            return measured if measured is not None and measured * SLOW_FACTOR < typical else typical or None
 
     def dealt(self, counts: Mapping[str, int], size_bytes: int, now_s: float) -> None:
         """A deal gave each of these devices so many segments of about this size."""

@@ -5,7 +5,6 @@ import contextlib
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,10 @@ from ...checkpoint.uring_probe import pin_limit_bytes, uring_refusal
 from ...core.errors import EverstepError
 from ...core.paths import data_socket_path
 from ..devices.device_queue import QUEUE_LANES
+from ..devices.drive_flush import look_at_flush
 from ..node_memory import read_memory_bounds
 from .doctor_plan import DirectoryFacts, NodeFacts, mount_of
 
-_FSYNC_COUNT = 3
 _ALL = os.R_OK | os.W_OK | os.X_OK
 
 
@@ -87,7 +86,7 @@ def _look(directory: Path, in_use: Mapping[Path, tuple[str, str]]) -> tuple[Dire
         return DirectoryFacts(path=str(path), problem=f"{error.strerror or error}"), None
     except EverstepError as error:
         return DirectoryFacts(path=str(path), problem=error.message), None
-    alignment = choice.alignment
+    alignment, flush = choice.alignment, look_at_flush(path)
     engine, reason = in_use.get(path, (choice.name, choice.reason))
     facts = DirectoryFacts(
         path=str(path),
@@ -98,8 +97,8 @@ def _look(directory: Path, in_use: Mapping[Path, tuple[str, str]]) -> tuple[Dire
         alignment_bytes=max(alignment.memory_bytes, alignment.offset_bytes) if alignment else 0,
         free_bytes=space.f_bavail * space.f_frsize,
         total_bytes=space.f_blocks * space.f_frsize,
-        write_cache=_write_cache(status.st_dev),
-        fsync_s=_fsync_s(path),
+        write_cache=flush.write_cache,
+        fsync_s=flush.fsync_s,
         mount=mount_of(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"), str(path)),
     )
     return facts, status.st_dev
@@ -110,38 +109,6 @@ def _pin_limit_bytes(pid: int) -> int | None:
         return pin_limit_bytes(pid)
     except OSError:  # it is another user's, or has just ended
         return pin_limit_bytes()
-
-
-def _write_cache(file_system_id: int) -> str:
-    """Return what the kernel knows of the cache of the drive; of a partition's that is its disk's. Empty: nothing."""
-    device = Path(f"/sys/dev/block/{os.major(file_system_id)}:{os.minor(file_system_id)}")
-    with contextlib.suppress(OSError):
-        device = device.resolve(strict=True)
-        for place in (device, device.parent):
-            with contextlib.suppress(FileNotFoundError):
-                return (place / "queue" / "write_cache").read_text().strip()
-    return ""
-
-
-def _fsync_s(directory: Path) -> float | None:
-    """Return how long a file without a name takes to be durable at best; None where none can be made."""
-    try:
-        fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None
-    try:
-        return min(_timed_fsync_s(fd, number) for number in range(_FSYNC_COUNT))
-    except OSError:  # full, for example, which another check says
-        return None
-    finally:
-        os.close(fd)
-
-
-def _timed_fsync_s(fd: int, number: int) -> float:
-    os.pwrite(fd, bytes([number]) * 4096, number * 4096)
-    began_s = time.perf_counter()
-    os.fsync(fd)
-    return time.perf_counter() - began_s
 
 
 def _number(path: str) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ...checkpoint.deal_plan import SPACE_MARGIN_BYTES
 from ...core.sizes import size_text
 from ..admission_plan import MemoryBound
+from ..devices.flush_plan import UNKNOWN, is_doubtful
 from .doctor_host_plan import HOST_CHECKS, HostFacts
 from .opinions import Health, Opinion
 from .opinions import fail_opinion as _fail
@@ -28,9 +29,6 @@ FREE_LOW_SHARE = 0.05
 _TESTED_FILE_SYSTEMS = ("ext4", "xfs")
 _IN_MEMORY = ("tmpfs", "ramfs")
 _OVER_A_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre")
-FSYNC_S_MIN = 50e-6
-"""A flush of a volatile cache that is faster has not reached the medium."""
-_VOLATILE = "write back"
 _WITHOUT_BARRIERS = ("nobarrier", "barrier=0")
 
 
@@ -91,7 +89,7 @@ class DirectoryFacts:
     shares_with: str = ""
     """Another one of the directories, on the same file system."""
     is_absent: bool = False
-    write_cache: str = ""
+    write_cache: str = UNKNOWN
     """As the kernel sees the drive's: "write back" is lost with the power unless flushed; empty: it does not say."""
     fsync_s: float | None = None
     """What making 4 KiB durable took, the fastest of a few times; None: not tried."""
@@ -314,11 +312,10 @@ def _space(facts: DirectoryFacts) -> Opinion:
 
 
 def _write_cache(facts: DirectoryFacts) -> Opinion:
-    cache = facts.write_cache or "unknown"
     if facts.fsync_s is None:
-        return _ok(cache)
-    found = f"{cache}; fsync of 4 KiB takes {facts.fsync_s * 1e6:.0f} µs"
-    if facts.write_cache == _VOLATILE and facts.fsync_s < FSYNC_S_MIN:
+        return _ok(facts.write_cache)
+    found = f"{facts.write_cache}; fsync of 4 KiB takes {facts.fsync_s * 1e6:.0f} µs"
+    if is_doubtful(facts.write_cache, facts.fsync_s):
         return _warn(
             found,
             "no drive empties a volatile cache so fast: unless it has a capacitor or battery, it or what is below it"

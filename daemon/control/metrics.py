@@ -251,6 +251,17 @@ class DeviceMetrics:
             "direct",
             "reason",
         )
+        self._write_cache_info = make.gauge(
+            "device_write_cache_info",
+            "Constant 1 for each open device, labelled with its drive's write cache as the kernel has it",
+            "device",
+            "mode",
+        )
+        self._flush_s = make.gauge(
+            "device_flush_seconds",
+            "Shortest fsync of 4 KiB when the device was opened; NaN where none was made",
+            "device",
+        )
         self._per_device = [
             (make.gauge(f"device_{name}", text, "device"), of) for name, text, of in _PER_DEVICE
         ]
@@ -299,6 +310,9 @@ class DeviceMetrics:
         for device in devices.devices:
             self._of_store(devices, self._sync_s, str(device.path))  # there before its first write
             self._of_store(devices, self._write_s, str(device.path))
+            flush = opened.flushes[device.device_id]
+            self._of_store(devices, self._write_cache_info, str(device.path), flush.write_cache).set(1)
+            self._of_store(devices, self._flush_s, str(device.path)).set(flush.fsync_s or math.nan)
             for gauge, of in self._per_device:
                 self._of_store(devices, gauge, str(device.path)).set_function(
                     lambda of=of, device=device: of(opened, device)

@@ -24,6 +24,8 @@ from ...proto import frames
 from ..blocking import in_thread
 from ..config import DaemonConfig
 from .device_queue import QUEUE_LANES, DeviceQueue
+from .drive_flush import DriveFlush, look_at_flush
+from .flush_plan import is_doubtful
 from .hand_over import ask_to_hand_over
 from .space_watch import SpaceWatch
 
@@ -41,6 +43,7 @@ class OpenStore:
         self.notes = _notes(store, queues)
         self._capacities = _capacities_bytes(store.devices)
         self.space = SpaceWatch(store.devices)
+        self.flushes = {device.device_id: look_at_flush(device.path) for device in store.devices}
         self._needed_count = 0
 
     @property
@@ -239,6 +242,8 @@ class StoreBook:
             choice = queues[device.device_id].choice
             logger.info("device_opened path=%s engine=%s reason=%s", device.path, choice.name, choice.reason)
         opened = OpenStore(store, queues, report)
+        for device in store.devices:
+            _say_doubt(device, opened.flushes[device.device_id])
         opened.space.start()
         return opened
 
@@ -293,6 +298,16 @@ def _capacities_bytes(devices: Sequence[Device]) -> dict[str, int]:
             space = os.statvfs(device.path)
             found[device.device_id] = space.f_blocks * space.f_frsize // sharing[device.file_system_id]
     return found
+
+
+def _say_doubt(device: Device, flush: DriveFlush) -> None:
+    if is_doubtful(flush.write_cache, flush.fsync_s):
+        logger.warning(
+            "flush_doubtful path=%s write_cache=%s fsync_s=%.6f",
+            device.path,
+            flush.write_cache,
+            flush.fsync_s,
+        )
 
 
 def _notes(store: Store, queues: dict[str, DeviceQueue]) -> list[str]:

@@ -78,7 +78,7 @@ def test_a_limit_of_locked_memory_matters_to_who_pins_arenas(
     [
         ("write back", 900e-6, "write back; fsync of 4 KiB takes 900 µs"),
         ("write through", 20e-6, "write through; fsync of 4 KiB takes 20 µs"),
-        ("", 20e-6, "unknown; fsync of 4 KiB takes 20 µs"),
+        ("unknown", 20e-6, "unknown; fsync of 4 KiB takes 20 µs"),
         ("write back", None, "write back"),
     ],
 )

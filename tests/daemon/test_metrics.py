@@ -15,6 +15,7 @@ from everstep.checkpoint.testing import opened
 from everstep.core.ids import CheckpointId
 from everstep.daemon.control.client import connected
 from everstep.daemon.control.metrics import Metrics
+from everstep.daemon.devices.drive_flush import look_at_flush
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
 from everstep.proto.frames import SkipReason
@@ -145,6 +146,17 @@ def _engines(samples: dict[str, float]) -> list[str]:
     """Return the devices that have an engine, each as often as it is named."""
     found = [name for name in samples if name.startswith("everstep_engine_info")]
     return sorted(name.partition("{")[2].split(",")[0] for name in found)
+
+
+def test_the_write_cache_and_the_flush_of_each_drive_are_shown(
+    node_config: Path, devices: list[Path], socket_path: Path
+) -> None:
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        found = scrape(client.status().daemon.metrics_port)
+    for device in devices:
+        expected = look_at_flush(device)
+        assert found[f"everstep_device_write_cache_info{{{device},{expected.write_cache}}}"] == 1
+        assert found[f"everstep_device_flush_seconds{{{device}}}"] > 0 or expected.fsync_s is None
 
 
 def test_a_device_that_is_taken_back_is_there_once(

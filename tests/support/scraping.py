@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 LABELS = {
     "version", "source", "result", "le", "engine", "direct", "device", "state", "reason", "part",
-    "flow", "request", "operation", "section",
+    "flow", "request", "operation", "section", "mode",
 }  # fmt: skip
 """All that there are: none grows with the runs or their steps; a daemon has few devices."""
 
