@@ -21,12 +21,16 @@ class Call:
     expected_s: float = 0.0
     """By the bytes that wait for the device and what it is known to move."""
     patience_s: float = LATE_CALL_S
-    """As long it may take in any case."""
+    """As long others wait for it in any case."""
 
-    @property
-    def is_late(self) -> bool:
-        """Tell whether it takes longer than anything explains."""
-        return self.running_s > max(self.patience_s, LATE_FACTOR * self.expected_s)
+    def is_late(self, idle_s: float) -> bool:
+        """Tell whether it takes longer than anything explains, and others have waited for it for long.
+
+        `idle_s`: for how long one has had nothing to do. Until then all may have stood still: the machine, or what is
+        below all drives.
+        """
+        waited_s = min(self.running_s, idle_s)
+        return self.running_s > LATE_FACTOR * self.expected_s and waited_s > self.patience_s
 
     @property
     def text(self) -> str:
@@ -34,14 +38,14 @@ class Call:
         return f"{self.what} has taken {self.running_s:.1f} s, expected {self.expected_s:.1f} s"
 
 
-def late_device(calls: Sequence[Sequence[Call]]) -> tuple[int, Call] | None:
+def late_device(calls: Sequence[Sequence[Call]], idle_s: float) -> tuple[int, Call] | None:
     """Return the first device that is late, with the call; None while all are waited for.
 
-    `calls` holds what each device does now: nothing where it has finished, or waits for others. One is late only where
-    some device has nothing to do, and could write instead, and none is at work that is still in its time: where
-    everything stands still it is the machine, and while others write nothing is lost by waiting.
+    `calls` holds what each device does now: nothing where it has finished, or waits for others, as some have for
+    `idle_s`. One is late only where such a device could write instead, and none is at work that is still in its time:
+    where everything stands still it is the machine, and while others write nothing is lost by waiting.
     """
-    late = [next((call for call in mine if call.is_late), None) for mine in calls]
+    late = [next((call for call in mine if call.is_late(idle_s)), None) for mine in calls]
     if all(calls) or any(mine and call is None for mine, call in zip(calls, late, strict=True)):
         return None
     return next(((index, call) for index, call in enumerate(late) if call is not None), None)

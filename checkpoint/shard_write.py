@@ -5,6 +5,7 @@ The order of calls is that of commit.py.
 
 import contextlib
 import logging
+import math
 import os
 import statistics
 import threading
@@ -154,6 +155,8 @@ class ShardWrite:
         self._without_file: set[str] = set()
         """Devices that have not made the file yet that they write first."""
         self._all_have_files = threading.Event()
+        self._idle_since_s = math.inf
+        """Since when some device has had nothing to do."""
 
     def write(self) -> tuple[SegmentRecord, ...]:
         """Return the records of all segments, durable; of a device that was late none, see `late`.
@@ -255,6 +258,7 @@ class ShardWrite:
         for part in self._parts:
             part.has_ended = False
         begun = {part: pool.submit(self._guarded, call, part) for part in self._parts}
+        self._idle_since_s = math.inf
         try:
             while wait([each for part, each in begun.items() if not part.is_left], LATE_LOOK_S).not_done:
                 self._leave_late(begun)
@@ -307,7 +311,9 @@ class ShardWrite:
         calls = [[] if begun[part].done() else self._calls(part) for part in parts]
         if len(self._devices) > len(begun):
             calls.append([])  # one that was dealt nothing
-        found = late_device(calls)
+        now_s = time.monotonic()
+        self._idle_since_s = math.inf if all(calls) else min(self._idle_since_s, now_s)
+        found = late_device(calls, max(0.0, now_s - self._idle_since_s))
         if found is not None:
             self._leave(parts[found[0]], found[1])
 
