@@ -164,7 +164,7 @@ def test_a_storm_of_signals_while_shards_are_saved_ends_with_the_newest_file(
         arena = trainer.make_arena(trainer.layout())
         for number in range(1, 101):
             fresh = node_config.with_suffix(".new")
-            fresh.write_text(before + f"[retention]\nkeep_last = {number}\n")
+            fresh.write_text(before + f"[retention]\nkeep_last = {number + 1}\n")  # 2 is the least
             fresh.replace(node_config)
             daemon.send_signal(signal.SIGHUP)
             if number % 20 == 0:
@@ -172,7 +172,7 @@ def test_a_storm_of_signals_while_shards_are_saved_ends_with_the_newest_file(
                 trainer.event(frames.Persisted)
                 trainer.send(frames.SealedEverywhere(attempt=1, step=number))
         arena.close()
-        wait_until(lambda: keep_last_in_effect(socket_path) == "100")
+        wait_until(lambda: keep_last_in_effect(socket_path) == "101")
         with connected(socket_path) as client:
             assert client.checkpoints("demo")[0].checkpoint == CheckpointId(1, 100)
     log = socket_path.with_name("daemon.log").read_text()
