@@ -65,7 +65,7 @@ def test_what_is_sealed_cannot_be_abandoned() -> None:
     gate = CopyGate()
     gate.seal()
     gate.abandon()
-    gate.wait_sealed()
+    gate.wait_sealed()  # raises CopyAbandonedError where it could be
 
 
 @pytest.fixture
