@@ -6,6 +6,7 @@ next: its busy steps against its quiet ones, which see the same neighbours and t
 
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 from typing import assert_never
 
 from .drift_machine import Block, DriftWindow, Spread
@@ -32,7 +33,7 @@ WARMUP_STEPS = 5
 PAUSE_FACTOR, PAUSE_DEVIATIONS = 3.0, 6.0
 """A step so much longer than the mean quiet one is a pause: an evaluation, the end of an epoch."""
 PAUSE_NEEDS = 8
-"""Steps to be known before one can be an exception."""
+"""Of fewer steps, one that was a pause would hide all others in its deviation: before, the median tells."""
 PAUSES_MAX = 2
 """Of quiet steps in a row; one more, and they are the rule."""
 FIRST_STEPS, FIRST_KEPT, FIRST_NEEDS = 2, 8, 2
@@ -119,6 +120,8 @@ class CostMeter:
         self._cycle: _Cycle | None = None
         self._held_back: list[float] = []
         """Quiet steps that may be pauses."""
+        self._newest_s = deque[float](maxlen=PAUSE_NEEDS)
+        """Steps of whatever kind but busy."""
         self._since_taken = 0
         self._long_first = deque[bool](maxlen=FIRST_KEPT)
         """For each of the newest checkpoints: whether a long step came right after it."""
@@ -232,6 +235,8 @@ class CostMeter:
         self._trained_s += passed_s
         self.attempt_s += passed_s
         self.steps += 1
+        if not step.is_busy:
+            self._newest_s.append(step.step_s)
         if self.steps <= WARMUP_STEPS:
             return
         self._measured = self._measured.joined(Block(1, step.step_s, 0.0))
@@ -271,11 +276,9 @@ class CostMeter:
 
     def _is_long(self, step_s: float) -> bool:
         known = self._step.spread
-        return (
-            known is not None
-            and known.count >= PAUSE_NEEDS
-            and step_s > max(PAUSE_FACTOR * known.mean, known.mean + PAUSE_DEVIATIONS * known.deviation)
-        )
+        if known is None or known.count < PAUSE_NEEDS:
+            return bool(self._newest_s) and step_s > PAUSE_FACTOR * median(self._newest_s)
+        return step_s > max(PAUSE_FACTOR * known.mean, known.mean + PAUSE_DEVIATIONS * known.deviation)
 
     def _checkpoint_taken(self) -> None:
         self.taken += 1

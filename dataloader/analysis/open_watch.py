@@ -57,6 +57,12 @@ BeforeChange = Callable[[str, bool], None]
 """Called with a path that is about to be changed itself (True), or made, removed or renamed (False)."""
 
 
+class _OfThread(threading.local):
+    """Whether this thread is within the watch: what it opens there is ours, what others open meanwhile is not."""
+
+    is_so = False
+
+
 class OpenWatch:
     """What one process, and those forked from it, have opened."""
 
@@ -68,7 +74,7 @@ class OpenWatch:
         self._names: int | None = None
         self._pid = 0
         self._known: set[str] = set()
-        self._busy = False
+        self._busy = _OfThread()
         self._own_thread: int | None = None
         self._maps_due_s = 0.0
 
@@ -104,24 +110,24 @@ class OpenWatch:
 
     def event(self, event: str, arguments: tuple[object, ...]) -> None:
         """Take note of an audit event."""
-        if self._busy or self._folder is None or (event != "open" and event not in _CHANGES):
+        if self._busy.is_so or self._folder is None or (event != "open" and event not in _CHANGES):
             return
         if self._own_thread == threading.get_ident():
             return
-        self._busy = True  # what is opened below is ours
+        self._busy.is_so = True  # what is opened below is ours
         try:
             if event == "open":
                 self._opens(arguments)
             elif self._before_change is not None:
                 self._changes(event, arguments, self._before_change)
         finally:
-            self._busy = False
+            self._busy.is_so = False
 
     def declare(self, paths: Iterable[str]) -> None:
         """Name files that a source says it reads, whoever opens them."""
         if self._folder is None:
             return
-        self._busy = True
+        self._busy.is_so = True
         try:
             self._renew()
             for path in paths:
@@ -130,13 +136,13 @@ class OpenWatch:
                     self._known.add(real)
                     self._write(real)
         finally:
-            self._busy = False
+            self._busy.is_so = False
 
     def look(self) -> None:
         """Name what is open or mapped and was not opened by Python code."""
         if self._folder is None:
             return
-        self._busy = True
+        self._busy.is_so = True
         try:
             self._renew()
             for path in self._held_now():
@@ -144,7 +150,7 @@ class OpenWatch:
                 if self._is_data(path) and WROTE + path not in self._known:
                     self._write(NATIVE + path)
         finally:
-            self._busy = False
+            self._busy.is_so = False
 
     def _held_now(self) -> Iterator[str]:
         """Yield what is held and not known yet; mappings only as often as LOOK_SHARE allows."""
@@ -157,7 +163,7 @@ class OpenWatch:
 
     def _know_held(self) -> None:
         """Take what is held now for known: opened before anybody watched, by whom cannot be told; it is data still."""
-        self._busy = True
+        self._busy.is_so = True
         try:
             self._renew()
             for path in self._held_now():
@@ -165,7 +171,7 @@ class OpenWatch:
                 if self._is_data(path):
                     self._write(path)
         finally:
-            self._busy = False
+            self._busy.is_so = False
 
     def _opens(self, arguments: tuple[object, ...]) -> None:
         path = _path(arguments[0])
@@ -212,13 +218,14 @@ class OpenWatch:
     def _renew(self) -> None:
         """Have a file of this process' own: a forked one starts with its parent's."""
         assert self._folder is not None
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
+        pid = os.getpid()
+        if self._pid != pid:
             self._names = os.open(
-                os.path.join(self._folder, f"{self._pid}.names"),
+                os.path.join(self._folder, f"{pid}.names"),
                 os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
                 0o600,
             )
+            self._pid = pid  # last: another thread does not write to the parent's meanwhile
 
     def _write(self, line: str) -> None:
         assert self._names is not None

@@ -75,6 +75,28 @@ def test_an_evaluation_is_no_step(pauses: int) -> None:
     assert meter.pauses == pauses
 
 
+@pytest.mark.parametrize("at", [0, 1, 3, 7])
+def test_an_evaluation_among_the_first_steps_is_none(at: int) -> None:
+    """Taken for a step, it would make all later ones look ordinary: its deviation is that of a pause."""
+    meter = Meter().steps_of(7.0, *[STEP_S] * (WARMUP_STEPS - 1 + at)).steps_of(30.0)
+    for _ in range(5):
+        meter.steps_of(*[STEP_S] * 20, 30.0)
+    assert step_s(meter.steps_of(STEP_S)) == pytest.approx(STEP_S)
+    assert meter.pauses == 6
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 7])
+def test_an_evaluation_right_after_steps_became_others_is_none(at: int) -> None:
+    meter = warm()
+    while not meter.drifts:
+        meter.steps_of(1.5 * STEP_S)
+    meter.steps_of(*[1.5 * STEP_S] * at)
+    for _ in range(5):
+        meter.steps_of(30.0, *[1.5 * STEP_S] * 20)
+    assert step_s(meter) == pytest.approx(1.5 * STEP_S)
+    assert meter.pauses == 5
+
+
 def test_many_long_steps_in_a_row_are_the_new_length() -> None:
     meter = warm().steps_of(*[30.0] * 3)
     assert step_s(meter) == pytest.approx(30.0)

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,13 @@ def content_of(fd: int) -> bytes:
 
 
 def files_with_canary(devices: list[Path]) -> list[Path]:
-    paths = [path for device in devices for path in device.rglob("*") if path.is_file()]
-    return [path for path in paths if CANARY in path.read_bytes()]
+    """Return the files in which it is found, of a daemon that may delete some meanwhile."""
+    found = list[Path]()
+    for path in (path for device in devices for path in device.rglob("*")):
+        with suppress(FileNotFoundError):
+            if path.is_file() and CANARY in path.read_bytes():
+                found.append(path)
+    return found
 
 
 def lent(trainer: FakeTrainer, arena: FakeArena, step: int) -> list[bytes]:

@@ -32,8 +32,9 @@ def reader_of(uid: int, socket_path: Path) -> HostileReader:
         return HostileReader(socket_path)
 
 
-def memory_of(arena: FakeArena, reader: HostileReader) -> tuple[bytes, bytes, bytes]:
-    """Return all that is in an arena, in a staging and in a cache."""
+def memory_of(arena: FakeArena, reader: HostileReader, budget_bytes: int) -> tuple[bytes, bytes, bytes]:
+    """Return all that is in an arena, in a staging and in a cache, once that one has all its pages."""
+    wait_until(lambda: os.fstat(reader.arena_fd).st_size == budget_bytes)
     cache = os.pread(
         reader.arena_fd, os.fstat(reader.arena_fd).st_size, 0
     )  # a page that is not there is zeros
@@ -136,17 +137,17 @@ class TestRuns:
     ) -> None:
         """Arena, cache and staging, of the same sizes, right after the first has gone."""
         let_in(node_config, socket_path, ["*"])
-        sample = random.Random("canary").randbytes(4096)
+        sample, budget_bytes = random.Random("canary").randbytes(4096), 1 << 20
         with node_daemon(node_config, socket_path):
             with trainer_of(A, socket_path) as a, reader_of(A, socket_path) as reader:
                 arena = begun(a, SAME)
                 save(a, arena, FIRST, seed=1)
                 kept = [each for each in arena.content(1).values() if len(each) >= 32]
                 assert kept
-                reader.open_cache(4, fingerprint="photographs")
+                reader.open_cache(4, fingerprint="photographs", budget_bytes=budget_bytes)
                 reader.stage()
                 reader.fill({0: sample})
-                places = memory_of(arena, reader)
+                places = memory_of(arena, reader, budget_bytes)
                 assert all(each in places[0] for each in kept)
                 assert sample in places[1]
                 assert sample in places[2]
@@ -157,10 +158,10 @@ class TestRuns:
                 root.drop_cache(root.status().caches[0].number)
             with trainer_of(B, socket_path) as b, reader_of(B, socket_path) as reader:
                 arena = begun(b, SAME)
-                reply = reader.open_cache(4, fingerprint="photographs")
+                reply = reader.open_cache(4, fingerprint="photographs", budget_bytes=budget_bytes)
                 assert isinstance(reply, frames.CacheOpened), reply
                 reader.stage()
-                places = memory_of(arena, reader)
+                places = memory_of(arena, reader, budget_bytes)
                 assert [len(each) for each in places] == sizes
                 canaries = [each[:32] for each in (sample, *kept)]
                 assert not [canary for canary in canaries for place in places if canary in place]

@@ -270,6 +270,34 @@ def test_the_interpreter_is_no_data() -> None:
     assert os.path.realpath(sys.executable) not in done.stdout.split()
 
 
+def test_what_another_thread_opens_while_one_looks_is_named_by_who_opened_it(tmp_path: Path) -> None:
+    """Sending a tensor, a worker's feeder thread makes files of its own: that is not native code."""
+    code = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from everstep.dataloader.analysis import open_watch\n"
+        "here, opened = Path(sys.argv[1]), []\n"
+        "found = open_watch.open_files\n"
+        "def meanwhile(known):\n"
+        "    def opens():\n"
+        "        opened.extend([(here / 'made').open('xb'), (here / 'data').open('rb')])\n"
+        "    other = threading.Thread(target=opens)\n"
+        "    other.start()\n"
+        "    other.join()\n"
+        "    yield from found(known)\n"
+        "(here / 'data').write_bytes(b'1')\n"
+        "watch = open_watch.watch_opens(sys.argv[2], drops=False)\n"
+        "open_watch.open_files = meanwhile\n"
+        "watch.look()\n"
+    )
+    names, here = tmp_path / "scratch" / "names", tmp_path / "here"
+    names.mkdir(parents=True)
+    here.mkdir()
+    subprocess.run([sys.executable, "-P", "-c", code, here, names], check=True)
+    [path] = names.iterdir()
+    assert set(path.read_text().splitlines()) == {f"wrote\t{here / 'made'}", f"{here / 'data'}"}
+
+
 # -- declared files ------------------------------------------------------------------------------------------------
 
 
