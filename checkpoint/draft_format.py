@@ -162,6 +162,7 @@ class DraftReader:
             draft = _like(known.draft, document)
             check_rank(draft.checkpoint, draft.parent, draft.rank, draft.world_size)
             return draft
+        self._believed = known = None  # of another layout: not kept beside the new one
         draft = _draft_of(document)
         check_draft(draft, slot_size_bytes, is_ring=is_ring)
         self._believed = _Believed(
