@@ -14,9 +14,10 @@ from .what_if_plan import Costs, Limit, Setting, predict
 
 SAME = 1.02
 """Two runs whose times differ by less are equal: what repeated runs of one script differ by on a quiet machine."""
-BUSY = 0.5
-"""Workers that work for this share of the time are what bounds the speed: of those that wait for a slow trainer, who
-has prefetched batches enough, most sleep."""
+BUSY = 0.75
+"""Workers that work for this share of the time are what bounds the speed: those that a slow trainer keeps waiting, who
+has prefetched batches enough, sleep at least for the rest. Of two workers one would nearly be enough where each works
+half of the time: taking a batch of 16 can cost the trainer 2 ms."""
 QUEUED = 0.1
 """Share of their work in which workers waited for a core, from which on cores are short."""
 FILLED = 0.7
