@@ -3,6 +3,7 @@ import hashlib
 import json
 import struct
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.checkpoint.draft_format import DraftEncoder, decode_draft, encode_draft, written_pieces
+from everstep.checkpoint.draft_format import (
+    DraftEncoder,
+    DraftReader,
+    decode_draft,
+    encode_draft,
+    written_pieces,
+)
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_format import (
@@ -168,6 +175,25 @@ def test_draft_reads_back_and_holds_together() -> None:
     found = decode_draft(encode_draft(draft))
     assert found == replace(draft, pieces=by_leaf(draft, draft.pieces))
     check_draft(found, 1 << 30)
+
+
+def test_a_layout_that_is_over_is_not_kept_beside_the_next_one() -> None:
+    """Each takes a dozen times its bytes; a daemon has a reader for each rank."""
+    layouts = [tuple(whole_leaf(f"{name}.{n}", "float32", (4,)) for n in range(3000)) for name in ("a", "b")]
+    drafts, reader, peaks = (
+        [encode_draft(make_draft(leaves)) for leaves in layouts],
+        DraftReader(),
+        list[int](),
+    )
+    tracemalloc.start()
+    try:
+        for draft in drafts:
+            tracemalloc.reset_peak()
+            assert len(reader.read(draft, 1 << 30).leaves) == 3000
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0]
 
 
 def test_a_draft_names_no_device_and_no_generation() -> None:
