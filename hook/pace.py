@@ -55,6 +55,8 @@ class Pace:
         self._slots = 2
         self._storage: StorageKnown | None = None
         self._steering, self._steering_lock = Steering(), threading.Lock()
+        self._followed = self._steering
+        """What the newest decision follows: asked for before it."""
 
     def _make(self, step: int) -> Frequency:
         if self._every is not None:
@@ -143,7 +145,7 @@ class Pace:
 
     def due(self, start: int, horizon: int) -> tuple[int, ...]:
         """Return the boundaries among [start, horizon) that get a checkpoint; asked once for each, on rank 0."""
-        steering = self._steering
+        steering = self._followed = self._steering
         if steering.budget is not None:
             self._frequency.limit(steering.budget)
         if steering.is_paused(time.time()):
@@ -153,7 +155,7 @@ class Pace:
     @property
     def decision(self) -> Decision:
         """How often, and why; meaningful on rank 0, which decides."""
-        decision, steering = self._frequency.decision, self._steering
+        decision, steering = self._frequency.decision, self._followed
         if not steering.is_paused(time.time()):
             return decision
         until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(steering.paused_until_unix_s))

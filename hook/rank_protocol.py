@@ -82,7 +82,7 @@ class Ranks(Protocol):
 
     @property
     def decision(self) -> Decision:
-        """How often, and why: the newest plan's, the same on all ranks that know it."""
+        """How often, and why: as the newest boundary was decided, the same on all ranks."""
         ...
 
     def ask_for_checkpoint(self, ask: Ask) -> None:

@@ -57,6 +57,8 @@ class StoreRanks:
     def __init__(self, run_id: str, pace: Pace) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._pace, self._decision = pace, pace.decision
+        self._coming = deque[tuple[int, Decision]]()
+        """Of the plans that begin at a later boundary."""
         self._peers: list[Figures] = []
         """Newest figures of the other ranks that have sent some; on rank 0."""
         self._figures_at_s = 0.0
@@ -159,6 +161,8 @@ class StoreRanks:
         if not known:
             self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
         with self._changed:
+            while self._coming and self._coming[0][0] <= step:
+                self._decision = self._coming.popleft()[1]
             due = self._lost is None and self._horizon.is_due(step)
             self._awaited |= {step} if due else set()
             return due
@@ -184,7 +188,7 @@ class StoreRanks:
 
     @property
     def decision(self) -> Decision:
-        """Rank 0's, as the newest plan brought it."""
+        """Rank 0's, by which the newest boundary was decided: one that comes pauses nothing yet."""
         return self._decision
 
     def ask_for_checkpoint(self, ask: Ask) -> None:
@@ -261,17 +265,21 @@ class StoreRanks:
 
     def _publish(self, plan: Plan) -> None:
         """Rank 0 knows its own plan at once; the others read it from the Store."""
-        self._decision = self._pace.decision
+        decision = self._pace.decision
         with self._changed:
-            self._horizon.receive(plan)
+            self._receive(plan, decision)
             self._sweep.published(plan)
             message = PlanMessage(
                 plan=plan,
-                decision=self._decision,
+                decision=decision,
                 needed_s=self._pace.needed_s,
                 left_s=self._ends.left_s,
             )
             self._outbox.append((f"plan/{plan.number}", dump_plan(message)))
+
+    def _receive(self, plan: Plan, decision: Decision) -> None:
+        self._horizon.receive(plan)
+        self._coming.append((plan.start, decision))
 
     def _mark(self) -> Mark:
         return Mark(plan=self._horizon.next_number, step=min(self._awaited | {self._step}))
@@ -341,8 +349,7 @@ class StoreRanks:
             if message.left_s is not None:
                 self._listener.end_heard(message.left_s)
             with self._changed:
-                self._decision = message.decision
-                self._horizon.receive(message.plan)
+                self._receive(message.plan, message.decision)
                 self._changed.notify_all()
 
     def _receive_requests(self) -> None:

@@ -19,7 +19,7 @@ from pausing import wait_until
 from torch._C._distributed_c10d import Store, TCPStore
 
 from everstep.checkpoint.frequency_plan import DEADLINE_ROOM
-from everstep.checkpoint.frequency_types import Limits
+from everstep.checkpoint.frequency_types import BoundKind, Limits
 from everstep.core.errors import ConfigError, DeadlineError, EverstepError, RanksLostError
 from everstep.core.ids import CheckpointId
 from everstep.hook import notice as notice_module
@@ -30,6 +30,7 @@ from everstep.hook.notice import CONFIRM_S, Preemption
 from everstep.hook.pace import Pace
 from everstep.hook.ranks import StoreRanks
 from everstep.hook.run_end import RunEnd
+from everstep.hook.steering_machine import Steering
 
 DEADLINE_S = 20.0
 
@@ -260,6 +261,30 @@ def test_every_rank_reckons_with_the_time_that_the_slowest_one_needs(
         for each in pair:
             assert not each.is_due(step)
     assert pair[1 - slow]._pace.own_needed_s == DEADLINE_ROOM * 1.0
+
+
+# -- what operators ask
+
+
+def test_a_run_is_called_paused_once_no_boundary_gets_a_checkpoint_any_more(rank: Make) -> None:
+    """Those of a plan that is out already are taken before anybody hears of the pause."""
+    pair = [rank(0, every=1), rank(1, every=1)]
+    for each in pair:
+        each.start(0, Completing())
+        each._pace.step_s = 0.1  # eight boundaries a plan
+    for step in range(1, 10):
+        assert all(each.is_due(step) for each in pair)
+    now_unix_s = time.time()
+    pair[0].steer(Steering(paused_until_unix_s=now_unix_s + 600, pause_asked_unix_s=now_unix_s))
+    passed: list[tuple[bool, bool]] = []
+    for step in range(10, 40):
+        due = {each.is_due(step) for each in pair}
+        paused = {each.decision.kind is BoundKind.PAUSED for each in pair}
+        passed.append((due.pop(), paused.pop()))
+        assert not due | paused, "both ranks alike"
+    assert passed[0] == (True, False), "its plan was out"
+    assert passed[-1] == (False, True)
+    assert {due is not paused for due, paused in passed} == {True}
 
 
 # -- the Store's keys

@@ -15,6 +15,7 @@ def test_a_pause_lists_no_boundary_until_it_is_over() -> None:
     assert pace.due(1, 11) == (5, 10)
     now_unix_s = time.time()
     pace.steer(Steering(paused_until_unix_s=now_unix_s + 600, pause_asked_unix_s=now_unix_s))
+    assert pace.decision.kind is BoundKind.FIXED, "what is decided already is not paused"
     assert pace.due(11, 31) == ()
     assert pace.decision.kind is BoundKind.PAUSED
     assert (pace.decision.interval_steps, "as asked" in pace.decision.reason) == (5, True)
