@@ -42,6 +42,7 @@ from .log import LogSection, begin_logging, with_environment
 from .node import Node
 from .nodes.service import serve_peers
 from .peer import Peer, identify
+from .processor_class import wait_for_turn
 from .service_manager import notify
 from .session import Session
 from .stacks import stacks_on_signal
@@ -88,6 +89,7 @@ def run_daemon(
         drop_privileges(config.daemon.user)
     os.umask(0o077)
     give_freed_memory_back()
+    wait_for_turn()
     with (
         _listen(config, private=private, given=given) as listener,
         stacks_on_signal(config.socket_path()),

@@ -9,6 +9,7 @@ from ...checkpoint.engine import Engine, Transfer, TransferDone, TransferKind
 from ...checkpoint.engine_choice import EngineChoice
 from ...checkpoint.engine_lanes import LanedEngine
 from ...core.errors import DeadlineError
+from ..processor_class import take_turn_at_once
 from ..watchdog_machine import Lane
 from .queue_counts import QueueCounts
 from .turns_machine import Turns, Urgency, cut
@@ -27,7 +28,9 @@ class DeviceQueue:
     def __init__(self, choice: EngineChoice) -> None:
         self.choice = choice
         self._engine: Engine = LanedEngine(choice.factory, QUEUE_LANES)
-        self._threads = ThreadPoolExecutor(QUEUE_LANES, thread_name_prefix="everstep-device")
+        self._threads = ThreadPoolExecutor(
+            QUEUE_LANES, thread_name_prefix="everstep-device", initializer=take_turn_at_once
+        )
         self._forgetting = ThreadPoolExecutor(1, thread_name_prefix="everstep-forget")
         self._lock = threading.Lock()
         self._turns = Turns[_Piece]()

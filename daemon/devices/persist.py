@@ -25,6 +25,7 @@ from ...proto import frames
 from ..access.usage import check_disk
 from ..arena import Arena
 from ..blocking import in_executor, in_thread
+from ..processor_class import take_turn_at_once
 from ..registry import Overlap, RankRecord, RunRecord, Snapshot
 from ..slot_machine import SlotState
 from .completer import Completer
@@ -51,7 +52,9 @@ class Persister:
         self._completer = Completer(node, self._notify)
         # Of their own: a trainer that stops in the middle of a copy, or a device that hangs, must not hold the threads
         # that all others need.
-        self._threads = ThreadPoolExecutor(WRITES_MAX, thread_name_prefix="everstep-write")
+        self._threads = ThreadPoolExecutor(
+            WRITES_MAX, thread_name_prefix="everstep-write", initializer=take_turn_at_once
+        )
         self._mender = Mender(node, self._threads)
 
     def seal(self, rank: RankRecord, frame: frames.Seal) -> None:

@@ -112,3 +112,45 @@ def test_memory_is_bounded() -> None:
     window.add(1.0)
     assert spread_of(window).count == SAMPLES_MAX // 2 + 1
     assert len(filled([1.0] * 5000).blocks) < 70
+
+
+STRETCHES = st.lists(
+    st.tuples(st.floats(1e-6, 1e4), st.floats(0, 1.5), st.integers(1, 40)), min_size=1, max_size=6
+)
+"""Of each: the mean, the deviation as a share of it, and how many samples."""
+
+
+@given(STRETCHES, st.integers(0, 2**32), st.booleans())
+def test_no_change_is_overlooked_for_being_quick(
+    stretches: list[tuple[float, float, int]], seed: int, is_skewed: bool
+) -> None:
+    """What `_may_be_over` passes by, comparing all cuts would not have forgotten either."""
+
+    class Thorough(DriftWindow):
+        def _may_be_over(self, chance: float) -> bool:
+            return True
+
+    draw = random.Random(seed)
+    quick, thorough = DriftWindow(), Thorough()
+    for mean, share, count in stretches:
+        for _ in range(count):
+            noise = draw.expovariate(1) - 1 if is_skewed else draw.gauss(0, 1)
+            sample = abs(mean * (1 + share * noise))
+            assert quick.add(sample) == thorough.add(sample)
+            assert quick.blocks == thorough.blocks
+
+
+def test_comparing_is_quick_where_nothing_changes() -> None:
+    """The cuts of steady times are passed by: each boundary has several windows, and training waits for them."""
+    draw, passed = random.Random(7), []
+
+    class Counting(DriftWindow):
+        def _may_be_over(self, chance: float) -> bool:
+            passed.append(not super()._may_be_over(chance))
+            return not passed[-1]
+
+    window = Counting()
+    for _ in range(500):
+        window.add(draw.gauss(0.1, 0.01))
+    assert len(passed) > 50
+    assert sum(passed) >= 0.95 * len(passed)
