@@ -62,6 +62,7 @@ from .nodes.peer_book import PeerBook
 from .registry import Lease, Lessee, RankRecord, Registry, RunRecord
 from .session import Session
 from .shared.share_book import ShareBook
+from .slot_machine import Drop
 from .traces import Traces
 from .turns import Rests, Turns
 from .web.site import Site
@@ -562,9 +563,9 @@ class Node:
         self.traces.copy_begun(rank, frame.arena, frame.slot)
         rank.snapshots.pop((frame.arena, frame.slot), None)
 
-    def abandon(self, rank: RankRecord, arena: int, slot: int) -> None:
-        """The trainer gave up a copy."""
-        self.metrics.persists.abandoned_total.inc()
+    def abandon(self, rank: RankRecord, arena: int, slot: int, why: Drop) -> None:
+        """A copy comes to nothing."""
+        self.metrics.persists.abandoned_total.labels(why.value).inc()
         self.free_slots(rank, arena, rank.arena(arena).machine.abandon(slot))
         if (arena, slot) in rank.overlaps:
             rank.overlaps[arena, slot].gate.abandon()
@@ -632,7 +633,7 @@ class Node:
             overlap.gate.abandon()
         for number, arena in rank.arenas.items():
             dropped = arena.machine.trainer_gone()
-            self.metrics.persists.abandoned_total.inc(len(dropped))
+            self.metrics.persists.abandoned_total.labels(Drop.TRAINER_GONE.value).inc(len(dropped))
             self.free_slots(rank, number, dropped)
 
     def keep_of(self, run: RunRecord) -> Keep:

@@ -21,6 +21,7 @@ from .connection import Connection, Manners
 from .devices import lending
 from .peer import Peer
 from .registry import Lease
+from .slot_machine import Drop
 
 if TYPE_CHECKING:
     from .node import Node
@@ -250,7 +251,7 @@ class Session:
             case frames.Copied():
                 node.persister.copied(rank, frame)
             case frames.Abandon():
-                node.abandon(rank, frame.arena, frame.slot)
+                node.abandon(rank, frame.arena, frame.slot, Drop.GIVEN_UP)
             case frames.Stream():
                 rank.stream(frame.arena).begin(frame.ranges)
             case frames.ChunkTaken():

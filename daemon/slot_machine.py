@@ -19,6 +19,19 @@ from ..core.errors import UsageError
 from ..core.ids import CheckpointId
 
 
+class Drop(Enum):
+    """Why a snapshot was dropped before it was sealed."""
+
+    GIVEN_UP = "given_up"
+    """By its trainer, whose log and report say why."""
+    TRAINER_GONE = "trainer_gone"
+    """In the middle of the copy."""
+    DRAFT = "draft"
+    """What the trainer sealed was refused."""
+    NOT_WRITTEN = "not_written"
+    """It streamed through a ring, and writing it failed."""
+
+
 class SlotState(Enum):
     """Where a slot is in its life."""
 

@@ -84,11 +84,13 @@ class Job:
             path.mkdir(parents=True)
         self.trainers: list[Trainer] = []
 
-    def start(self, *arguments: str, ranks: int = 1, storage: list[Path] | None = None) -> Trainer:
+    def start(
+        self, *arguments: str, ranks: int = 1, storage: list[Path] | None = None, restarts: int = 0
+    ) -> Trainer:
+        """Start it; several ranks by torchrun, which starts all of them again so many times when one has died."""
         script = [str(self.script), "--storage", *map(str, storage or self.storage), *arguments]
-        launcher = (
-            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-        )
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}"]
+        launcher = [*torchrun, f"--nproc-per-node={ranks}"] if ranks > 1 else []
         log = self.folder / f"trainer{len(self.trainers)}.log"
         self.trainers.append(Trainer(self._start([*launcher, *script], log), log))
         return self.trainers[-1]

@@ -28,6 +28,7 @@ from ..cache.metrics import CacheMetrics
 from ..devices.stores import OpenStore
 from ..nodes.metrics import PeerMetrics
 from ..shared.metrics import ShareMetrics
+from ..slot_machine import Drop
 from .memory_metrics import MemoryMetrics
 from .node_collector import NodeCollector
 from .restore_metrics import RestoreMetrics
@@ -112,8 +113,10 @@ class PersistMetrics:
     def __init__(self, make: "Maker") -> None:
         self.sealed_total = make.counter("snapshots_sealed", "Snapshots that trainers sealed")
         self.abandoned_total = make.counter(
-            "snapshots_abandoned", "Snapshots dropped before they were sealed"
+            "snapshots_abandoned", "Snapshots dropped before they were sealed", "reason"
         )
+        for drop in Drop:
+            self.abandoned_total.labels(drop.value)
         self.persisted_total = make.counter("shards_persisted", "Shards committed to the devices")
         self.failed_total = make.counter("shards_failed", "Shards that could not be committed", "reason")
         self.retried_total = make.counter(

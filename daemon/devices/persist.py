@@ -27,7 +27,7 @@ from ..arena import Arena
 from ..blocking import in_executor, in_thread
 from ..processor_class import take_turn_at_once
 from ..registry import Overlap, RankRecord, RunRecord, Snapshot
-from ..slot_machine import SlotState
+from ..slot_machine import Drop, SlotState
 from .completer import Completer
 from .mend import Mender, Mending
 from .stores import OpenStore
@@ -66,7 +66,7 @@ class Persister:
             self._seal_overlap(rank, arena, frame, rank.overlaps[frame.arena, frame.slot])
             return
         if arena.is_ring:  # writing it has failed, as was said: nothing holds its bytes any more
-            self._node.abandon(rank, frame.arena, frame.slot)
+            self._node.abandon(rank, frame.arena, frame.slot, Drop.NOT_WRITTEN)
             return
         arena.machine.seal(frame.slot, checkpoint)
         expected = _Expected(checkpoint=checkpoint, rank=rank.rank, world_size=rank.world_size)
@@ -106,7 +106,7 @@ class Persister:
     def _seal_overlap(self, rank: RankRecord, arena: Arena, frame: frames.Seal, overlap: Overlap) -> None:
         """The copy of an announced snapshot is finished: what is left of it is written, then its manifest."""
         if frame.draft_sha256 != overlap.draft_sha256:
-            self._node.abandon(rank, frame.arena, frame.slot)
+            self._node.abandon(rank, frame.arena, frame.slot, Drop.DRAFT)
             error = CorruptDataError("the draft of the manifest is not the one that was announced")
             self._report_failure(rank, overlap.checkpoint, error)
             return
@@ -258,7 +258,7 @@ class Persister:
                 _read_draft, rank.drafts, arena, frame, expected
             )  # the first of a layout takes 14 µs a leaf
         except EverstepError as error:
-            self._node.metrics.persists.abandoned_total.inc()
+            self._node.metrics.persists.abandoned_total.labels(Drop.DRAFT.value).inc()
             self._node.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
             self._report_failure(rank, expected.checkpoint, error)
             return None

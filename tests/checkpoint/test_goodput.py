@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from everstep.checkpoint.frequency_types import BoundKind, FailureKind
 from everstep.checkpoint.goodput_failures import (
     GPU_MTBF_S,
+    SPOT_NOTICE_S,
     Failure,
     FailureProcess,
     failures_of,
@@ -73,7 +74,9 @@ def test_each_process_has_its_mean_and_repeats_by_its_seed(process: FailureProce
     assert found != failures_of(process, 1000.0, 4e6, seed=4)
     assert all(earlier.at_s <= later.at_s < 4e6 for earlier, later in itertools.pairwise(found))
     nodes = sum(failure.kind is FailureKind.NODE for failure in found) / len(found)
-    assert nodes == (1.0 if process is FailureProcess.SPOT else pytest.approx(0.78, abs=0.04))
+    is_spot = process is FailureProcess.SPOT
+    assert nodes == (1.0 if is_spot else pytest.approx(0.78, abs=0.04))
+    assert {failure.notice_s for failure in found} == {SPOT_NOTICE_S if is_spot else 0.0}
 
 
 def test_weibull_and_bursts_come_together() -> None:

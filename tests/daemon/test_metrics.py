@@ -16,6 +16,7 @@ from everstep.core.ids import CheckpointId
 from everstep.daemon.control.client import connected
 from everstep.daemon.control.metrics import Metrics
 from everstep.daemon.devices.drive_flush import look_at_flush
+from everstep.daemon.slot_machine import Drop
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
 from everstep.proto.frames import SkipReason
@@ -57,6 +58,34 @@ def test_a_scrape_tells_what_has_happened(node_config: Path, devices: list[Path]
             after[f"everstep_device_write_bytes_per_second{{{device}}}"] == 0
         )  # too little was written to tell
     assert _engines(after) == [str(device) for device in devices]
+
+
+def test_dropped_snapshots_are_counted_by_what_became_of_them(node_config: Path, socket_path: Path) -> None:
+    def counted() -> dict[str, float]:
+        found = {
+            drop.value: scrape(port)[f"everstep_snapshots_abandoned_total{{{drop.value}}}"] for drop in Drop
+        }
+        return {reason: count for reason, count in found.items() if count}
+
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run([Path("nvme0"), Path("nvme1")])
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            assert counted() == {}
+            arena.begin(CheckpointId(1, 1))
+            trainer.send(frames.Abandon(arena=arena.ready.arena, slot=0, reason="a leaf has changed"))
+            trainer.offers()  # answered after it
+            assert counted() == {"given_up": 1}
+            arena.begin(CheckpointId(1, 2))
+            arena.seal_draft(CheckpointId(1, 2), b"no draft")
+            assert isinstance(trainer.event(frames.PersistFailed), frames.PersistFailed)
+            assert counted() == {"given_up": 1, "draft": 1}
+            arena.begin(CheckpointId(1, 3))
+            trainer.offers()
+            arena.close()
+        wait_until(lambda: counted() == {"given_up": 1, "draft": 1, "trainer_gone": 1})
 
 
 def test_a_restore_counts_when_the_trainer_has_verified_it(node_config: Path, socket_path: Path) -> None:

@@ -113,6 +113,44 @@ def test_what_cannot_be_pinned_is_said_and_not_undone(
     copies.unregister(arena)
 
 
+class Library:
+    """What torch does not bind of the runtime: counts the errors that were taken back."""
+
+    def __init__(self) -> None:
+        self.cleared = 0
+
+    def cudaGetLastError(self) -> int:  # noqa: N802
+        self.cleared += 1
+        return OUT_OF_MEMORY
+
+    def cudaThreadExchangeStreamCaptureMode(self, mode: object) -> int:  # noqa: N802
+        return 0
+
+
+@pytest.mark.parametrize(("code", "cleared"), [(OUT_OF_MEMORY, 1), (0, 0)])
+def test_a_refused_registration_leaves_no_error_behind_and_checkpoints_are_taken_without(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, cleared: int
+) -> None:
+    """CUDA's errors stick: torch would raise this one at its next, innocent launch."""
+    library = Library()
+    monkeypatch.setattr(cuda_pinning, "_cuda_library", lambda: library)
+    driver.code = code
+    driver.let.set()
+    model, device = nn.Linear(8, 8), tmp_path / "d"
+    device.mkdir()
+    with (
+        daemon_process(Path(os.environ["EVERSTEP_SOCKET"])),
+        everstep.attach("unpinned", model=model, storage=device, every=10**6) as run,
+    ):
+        run.step()
+        assert run.wait(20)
+        run.checkpoint()
+        run.step()
+        assert run.wait(20)
+        assert (run.report().checkpoints_complete, run.report().failures) == (1, ())
+        assert (library.cleared, len(driver.pinned)) == (cleared, 1 - cleared)
+
+
 def test_checkpoints_are_skipped_meanwhile_with_that_reason_and_wait_waits_for_it(
     driver: Driver, tmp_path: Path
 ) -> None:

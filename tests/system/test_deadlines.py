@@ -119,6 +119,20 @@ def test_the_survivor_of_a_dead_rank_ends_at_once(job: Job) -> None:
     second.kill()
 
 
+def test_a_restart_by_torchrun_costs_none_of_the_time_that_it_gives_survivors(job: Job) -> None:
+    """The whole way: a rank dies, its peer ends, the next group has begun where the last checkpoint is."""
+    trainer = job.start("--every", "2", "--until", "6", ranks=2, restarts=1)
+    trainer.until_key("waiting")
+    trainer.until_key("waiting")
+    os.kill(rank_pid(trainer.process.pid, 1), signal.SIGKILL)
+    began_s = time.monotonic()
+    for _ in range(2):
+        assert trainer.until_key("restored")["restored"] == "1.6"
+    assert time.monotonic() - began_s < TORCHRUN_WAITS_S, "with two imports of torch and a daemon asked again"
+    assert "reason=SIGTERM came to this rank, not to all" in trainer.log
+    trainer.kill()
+
+
 def rank_pid(agent: int, rank: int) -> int:
     """Return the process of a rank below torchrun's agent."""
     for entry in Path("/proc").iterdir():
