@@ -7,8 +7,9 @@ modules and optimizers stands until one of its watches says otherwise; then only
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import attrgetter
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 
@@ -18,6 +19,8 @@ from .lazy_leaves import LazyLeaves, noted
 from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
 from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain
 from .tensor_watch import TensorWatch
+
+_T = TypeVar("_T")
 
 AT_ONCE_BYTES_MAX = 1024
 """A leaf of host memory so small is copied at the boundary, whatever may change it: 0.7 µs each, without the GIL.
@@ -71,30 +74,24 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Some leaves of one component."""
+class _Form:
+    """What some leaves look like: the same from one boundary to the next while the structure is."""
 
-    leaves: tuple[TensorLeaf, ...]
     aliases: tuple[Alias, ...]
     specs: tuple[LeafSpec, ...]
     at_once: tuple[bool, ...]
     devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some leaves of one component."""
+
+    form: _Form
+    leaves: tuple[TensorLeaf, ...]
     addresses: tuple[int, ...]
     copies: tuple[tuple[int, torch.Tensor], ...]
     """Leaves that are copies, and what they are copies of."""
-
-    def followed_by(self, other: "_Part") -> "_Part":
-        if not other.leaves and not other.aliases:
-            return self
-        return _Part(
-            leaves=self.leaves + other.leaves,
-            aliases=self.aliases + other.aliases,
-            specs=self.specs + other.specs,
-            at_once=self.at_once + other.at_once,
-            devices=self.devices + other.devices,
-            addresses=self.addresses + other.addresses,
-            copies=(),
-        )
 
     def current(self) -> "_Part":
         """Return the same leaves, with new copies."""
@@ -126,6 +123,15 @@ class _Walk:
         )
         self._begins = [begin for begin, _ in ranges]
         self._ends = [end for _, end in ranges]
+        self._forms: list[_Form] = []
+        self._form = _joined_form(self._forms)
+
+    def form_of(self, parts: Sequence[_Part]) -> _Form:
+        """Return the form of all parts together, as it was the last time unless one of theirs has changed."""
+        forms = [part.form for part in parts]
+        if forms != self._forms:
+            self._forms, self._form = forms, _joined_form(forms)
+        return self._form
 
     def look(self) -> LazyLeaves | None:
         """Return its lazy leaves as they are now, or None when something else has changed."""
@@ -295,17 +301,15 @@ def _joined(
     *,
     walked: bool,
 ) -> StateCapture:
-    whole = _Part((), (), (), (), (), (), ())
-    for part in parts:
-        whole = whole.followed_by(part)
+    form = walk.form_of(parts) if walk is not None else _joined_form([part.form for part in parts])
     return StateCapture(
-        leaves=whole.leaves,
-        aliases=whole.aliases,
+        leaves=_all(part.leaves for part in parts),
+        aliases=form.aliases,
         values=values,
-        specs=whole.specs,
-        at_once=whole.at_once,
-        devices=whole.devices,
-        addresses=whole.addresses,
+        specs=form.specs,
+        at_once=form.at_once,
+        devices=form.devices,
+        addresses=_all(part.addresses for part in parts),
         lazy=lazy,
         known=known,
         walk=walk,
@@ -313,16 +317,32 @@ def _joined(
     )
 
 
+def _joined_form(forms: Sequence[_Form]) -> _Form:
+    return _Form(
+        aliases=_all(form.aliases for form in forms),
+        specs=_all(form.specs for form in forms),
+        at_once=_all(form.at_once for form in forms),
+        devices=_all(form.devices for form in forms),
+    )
+
+
+def _all(items: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
+    return tuple(chain.from_iterable(items))
+
+
 def _part(entries: Sequence[_Entry], inside: dict[str, _Entry]) -> _Part:
     holders = [entry for entry in entries if entry.spec.name not in inside]
-    return _Part(
-        leaves=tuple(TensorLeaf(entry.spec, entry.tensor, entry.laziness) for entry in holders),
+    form = _Form(
         aliases=tuple(
             _alias(entry, inside[entry.spec.name]) for entry in entries if entry.spec.name in inside
         ),
         specs=tuple(map(attrgetter("spec"), holders)),
         at_once=tuple(map(attrgetter("at_once"), holders)),
         devices=tuple(entry.tensor.get_device() for entry in holders),
+    )
+    return _Part(
+        form=form,
+        leaves=tuple(TensorLeaf(entry.spec, entry.tensor, entry.laziness) for entry in holders),
         addresses=tuple(map(attrgetter("address"), holders)),
         copies=tuple(
             (index, entry.original)
