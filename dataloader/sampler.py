@@ -45,7 +45,8 @@ class OrderSampler(DistributedSampler[int]):
         raise UsageError(
             "this sampler belongs to an everstep DataLoader and cannot be iterated apart from it",
             hint="iterate the loader itself, which splits the data between ranks; for Accelerate see "
-            "everstep.dataloader.adapters, for torchdata everstep.dataloader.OrderBatchSampler",
+            "everstep.dataloader.adapters, for torchdata everstep.dataloader.OrderBatchSampler; Lightning's predict "
+            "wants a loader of torch's",
         )
 
     def __len__(self) -> int:

@@ -210,6 +210,26 @@ def test_lightning_leaves_our_sampler_alone(lightning: Any) -> None:
     assert not connector._requires_distributed_sampler(holder, make())
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("more", [{}, {"shuffle": False}, {"num_workers": 1}, {"batch_size": None}])
+def test_lightning_predicts_with_torchs_loader_only(lightning: Any, tmp_path: Path, more: State) -> None:
+    """It rebuilds a loader around its sampler there; what it would hand out then nobody has counted."""
+
+    class Module(lightning.LightningModule):
+        def predict_step(self, batch: torch.Tensor, batch_idx: int) -> list[int]:
+            return np.atleast_1d(batch).tolist()
+
+    trainer, loader = trainer_of(lightning, tmp_path), make(**more)
+    with pytest.raises(UsageError, match="cannot be iterated apart") as info:
+        trainer.predict(Module(), loader)
+    assert "Lightning's predict" in info.value.hint
+    assert loader.state_dict()["cursor"] == 0
+    predicted = trainer.predict(Module(), TorchDataLoader(Numbers(), batch_size=4))
+    assert [i for batch in predicted for i in batch] == list(range(N))
+
+
 # -- torchdata ------------------------------------------------------------------------------------------------------
 
 

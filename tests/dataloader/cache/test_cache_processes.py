@@ -15,6 +15,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cached import Blocks, HostileReader
@@ -223,6 +224,29 @@ def test_nothing_is_left_of_whoever_is_killed_and_a_restart_is_warm(tmp_path: Pa
         assert source.reads() == [], "what it had mapped it had until its end"
     names = [path.name for path in Path("/dev/shm").iterdir()]
     assert not [name for name in names if "everstep-cache" in name or "everstep-staging" in name]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_daemon_killed_in_mid_epoch_changes_no_batch(tmp_path: Path, workers: int) -> None:
+    """Half of the samples had been cached: these are read on from memory, the others from the source."""
+    source = Blocks(LENGTHS, tmp_path / "reads")
+    order: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "collate_fn": list}
+    plain = DataLoader[bytes]([source.content(index) for index in range(48)], **order)  # pyright: ignore[reportArgumentType]
+    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])) as process:
+        dataset = CachedDataset[bytes](source, budget="4MB")
+        for index in range(24):
+            assert dataset[index]
+        assert dataset.flush()
+        source.reads()
+        batches = list[object]()
+        for batch in DataLoader[bytes](dataset, num_workers=workers, **order):
+            batches.append(batch)
+            if len(batches) == 3:  # both workers are attached; of 12 they have begun 7 at most
+                process.kill()
+                process.wait()
+        assert batches == list(plain)
+        assert sorted(source.reads()) == list(range(24, 48))
+        dataset.close()
 
 
 def alive(pid: int) -> bool:
