@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from paired import Row, publish, row
-from recovery_time import fill
+from recovery_time import drop_caches, fill
 
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import whole_leaf
@@ -231,8 +231,13 @@ def _saver_attempts(node: Node) -> list["itertools.count[int]"]:
     return found
 
 
-def ready_s(node: Node) -> float:
-    """Return how long a daemon takes from its start until it is ready, over what its devices hold."""
+def ready_s(node: Node, *, is_cold: bool) -> float:
+    """Return how long a daemon takes from its start until it is ready, over what its devices hold.
+
+    Cold, its own program is read from the disk, too.
+    """
+    if is_cold:
+        drop_caches()
     began_s = time.perf_counter()
     with node.daemon():
         return time.perf_counter() - began_s
@@ -270,9 +275,14 @@ def rows(node: Node, given: argparse.Namespace) -> list[Row]:
             row(f"Jain's index of {SAVERS} runs that save at once", shares, goal=FAIRNESS, unit="ratio")
         )
     fill(node.directories, range(1, given.checkpoints + 1), leaf_count=given.leaves)
-    starts_s = [ready_s(node) for _ in range(given.rounds)]
-    what = f"start to ready with {given.checkpoints:,} checkpoints of {given.leaves} leaves"
-    found.append(row(what, starts_s, goal=READY_S, at_most=True, unit="s"))
+    for caches, is_cold in (("warm", False), ("cold", True)):
+        if is_cold and os.geteuid() != 0:
+            continue
+        starts_s = [ready_s(node, is_cold=is_cold) for _ in range(given.rounds)]
+        what = (
+            f"start to ready with {given.checkpoints:,} checkpoints of {given.leaves} leaves, caches {caches}"
+        )
+        found.append(row(what, starts_s, goal=READY_S, at_most=True, unit="s"))
     return found
 
 

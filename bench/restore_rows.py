@@ -1,7 +1,6 @@
 """The rows of `make bench-storage` about reading: restore(), from the call to the last verified byte in the tensors."""
 
 import contextlib
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from meter import Meter
 from node import hook_daemon
 from paired import Row, interleaved, ratios, row
 from persist_rows import best_fio, memory_row, scratch
+from recovery_time import drop_caches
 from rig import fio
 from rivals import state_of
 
@@ -78,6 +78,5 @@ def _save_once(model: Holder, stores: Sequence[Path]) -> None:
 
 
 def _drop_caches() -> None:
-    os.sync()
     with contextlib.suppress(PermissionError):  # direct reads do not need it
-        Path("/proc/sys/vm/drop_caches").write_text("3")
+        drop_caches()
