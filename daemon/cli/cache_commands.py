@@ -30,7 +30,7 @@ def _list(arguments: argparse.Namespace) -> int:
     from ..control.client import connected  # noqa: PLC0415  grpc is slow to import
 
     with connected(data_socket_path()) as daemon:
-        found = daemon.status().caches
+        found = daemon.caches()
     Output(as_json=arguments.json).show({"caches": found}, lambda console: draw_caches(console, found))
     return EXIT_DONE
 
@@ -48,7 +48,7 @@ def _members(arguments: argparse.Namespace) -> int:
     from ..control.client import connected  # noqa: PLC0415  grpc is slow to import
 
     with connected(data_socket_path()) as daemon:
-        found = daemon.status().members
+        found = daemon.members()
     Output(as_json=arguments.json).show({"members": found}, lambda console: draw_members(console, found))
     return EXIT_DONE
 

@@ -22,7 +22,7 @@ def shared(arguments: argparse.Namespace) -> int:
     from ..control.client import connected  # noqa: PLC0415  grpc is slow to import
 
     with connected(data_socket_path()) as daemon:
-        found = daemon.status().groups
+        found = daemon.groups()
     Output(as_json=arguments.json).show({"groups": found}, lambda console: draw_groups(console, found))
     return EXIT_DONE
 

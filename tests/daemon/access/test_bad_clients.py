@@ -23,6 +23,7 @@ import msgspec
 import pytest
 from hostile import HELLO, HOST, SETTLE_S, Attacked, Case, Evil, attacked, ended, paths_on
 from hostile_bytes import HTTP2, LONG, METRICS, NAMES, RESETS, RST_STREAM, SETTINGS, flood_of_resets
+from other_user import OTHER_USER
 from pausing import wait_until
 
 from everstep.core.ids import CheckpointId
@@ -755,7 +756,12 @@ def refusals(target: Attacked) -> None:
             assert isinstance(evil.receive(), frames.Failure)
 
 
-@pytest.mark.parametrize("name", CASES)
+CASES.update(OTHER_USER)  # they need root
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.root] * (name in OTHER_USER)) for name in CASES]
+)
 def test_it_is_refused_and_nothing_of_it_stays(target: Attacked, name: str) -> None:
     CASES[name](target)
     target.check()

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from users import UIDS, begun, let_in, save, trainer_of
 
-from everstep.daemon.testing import FakeTrainer, node_daemon
-from everstep.proto import frames
+from everstep.core.ids import CheckpointId
+from everstep.daemon.testing import node_daemon
 
 CAP_IPC_LOCK = 1 << 14
 
@@ -31,14 +32,22 @@ def facts_in(text: str) -> dict[str, str]:
 
 
 @pytest.mark.root
-def test_root_without_its_rights(node_config: Path, socket_path: Path) -> None:
-    with node_daemon(node_config, socket_path) as daemon, FakeTrainer(socket_path) as trainer:
-        assert isinstance(trainer.open_run([Path("nvme0"), Path("nvme1")]), frames.RunOpened)
+@pytest.mark.parametrize("users", [(), UIDS[:3]], ids=["for itself", "for several users"])
+def test_root_without_its_rights(node_config: Path, socket_path: Path, users: tuple[int, ...]) -> None:
+    if users:
+        let_in(node_config, socket_path, [str(uid) for uid in users])
+    with node_daemon(node_config, socket_path) as daemon, contextlib.ExitStack() as attached:
+        for uid in (0, *users[:2]):  # each is served, and goes on while is looked
+            trainer = attached.enter_context(trainer_of(uid, socket_path))
+            arena = begun(trainer, f"of-{uid}")
+            attached.callback(arena.close)
+            save(trainer, arena, CheckpointId(1, 1), seed=uid)
         facts = facts_of(daemon.pid)
         for key in ("CapPrm", "CapEff", "CapInh", "CapAmb", "CapBnd"):
             assert int(facts[key], 16) & ~CAP_IPC_LOCK == 0, (key, facts[key])
         assert facts["NoNewPrivs"] == "1"
         assert facts["Groups"] == ""
+        assert set(facts["Uid"].split()) == {"0"}
         statuses = dict(statuses_of_threads(daemon.pid))  # a thread has rights of its own
         assert daemon.pid in statuses
         for thread, status in statuses.items():
