@@ -25,6 +25,8 @@ from .hash_format import derive_keys, mix64_twice
 AugmentSeed = bool | Literal["batch"]
 """True: a seed for each sample. "batch": for each call of `__getitems__`, where there is one. False: none."""
 
+_INT64_MAX = 2**63 - 1
+
 
 def parse_augment_seed(value: object) -> AugmentSeed:
     """Return the choice; UsageError where it is none."""
@@ -67,11 +69,19 @@ def stream_seed(seed: int, epoch: int, shard: int, index: int) -> int:
     return mix64_twice(index, key_1, key_2)
 
 
+def pipe_seed(seed: int, epoch: int) -> int:
+    """Return the seed of the shufflers in a datapipe, the same for all its shares."""
+    return derive_keys("pipe", seed, epoch, 1)[0]
+
+
 def seed_generators(value: int) -> None:
-    """Seed the global generators of `random`, numpy and torch (CPU only, unlike torch.manual_seed)."""
+    """Seed the global generators of `random`, numpy and torch (CPU only, unlike torch.manual_seed).
+
+    Torch's without the highest bit: what it draws is the same, and `torch.initial_seed()` fits into a tensor.
+    """
     random.seed(value)
     np.random.seed(value >> 32)  # the legacy generator is what augmentation code draws from
-    torch.default_generator.manual_seed(value)
+    torch.default_generator.manual_seed(value & _INT64_MAX)
 
 
 @contextmanager

@@ -6,14 +6,15 @@ It stays at one place of one stream: a ticket goes on behind the one before, unl
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from copy import deepcopy
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
-from torch.utils.data import get_worker_info
+import torch
+from torch.utils.data import IterDataPipe, get_worker_info, graph_settings
 
 from ..core.errors import LoaderStateError
 from .batch_maker import AnyTicket, MadeBatch, note_nothing
-from .sample_seed import preserved, seed_generators, stream_seed
+from .sample_seed import pipe_seed, preserved, seed_generators, stream_seed
 from .stream_plan import Shard, Standing, StreamTicket
 from .user_sampler import Stateful
 from .workers.phase import Phase
@@ -99,6 +100,7 @@ class StreamMaker:
             setter = getattr(dataset, name, None)
             if callable(setter):
                 setter(*values)
+        _take_share(dataset, ticket)
         if own is not None and isinstance(dataset, Stateful):
             dataset.load_state_dict(own)
         stream = iter(cast("list[object]", dataset))
@@ -154,6 +156,16 @@ class Pristine:
     def has_ended(self) -> None:
         """Note that the dataset was read to its end."""
         self._is_in_the_middle = False
+
+
+def _take_share(dataset: object, ticket: StreamTicket) -> None:
+    """Have the `sharding_filter` of a datapipe take this share, of one shuffled order for all shares; as torch does."""
+    if not isinstance(dataset, IterDataPipe):
+        return
+    graph = cast(Any, graph_settings)  # torch leaves type arguments out
+    graph.apply_random_seed(dataset, torch.Generator().manual_seed(pipe_seed(ticket.seed, ticket.epoch)))
+    share_count = ticket.world_size * ticket.share_count
+    graph.apply_sharding(dataset, share_count, ticket.share * ticket.world_size + ticket.rank)
 
 
 def _made(ticket: StreamTicket, sample_count: int, data: object, shard: Shard) -> MadeBatch:

@@ -24,6 +24,8 @@ from .object_index_format import (
 from .per_process import PerProcess
 from .protocol import checked_index
 from .url_format import public_url, secrets_of, without
+from .web_pages import PROTOCOLS as WEB
+from .web_pages import linked_objects, reason_of
 
 T = TypeVar("T")
 
@@ -38,6 +40,7 @@ ASKERS = 16
 _IN_MEMORY_OR_KERNEL = ("file", "local", "memory")
 """Protocols whose calls need no thread for their deadline: nothing of them can be given up."""
 
+_REFUSED = (401, 403)
 _TAGS = ("ETag", "etag", "content_md5", "md5Hash", "crc32c", "generation", "checksum")
 _MISTAKES = (AttributeError, KeyError, NotImplementedError, TypeError, ValueError)
 _jitter = random.SystemRandom()  # the global generators belong to the training
@@ -161,6 +164,8 @@ class ObjectSource:
             except Exception as exc:  # each client has errors of its own
                 pause = delay * _jitter.uniform(0.5, 1.0)
                 error = without(f"{type(exc).__name__}: {exc}", secrets_of(name, self._options))
+                if getattr(exc, "status", None) in _REFUSED:  # HTTP's client has no error of its own for it
+                    raise PermissionError(f"{what} is refused: {error}") from exc
                 if time.monotonic() + pause >= until:
                     raise StorageError(
                         f"{what} could not be {done} within {self._deadline_s:g} s: {error}",
@@ -207,21 +212,30 @@ class ObjectSource:
         try:
             if self._is_prefix:
                 prefix = self._places[0]
-                found = self._retried(prefix, "listed", lambda _: system.find(prefix, detail=True))
-                return encode_object_index(self._samples(found))
-            return encode_object_index(self._asked(system))
+                found = self._retried(prefix, "listed", lambda _: self._find(system, prefix))
+                samples = list(self._samples(found))
+                if all(each.size_bytes is not None for each in samples):
+                    return encode_object_index(samples)
+                return encode_object_index(self._asked(system, [each.name for each in samples]))
+            return encode_object_index(self._asked(system, self._places))
         except SourceChangedError as exc:
             raise UsageError(f"there is no object: {exc.message}", hint="check the URL") from exc
 
-    def _asked(self, system: Any) -> list[StoredObject]:
+    def _find(self, system: Any, prefix: str) -> Mapping[str, Mapping[str, object]]:
+        return linked_objects(system, prefix) if self._protocol in WEB else system.find(prefix, detail=True)
+
+    def _asked(self, system: Any, names: Sequence[str]) -> list[StoredObject]:
         def described(name: str) -> StoredObject:
             def ask(limit_s: float) -> Mapping[str, object]:
-                return self._in_time(lambda: system.info(name), limit_s)
+                try:
+                    return self._in_time(lambda: system.info(name), limit_s)
+                except FileNotFoundError as exc:
+                    raise (reason_of(exc) if self._protocol in WEB else exc) from None
 
             return _described(name, self._retried(name, "asked for its size", ask))
 
         with ThreadPoolExecutor(ASKERS) as pool:
-            return list(pool.map(described, self._places))
+            return list(pool.map(described, names))
 
     def _samples(self, found: Mapping[str, Mapping[str, object]]) -> Iterator[StoredObject]:
         for name in sorted(found):

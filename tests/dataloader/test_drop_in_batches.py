@@ -22,6 +22,7 @@ from torch.utils.data import (
     random_split,
 )
 
+from everstep.core.errors import UsageError
 from everstep.dataloader.workers.batches import Pinner
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is multi-threaded, use of fork:DeprecationWarning")
@@ -152,6 +153,34 @@ def test_shuffled_batches_hold_each_sample_once_in_another_order_each_epoch(num_
     epochs = [[int(i) for batch in loader for i in batch] for _ in range(3)]
     assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@workers
+def test_a_dataset_that_grew_is_refused_and_its_loader_keeps_its_length(num_workers: int) -> None:
+    data = [torch.ones(2) for _ in range(4)]
+    loader = ours(data, num_workers=num_workers)
+    data.append(torch.ones(2))
+    assert len(loader) == 4
+    assert len(torchs(data)) == 5
+    with pytest.raises(UsageError, match="had 4 samples when the loader was made and has 5 now"):
+        iter(loader)
+
+
+@workers
+def test_a_sampler_of_lists_is_refused_and_a_batch_sampler_does_its_work(num_workers: int) -> None:
+    class Bulk(Samples):
+        def __getitems__(self, indices: list[int]) -> list[object]:
+            asked.append(tuple(indices))
+            return [self[index] for index in indices]
+
+    asked: list[tuple[int, ...]] = []
+    lists = [[3, 1], [0, 2, 4]]
+    with pytest.raises(UsageError, match="the sampler yielded list"):
+        list(ours(Bulk(KINDS["int"]), batch_size=None, sampler=lists, num_workers=num_workers))
+    loader = ours(Bulk(KINDS["int"]), batch_sampler=lists, num_workers=num_workers, augment_seed=False)
+    assert [batch.tolist() for batch in loader] == lists
+    if num_workers == 0:
+        assert asked == [(3, 1), (0, 2, 4)]
 
 
 @workers

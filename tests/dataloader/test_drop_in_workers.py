@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from drop_in import ours, torchs
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from everstep.core.errors import UsageError
 
@@ -100,6 +103,65 @@ def test_worker_init_fn_runs_once_in_each_worker_before_any_sample(tmp_path: Pat
     for _ in range(2):
         assert all(bool(each.all()) for each in loader)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "x", "1": "x"}
+
+
+def test_a_seed_that_worker_init_fn_sets_holds_with_augment_seed_off(tmp_path: Path) -> None:
+    def init(_worker: int) -> None:
+        torch.manual_seed(4321)
+        (tmp_path / "ran").touch()
+
+    def report(_index: int) -> int:
+        return torch.initial_seed()
+
+    assert set(reports(report, worker_init_fn=init, augment_seed=False)) == {4321}
+    assert (tmp_path / "ran").exists()
+    seen = reports(report, worker_init_fn=init)
+    assert len(set(seen)) == 12, "each sample has a seed of its own, set just before it is read"
+    assert seen == reports(report, num_workers=0)
+
+
+@pytest.mark.parametrize(("num_workers", "ranks"), [(0, 1), (2, 1), (0, 2), (2, 2)])
+def test_workers_and_ranks_share_a_datapipe_with_a_sharding_filter(num_workers: int, ranks: int) -> None:
+    def epochs(seed: int) -> list[list[int]]:
+        shared: list[list[int]] = [[], []]
+        for rank in range(ranks):
+            pipe: Any = IterableWrapper(range(24))
+            pipe = pipe.shuffle(buffer_size=24).sharding_filter()
+            place = {"rank": rank, "world_size": ranks}
+            loader = ours(pipe, shuffle=True, num_workers=num_workers, seed=seed, **place)
+            for seen in shared:
+                seen += [int(each) for each in loader]
+        return shared
+
+    first, second = epochs(5)
+    assert sorted(first) == sorted(second) == list(range(24)), "each sample once, over workers and ranks"
+    assert first != second
+    assert [first, second] == epochs(5)
+    assert first != epochs(6)[0]
+
+
+def test_workers_that_hand_out_more_than_a_streams_length_are_not_warned_of() -> None:
+    class Unshared(IterableDataset[int]):
+        def __len__(self) -> int:
+            return 6
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(6))
+
+    loader = ours(Unshared(), num_workers=2)
+    assert len(loader) == 6
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*samples have been fetched")
+        assert sorted(int(each) for each in loader) == sorted([*range(6), *range(6)])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_seed_that_a_sample_sees_fits_into_a_tensor(num_workers: int) -> None:
+    loader = ours(Reporting(lambda _index: torch.initial_seed(), 64), num_workers=num_workers, batch_size=8)
+    seen = torch.cat(list(loader))
+    assert len(set(seen.tolist())) == 64
+    assert seen.dtype == torch.int64
+    assert int(seen.min()) >= 0
 
 
 def test_persistent_workers_keep_processes_and_their_dataset() -> None:
