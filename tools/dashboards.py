@@ -286,7 +286,10 @@ RUN = Board(
             unit="ops",
             queries=(
                 (rate("everstep_snapshots_sealed_total"), "{{instance}} sealed"),
-                (rate("everstep_snapshots_abandoned_total"), "{{instance}} abandoned"),
+                (
+                    rate("everstep_snapshots_abandoned_total", "reason"),
+                    "{{instance}} abandoned: {{reason}}",
+                ),
                 (rate("everstep_shards_persisted_total"), "{{instance}} committed"),
             ),
         ),

@@ -39,6 +39,7 @@ def test_traffic_latency_errors_and_saturation(node_config: Path, socket_path: P
             reader.fill({2: b"c" * 100})
             refused = reader.open_cache(4)  # one cache for a connection
             assert isinstance(refused, frames.Failure)
+            wait_until(lambda: scrape(port)[OPENED] == 3)  # a moment after its answer
             found = scrape(port)
         dataset.close()
 
