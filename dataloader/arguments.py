@@ -4,11 +4,11 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe, graph_settings
 
 from ..core.errors import UsageError
 from .batch_maker import MapDataset
@@ -42,6 +42,13 @@ def tier_of(dataset: object, sampler: object, batch_sampler: object) -> OrderKin
     if isinstance(dataset, cast(type, IterableDataset)):
         return OrderKind.STREAM
     return None if sampler is None and batch_sampler is None else OrderKind.SAMPLER
+
+
+def shuffled_datapipe(dataset: object, shuffle: object) -> object:
+    """Return the dataset; of a datapipe one that shuffles, or not, as torch makes it of `shuffle=`."""
+    if shuffle is None or not isinstance(dataset, IterDataPipe):
+        return dataset
+    return cast(Any, graph_settings).apply_shuffle_settings(dataset, shuffle=bool(shuffle))
 
 
 def check_arguments(dataset: object, kind: OrderKind | None, in_order: bool) -> None:
@@ -149,7 +156,7 @@ def parse_uneven(uneven: str) -> Uneven:
     try:
         return Uneven(uneven)
     except ValueError as exc:
-        raise UsageError(f"uneven is 'weight', 'drop' or 'error', got {uneven!r}") from exc
+        raise UsageError(f"uneven is 'weight', 'step', 'drop' or 'error', got {uneven!r}") from exc
 
 
 def parse_rank(rank: int | None, world_size: int | None) -> tuple[int, int] | None:

@@ -39,6 +39,7 @@ from .arguments import (
     parse_seed,
     parse_uneven,
     rank_and_size,
+    shuffled_datapipe,
     tier_of,
 )
 from .batch_maker import BatchMaker, MapDataset
@@ -86,8 +87,9 @@ class DataLoader(TorchDataLoader[T_co]):
             samples of some neighbouring blocks, for data that is read fast only in blocks.
         seed: decides the order and all augmentation, the same on every rank; if None, the initial seed of
             `generator`, else 0. (`generator` is used for nothing else.)
-        uneven: "weight", "drop" or "error": what to do when the end of an epoch cannot be shared evenly between
-            ranks (split_plan.py). With "weight" multiply the loss by `loader.weight`, so that DDP's mean is exact.
+        uneven: "weight", "step", "drop" or "error": what to do when the end of an epoch cannot be shared evenly
+            between ranks (split_plan.py). With the first two multiply the loss by `loader.weight`, so that DDP's mean
+            is exact.
         rank, world_size: both or neither; by default asked of torch.distributed at each iter().
         augment_seed: seed the global generators (random, numpy, torch) before each sample, by (seed, epoch, sample);
             a dataset with `__getitems__` is asked for one sample at a time then. "batch": for whole batches, under
@@ -129,6 +131,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.augment_seed: AugmentSeed = parse_augment_seed(augment_seed)
 
         # Who decides the order, and where the loop stands in it.
+        dataset = cast("Dataset[T_co]", shuffled_datapipe(dataset, shuffle))
         self._sample_count = count_of(dataset, kind)
         order = order_of(dataset, kind, self._sample_count, shuffle, parse_seed(seed, generator))
         self._position = Position(order)
@@ -391,7 +394,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._uneven is Uneven.ERROR and rest:
             raise UsageError(
                 f"epoch {self.epoch} ends with {rest} samples for {split.world_size} ranks, and uneven='error'",
-                hint="choose uneven='weight' or 'drop', or a dataset and batch size that divide",
+                hint="choose uneven='weight', 'step' or 'drop', or a dataset and batch size that divide",
             )
 
     def _warn_of_the_rest(self) -> None:

@@ -7,11 +7,13 @@ cursor (samples handed out so far, over all ranks) is the whole state, and any n
 Holes (holes_format.py) are left out of the stream: cursors are positions and leap over holes; the shares that are dealt
 out are turns, the numbers of the samples in the stream without holes.
 
-Only the last step of an epoch can be short. DDP averages the ranks' mean gradients, which is biased when parts
+Only the end of an epoch can be short. DDP averages the ranks' mean gradients, which is biased when parts
 differ, and a rank without a batch breaks BatchNorm and hangs collectives. `Uneven` is the caller's choice:
 
 * WEIGHT (default): nothing is lost; `Part.weight` times the rank's mean loss makes DDP's mean exact. A rank without a
   sample repeats one with weight 0: that is padding, and the ledger counts it apart.
+* STEP: as WEIGHT, but the samples that cannot be shared evenly (fewer than there are ranks) come in a step of their
+  own, the last one. So all ranks have batches of one size at each step, as gathering them asks for.
 * DROP: the samples that cannot be shared evenly (fewer than there are ranks) are left out and recorded as dropped.
 * ERROR: refused before the epoch begins, for who wants neither.
 """
@@ -23,9 +25,10 @@ from .holes_format import NO_HOLES, Holes
 
 
 class Uneven(Enum):
-    """What to do with a last step that cannot be shared evenly."""
+    """What to do with an end of an epoch that cannot be shared evenly."""
 
     WEIGHT = "weight"
+    STEP = "step"
     DROP = "drop"
     ERROR = "error"
 
@@ -91,7 +94,8 @@ class Split:
     def step_count(self, cursor: int = 0) -> int:
         """Return how many steps are left from `cursor`; the same on all ranks."""
         full, rest = divmod(self._left(self.holes.turns_before(cursor)), self.step_size)
-        return full + (self._short_total(rest) > 0)
+        short = self._short_total(rest)
+        return full + (short > 0) + (self.uneven is Uneven.STEP and 0 < short < rest)
 
     def uneven_rest(self, cursor: int = 0) -> int:
         """Return the size of the last step if its parts would differ, else 0: what `Uneven.ERROR` refuses."""
@@ -108,4 +112,7 @@ class Split:
     def _short_total(self, rest: int) -> int:
         if self.drop_last:
             return 0
-        return rest - rest % self.world_size if self.uneven is Uneven.DROP else rest
+        even = rest - rest % self.world_size
+        if self.uneven is Uneven.DROP:
+            return even
+        return even or rest if self.uneven is Uneven.STEP else rest

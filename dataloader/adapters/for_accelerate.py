@@ -41,7 +41,8 @@ class Accelerator(Protocol):
 class DataLoader(ResumableLoader[T_co]):
     """`everstep.DataLoader` for Accelerate: `accelerator.prepare(loader)` returns it as it is.
 
-    Arguments as there, and `accelerator`. `batch_size` is that of one process, as with Accelerate's own loaders.
+    Arguments as there, and `accelerator`; `uneven` is "step", so that `gather_for_metrics` finds as many rows on every
+    process. `batch_size` is that of one process, as with Accelerate's own loaders.
     `accelerator.save_state` and `load_state` carry its state: call `load_state` before the loop. The ledger is not part
     of them; `everstep.attach(..., loader=loader)` keeps both.
     """
@@ -54,6 +55,7 @@ class DataLoader(ResumableLoader[T_co]):
         self._accelerator = cast(Accelerator, accelerator)
         more.setdefault("rank", self._accelerator.process_index)
         more.setdefault("world_size", self._accelerator.num_processes)
+        more.setdefault("uneven", "step")
         self.end_of_dataloader = False
         self.remainder = -1
         """Of the last batch, the samples of all processes if some process repeats one; else -1: nothing to cut off."""

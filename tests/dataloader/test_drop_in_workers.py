@@ -140,6 +140,19 @@ def test_workers_and_ranks_share_a_datapipe_with_a_sharding_filter(num_workers: 
     assert first != epochs(6)[0]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_datapipe_that_does_not_shuffle_is_given_a_shuffler(num_workers: int) -> None:
+    def epoch(shuffle: bool | None) -> list[int]:
+        pipe: Any = IterableWrapper(range(40))
+        return [int(each) for each in ours(pipe.sharding_filter(), shuffle=shuffle, num_workers=num_workers)]
+
+    with pytest.warns(UserWarning, match="does not contain a `Shuffler`"):
+        shuffled = epoch(True)
+    assert sorted(shuffled) == list(range(40))
+    assert shuffled != list(range(40))
+    assert epoch(False) == epoch(None) == list(range(40))
+
+
 def test_workers_that_hand_out_more_than_a_streams_length_are_not_warned_of() -> None:
     class Unshared(IterableDataset[int]):
         def __len__(self) -> int:

@@ -32,15 +32,20 @@ def taken(parts: list[Part]) -> list[int]:
     return [p for part in parts if not part.is_padding for p in range(part.start, part.stop)]
 
 
-@given(count=counts, batch=sizes, plan=st.lists(st.tuples(sizes, st.integers(1, 5)), min_size=1, max_size=6))
+@given(
+    count=counts,
+    batch=sizes,
+    plan=st.lists(st.tuples(sizes, st.integers(1, 5)), min_size=1, max_size=6),
+    uneven=st.sampled_from([Uneven.WEIGHT, Uneven.STEP]),
+)
 def test_every_position_once_at_any_and_changing_number_of_ranks(
-    count: int, batch: int, plan: list[tuple[int, int]]
+    count: int, batch: int, plan: list[tuple[int, int]], uneven: Uneven
 ) -> None:
     """`plan`: (world size, steps until the job is killed and resumed at the next world size)."""
     cursor, seen = 0, list[int]()
     for world, step_count in [*plan, (3, 10**6)]:
         for _ in range(step_count):
-            parts = step(count, batch, world, cursor)
+            parts = step(count, batch, world, cursor, uneven)
             whole = [part for part in parts if part is not None]
             if not whole:
                 assert cursor == count
@@ -76,6 +81,18 @@ def test_drop_shares_evenly_and_loses_less_than_one_sample_per_rank(
         cursor = whole[0].next_cursor
     assert parts == [None] * world
     assert 0 <= count - cursor < world
+
+
+@given(count=counts, batch=sizes, world=sizes)
+def test_step_shares_evenly_and_gives_the_rest_in_one_step_more(count: int, batch: int, world: int) -> None:
+    cursor, totals = 0, list[int]()
+    while (parts := step(count, batch, world, cursor, Uneven.STEP))[0] is not None:
+        whole = [part for part in parts if part is not None]
+        assert len({part.stop - part.start for part in whole}) == 1, "batches of one size"
+        totals.append(len(taken(whole)))
+        cursor = whole[0].next_cursor
+    assert cursor == sum(totals) == count
+    assert [total for total in totals if total % world] == [count % world] * (count % world > 0)
 
 
 def test_drop_last_leaves_out_the_whole_short_step() -> None:

@@ -46,9 +46,10 @@ def main(folder: Path) -> None:
 
     say(rank, "even", map(plainly, epoch(22)))
     say(rank, "fewer than ranks", map(plainly, epoch(17)))
+    say(rank, "a step more", map(plainly, epoch(23)))
     say(rank, "drop", map(plainly, epoch(23, uneven="drop")))
-    say(rank, "objects", map(as_objects, epoch(23)))
-    say(rank, "padded", map(padded, epoch(23)))
+    say(rank, "objects", map(as_objects, epoch(23, uneven="weight")))
+    say(rank, "padded", map(padded, epoch(23, uneven="weight")))
 
     accelerator.free_memory()  # its states are numbered in the order of prepare
     begun = epoch(22)
