@@ -206,6 +206,10 @@ class Node:
         """Tell whether a shard is being written, or copied to be."""
         return any(rank.persisting for rank in self.registry.ranks())
 
+    def is_storing(self) -> bool:
+        """Tell whether a shard is being written now. On any thread."""
+        return self.metrics.persists.is_any
+
     def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
         """Run `work` in the background; what it does not expect is reported as a bug in `doing`."""
         assert self._tasks is not None

@@ -16,6 +16,7 @@ from ..proto import frames
 from ..proto.frames import Reply
 from .arena import Arena
 from .commit_times import CommitTimes
+from .courtesy import Courtesy, trainers_courtesy
 from .devices.stores import OpenStore
 from .slot_machine import SlotState
 
@@ -149,6 +150,8 @@ class RankRecord:
     """When its shards were committed, for the metrics."""
     drafts: DraftReader = field(default_factory=DraftReader)
     """Reads what its trainer says of its snapshots."""
+    courtesy: Courtesy = field(default_factory=trainers_courtesy)
+    """Of what its trainer asks to be read: drafts and manifests."""
     unheard: list[frames.Persisted] = field(default_factory=list[frames.Persisted])
     """Of the newest attempt, committed while nobody held the rank: its trainer may live, and think that they failed."""
     streams: dict[int, Stream] = field(default_factory=dict[int, Stream])

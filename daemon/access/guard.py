@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from ...core.errors import EverstepError
 from ..control import health
 from ..control.caller import Context, caller_uid
-from ..control.courtesy import Courtesy
 from ..control.status_codes import MESSAGE_CHARS_MAX, status_code, trailing_metadata
+from ..courtesy import Courtesy
 from .access import NotAllowedError, UnknownCallerError
 from .open_calls import OpenCalls
 from .roles_plan import Caller, bare_name
@@ -47,7 +47,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, node: "Node") -> None:
         self._node = node
-        self._courtesy, self._open = Courtesy(node.is_writing), OpenCalls()
+        self._courtesy, self._open = Courtesy(), OpenCalls()
 
     async def intercept_service(
         self,
@@ -93,7 +93,7 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             with self._counted(caller.uid):
                 request = await self._request(requests, context)
-                async with self._courtesy.answering(left_s):
+                async with self._courtesy.answering(self._node.is_writing, left_s):
                     return await inner(request, context)
         except grpc.aio.AbortError:  # a handler has refused with a status of its own
             raise

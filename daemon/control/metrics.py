@@ -171,6 +171,11 @@ class PersistMetrics:
         self._pending.pop((arena, slot), None)
         self.persisting.dec()
 
+    @property
+    def is_any(self) -> bool:
+        """Whether a snapshot is being written now. On any thread."""
+        return bool(self._pending)
+
     def _backlog_bytes(self) -> float:
         return float(sum(size_bytes for _, size_bytes in list(self._pending.values())))
 

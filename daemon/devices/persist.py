@@ -123,7 +123,7 @@ class Persister:
     ) -> None:
         expected = _Expected(checkpoint=overlap.checkpoint, rank=rank.rank, world_size=rank.world_size)
         try:
-            draft = await in_thread(_read_draft, rank.drafts, arena, frame, expected)
+            draft = await self._read(rank, arena, frame, expected)
             await self._persist(rank, arena, frame.slot, draft, overlap)
         except EverstepError as error:  # of the draft: the seal, which refuses it, tells the trainer
             self._end_early(rank, arena, frame.slot, overlap, error)
@@ -254,9 +254,7 @@ class Persister:
     ) -> Draft | None:
         """Return the draft; None where it was refused, and its slot is free again."""
         try:
-            draft = await in_thread(
-                _read_draft, rank.drafts, arena, frame, expected
-            )  # the first of a layout takes 14 µs a leaf
+            draft = await self._read(rank, arena, frame, expected)
         except EverstepError as error:
             self._node.metrics.persists.abandoned_total.labels(Drop.DRAFT.value).inc()
             self._node.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
@@ -268,6 +266,13 @@ class Persister:
         arena.machine.persist(frame.slot)
         arena.seal(frame.slot)
         return draft
+
+    async def _read(
+        self, rank: RankRecord, arena: Arena, frame: frames.Seal | frames.Announce, expected: "_Expected"
+    ) -> Draft:
+        """Return the draft; the first of a layout takes 14 µs a leaf."""
+        async with rank.courtesy.answering(self._node.is_storing):
+            return await in_thread(_read_draft, rank.drafts, arena, frame, expected)
 
     async def _persist(
         self, rank: RankRecord, arena: Arena, slot: int, draft: Draft, overlap: Overlap | None = None

@@ -96,7 +96,8 @@ class Restorer:
     async def manifest(self, rank: RankRecord, frame: frames.GetManifest) -> frames.ManifestBytes:
         """Return a committed shard's manifest."""
         checkpoint = CheckpointId(frame.attempt, frame.step)
-        encoded = await in_thread(rank.run.store.manifest_content, checkpoint, frame.rank)
+        async with rank.courtesy.answering(self._node.is_storing):
+            encoded = await in_thread(rank.run.store.manifest_content, checkpoint, frame.rank)
         return frames.ManifestBytes(re=frame.request_id, manifest=encoded)
 
     def _in_memory(self, rank: RankRecord, checkpoint: CheckpointId) -> tuple[Arena, Snapshot] | None:

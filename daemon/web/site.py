@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from prometheus_client.exposition import choose_encoder
 
+from ..courtesy import Courtesy
 from .answer_format import HTML, JSON, LOGGED_IN, LOGIN_REFUSED, Answer, said
 from .credentials import Credentials
 from .request_format import RefusedError, Request, check_host
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ..node import Node
     from ..watchdog_machine import Lane
 
+ANSWER_S = 5.0
+"""Of a scrape's ten seconds, Prometheus' default; what is left when it has waited its longest is two."""
 ASK_S = 5.0
 """How long the daemon's own loop is waited for."""
 STATIC = {"/": ("index.html", HTML), "/app.js": ("app.js", "text/javascript; charset=utf-8")} | {
@@ -47,6 +50,7 @@ class Site:
         self._server = WebServer(section, self._credentials, self._handle)
         self._state = State(node)
         self._sessions, self._lock = Sessions(), threading.Lock()
+        self._courtesy = Courtesy()
         self._files = {path: _file(name, kind) for path, (name, kind) in STATIC.items()}
         self._loop = asyncio.get_running_loop()
         self._port = 0
@@ -106,7 +110,8 @@ class Site:
             return said(200, "ok")
         if request.path == "/metrics":
             self._check_scraper(request, caller)
-            return self._metrics(request)
+            async with self._courtesy.answering(self._node.is_storing, ANSWER_S):
+                return self._metrics(request)
         check_host(request, self._section.names)
         if not (self._section.is_loopback or self._section.has_tls):
             return said(

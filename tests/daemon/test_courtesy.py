@@ -3,16 +3,27 @@
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 
 import pytest
 
-from everstep.daemon.control.courtesy import APART_S, HURRY_S, REST, REST_S_MAX, Courtesy
+from everstep.daemon.courtesy import APART_S, HURRY_S, REST, REST_S_MAX, Courtesy
 
 LONG_S = 3600.0
 
 
-async def ask(courtesy: Courtesy, begins: list[float], took_s: float, left_s: float = LONG_S) -> None:
-    async with courtesy.answering(left_s):
+def writing() -> bool:
+    return True
+
+
+async def ask(
+    courtesy: Courtesy,
+    begins: list[float],
+    took_s: float,
+    is_writing: Callable[[], bool] = writing,
+    left_s: float = LONG_S,
+) -> None:
+    async with courtesy.answering(is_writing, left_s):
         begins.append(time.monotonic())
         await asyncio.sleep(took_s)
 
@@ -23,7 +34,7 @@ def gaps(begins: list[float]) -> list[float]:
 
 def test_quick_answers_rest_in_proportion_and_each_gets_its_turn() -> None:
     async def main() -> list[float]:
-        begins, courtesy = list[float](), Courtesy(lambda: True)
+        begins, courtesy = list[float](), Courtesy()
 
         async def again_and_again() -> None:
             for _ in range(3):
@@ -39,10 +50,10 @@ def test_quick_answers_rest_in_proportion_and_each_gets_its_turn() -> None:
 
 def test_beside_a_long_answer_others_begin_one_at_a_time() -> None:
     async def main() -> list[float]:
-        begins, courtesy, all_begun = list[float](), Courtesy(lambda: True), asyncio.Event()
+        begins, courtesy, all_begun = list[float](), Courtesy(), asyncio.Event()
 
         async def long() -> None:
-            async with courtesy.answering(LONG_S):
+            async with courtesy.answering(writing, LONG_S):
                 begins.append(time.monotonic())
                 if len(begins) == 3:
                     all_begun.set()
@@ -57,7 +68,7 @@ def test_beside_a_long_answer_others_begin_one_at_a_time() -> None:
 
 def test_after_a_long_answer_comes_a_bounded_rest() -> None:
     async def main() -> float:
-        begins, courtesy = list[float](), Courtesy(lambda: True)
+        begins, courtesy = list[float](), Courtesy()
         await ask(courtesy, begins, 1.5 * REST_S_MAX / REST)
         ended_s = time.monotonic()
         await ask(courtesy, begins, 0)
@@ -68,12 +79,10 @@ def test_after_a_long_answer_comes_a_bounded_rest() -> None:
 
 def test_nothing_waits_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> int:
-        courtesy, answered = Courtesy(lambda: False), 0
-        monkeypatch.setattr(
-            "everstep.daemon.control.courtesy.asyncio.sleep", None
-        )  # whoever waited would fail
+        courtesy, answered = Courtesy(), 0
+        monkeypatch.setattr("everstep.daemon.courtesy.asyncio.sleep", None)  # whoever waited would fail
         for _ in range(100):
-            async with courtesy.answering(LONG_S):
+            async with courtesy.answering(lambda: False, LONG_S):
                 answered += 1
         return answered
 
@@ -81,16 +90,15 @@ def test_nothing_waits_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_waits_goes_on_when_the_writing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("APART_S", "REST_S_MAX"):
-        monkeypatch.setattr(f"everstep.daemon.control.courtesy.{name}", LONG_S)
-    monkeypatch.setattr("everstep.daemon.control.courtesy.REST", LONG_S * 1e9)
+    monkeypatch.setattr("everstep.daemon.courtesy.APART_S", LONG_S)
+    monkeypatch.setattr("everstep.daemon.courtesy.REST", LONG_S * 1e9)
 
     async def main() -> list[float]:
         is_writing, begins = True, list[float]()
-        courtesy = Courtesy(lambda: is_writing)
+        courtesy = Courtesy(rest_s_max=LONG_S)
         async with asyncio.timeout(60):
-            async with courtesy.answering(LONG_S):
-                waiting = asyncio.create_task(ask(courtesy, begins, 0))
+            async with courtesy.answering(lambda: is_writing, LONG_S):
+                waiting = asyncio.create_task(ask(courtesy, begins, 0, lambda: is_writing))
                 await asyncio.sleep(0)
                 assert begins == []
                 is_writing = False
@@ -100,15 +108,31 @@ def test_who_waits_goes_on_when_the_writing_ends(monkeypatch: pytest.MonkeyPatch
     assert len(asyncio.run(main())) == 1
 
 
+def test_credit_is_used_up_before_there_is_a_rest_and_comes_back() -> None:
+    """The rests of two answers of 0.1 s are 1.8 s of the 2; the fifth waits for the whole rest of the fourth."""
+
+    async def main() -> list[float]:
+        begins, courtesy = list[float](), Courtesy(credit_s=2.0)
+        for _ in range(5):
+            await ask(courtesy, begins, 0.1)
+        await asyncio.sleep(3.0)  # nothing to do: all rests that were owed are over
+        for _ in range(2):
+            await ask(courtesy, begins, 0.1)
+        return begins
+
+    first, second, _, fourth, _, again = gaps(asyncio.run(main()))
+    assert max(first, second, again) < 0.1 * REST <= fourth
+
+
 @pytest.mark.parametrize("left_s", [0.0, HURRY_S / 2, HURRY_S])
 def test_whoever_is_in_a_hurry_is_answered_at_once(left_s: float) -> None:
     async def main() -> list[float]:
-        begins, courtesy = list[float](), Courtesy(lambda: True)
+        begins, courtesy = list[float](), Courtesy()
         long = asyncio.create_task(ask(courtesy, begins, REST_S_MAX))
         crowd = [asyncio.create_task(ask(courtesy, begins, 0)) for _ in range(20)]
         await asyncio.sleep(0)
         before = len(begins)
-        await ask(courtesy, begins, 0, left_s)
+        await ask(courtesy, begins, 0, left_s=left_s)
         assert len(begins) == before + 1, "nobody of those who have time went before"
         for each in (long, *crowd):
             each.cancel()

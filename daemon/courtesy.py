@@ -1,0 +1,72 @@
+"""While shards are written, questions wait a little: a person or a dashboard can, the drives and training cannot.
+
+Answering holds the GIL that the drives' threads need, and clients that ask without end keep a core of their own busy
+too. So while something is written no answer begins until the one before has ended, or `APART_S` have passed, and after
+an answer follows a rest of `REST` times its length. Whoever has little time left to its deadline is answered at once.
+
+What a trainer asks is its work: a rank has credit, and rests only when that is used up, as by drafts of ever new
+layouts.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncGenerator, Callable
+
+APART_S = 0.25
+"""Begins of answers that take long, most of them waiting for drives."""
+REST = 9
+"""So that answers take about a tenth of the time."""
+REST_S_MAX = 1.0
+TRAINER_REST_S_MAX = 5.0
+TRAINER_CREDIT_S = 5.0
+"""Of rests: answers that take half a second in all, as a draft of 20,000 leaves does, or thousands of usual ones."""
+LOOK_S = 0.01
+"""How often to look whether the writing has ended."""
+HURRY_S = 2.0
+"""Left to a deadline; the command line gives a question 30 s."""
+
+
+class Courtesy:
+    """Spreads the answers of one event loop, or those to one rank."""
+
+    def __init__(self, *, credit_s: float = 0.0, rest_s_max: float = REST_S_MAX) -> None:
+        """Rests of `credit_s` in all are not taken; none is longer than `rest_s_max`."""
+        self._credit_s, self._rest_s_max = credit_s, rest_s_max
+        self._turn = asyncio.Lock()
+        self._next_s = 0.0
+        self._rested_s = 0.0
+        """When all rests are over, taken or not."""
+
+    @contextlib.asynccontextmanager
+    async def answering(
+        self, is_writing: Callable[[], bool], left_s: float = math.inf
+    ) -> AsyncGenerator[None]:
+        """Wait for this answer's turn, `left_s` before its deadline; the block makes it.
+
+        `is_writing` says whether shards are being written now.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s - HURRY_S if left_s < math.inf else None), self._turn:
+                while is_writing() and time.monotonic() < self._next_s:  # noqa: ASYNC110  either ends it
+                    await asyncio.sleep(LOOK_S)
+        began_s = time.monotonic()
+        mine_s = self._next_s = began_s + APART_S
+        try:
+            yield
+        finally:
+            next_s = self._after(began_s, time.monotonic())
+            self._next_s = next_s if self._next_s == mine_s else max(self._next_s, next_s)
+
+    def _after(self, began_s: float, ended_s: float) -> float:
+        """Return when the next answer may begin, after one of this length."""
+        rest_s = min(REST * (ended_s - began_s), self._rest_s_max)
+        longest_s = ended_s + self._credit_s + self._rest_s_max
+        self._rested_s = min(max(self._rested_s, ended_s) + rest_s, longest_s)
+        return self._rested_s - self._credit_s
+
+
+def trainers_courtesy() -> Courtesy:
+    """Return that of one rank."""
+    return Courtesy(credit_s=TRAINER_CREDIT_S, rest_s_max=TRAINER_REST_S_MAX)

@@ -1,0 +1,80 @@
+"""While a shard is written, scrapes rest, and so does a trainer that has used up its credit: a real daemon."""
+
+import statistics
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scraping import scrape
+
+from everstep.checkpoint.leaf import whole_leaf
+from everstep.core.ids import CheckpointId
+from everstep.daemon.control.client import connected
+from everstep.daemon.courtesy import LOOK_S
+from everstep.daemon.testing import FakeTrainer, node_daemon
+from everstep.proto import frames
+
+FIRST = CheckpointId(1, 1)
+TRIES = 15
+DEADLINE_S = 60.0
+WIDE = tuple(whole_leaf(f"layers.{number}.weight", "float32", (4,)) for number in range(4000))
+
+
+def times_s(ask: Callable[[], object]) -> list[float]:
+    found: list[float] = []
+    for _ in range(TRIES):
+        began_s = time.perf_counter()
+        ask()
+        found.append(time.perf_counter() - began_s)
+    return found
+
+
+@contextmanager
+def being_written(socket_path: Path) -> Generator[None]:
+    """A snapshot of another run is announced and not copied on: its shard is being written until its trainer goes."""
+    with FakeTrainer(socket_path) as trainer:
+        trainer.open_run([Path("nvme0")], name="slow")
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(trainer.layout())
+        arena.begin(FIRST)
+        arena.announce(FIRST)
+        with connected(socket_path) as client:
+            port = client.status().daemon.metrics_port
+        while not scrape(port)["everstep_shards_persisting"]:
+            time.sleep(0.01)
+        yield
+        arena.close()
+
+
+def test_scrapes_rest_while_a_shard_is_written(node_config: Path, socket_path: Path) -> None:
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        at_once = times_s(lambda: scrape(port))
+        with being_written(socket_path):
+            resting = times_s(lambda: scrape(port))
+    assert min(at_once) < LOOK_S <= statistics.median(resting)
+
+
+def test_a_trainer_that_asks_without_end_rests_when_its_credit_is_used_up(
+    node_config: Path, socket_path: Path
+) -> None:
+    with node_daemon(node_config, socket_path), FakeTrainer(socket_path) as trainer:
+        trainer.open_run([Path("nvme0")], name="wide")
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(trainer.layout(WIDE), slot_count=1)
+        arena.save(FIRST, seed=1)
+        assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+
+        def ask() -> None:
+            question = frames.GetManifest(request_id=trainer.number(), attempt=1, step=1, rank=0)
+            assert isinstance(trainer.ask(question), frames.ManifestBytes)
+
+        with being_written(socket_path):
+            with_credit = times_s(ask)
+            deadline_s = time.monotonic() + DEADLINE_S
+            while statistics.median(times_s(ask)) < LOOK_S:
+                assert time.monotonic() < deadline_s, "it never rests"
+        at_once = times_s(ask)
+        arena.close()
+    assert max(min(with_credit), min(at_once)) < LOOK_S
