@@ -39,9 +39,10 @@ from .manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
 from .publication import PersistResult, Publication, check_committed
 from .run_store import RunStore
 from .shard_rules_plan import check_draft
-from .shard_write import ShardWrite, WriteFailedError, WrittenShard, named
+from .shard_write import ShardWrite, WriteFailedError, named
 from .storage_ops import ArenaRange
 from .succession_plan import REPLACES_NOTE, replaced_by
+from .written_shard import WrittenShard
 
 _NOT_IN_MEMORY = "it streamed through a ring, so that memory does not hold it to be written once more"
 

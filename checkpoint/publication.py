@@ -17,7 +17,8 @@ from .durable import discard, temporary_path
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, encode_manifest, manifest_name
 from .manifest_types import Manifest
 from .run_store import RunStore
-from .shard_write import DeviceWrite, WrittenShard
+from .shard_write import DeviceWrite
+from .written_shard import WrittenShard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,10 @@ class ProtectedError(UsageError):
     """It stays: it has a tag, or a restart may need it (the newest complete one, the one before it, anything newer)."""
 
 
+class NotPermittedError(UsageError):
+    """The daemon knows the caller, who may not do this: another role or another user may."""
+
+
 class ConfigError(UsageError):
     """A configuration key or value is not allowed."""
 

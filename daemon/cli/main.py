@@ -40,6 +40,7 @@ EXIT_CODES: dict[type[errors.EverstepError], int] = {
     errors.RunBusyError: EXIT_FAILED,
     errors.FencedError: EXIT_FAILED,
     errors.ProtectedError: EXIT_FAILED,
+    errors.NotPermittedError: EXIT_FAILED,
     errors.NotFoundError: EXIT_NOT_FOUND,
     errors.DaemonUnavailableError: EXIT_NOT_FOUND,
 }

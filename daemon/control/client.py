@@ -15,6 +15,7 @@ from ...core.errors import (
     EverstepError,
     LimitError,
     NotFoundError,
+    NotPermittedError,
     UsageError,
     VersionMismatchError,
 )
@@ -430,7 +431,10 @@ class ControlClient:
             grpc.StatusCode.CANCELLED,
         ):
             return DaemonUnavailableError(f"{self.label} ended during the call: {message}")
-        return UsageError(f"{self.label} refused the call ({call.code().name}): {message}")
+        refused = f"{self.label} refused the call ({call.code().name}): {message}"
+        if call.code() is grpc.StatusCode.PERMISSION_DENIED:
+            return NotPermittedError(refused)
+        return UsageError(refused)
 
 
 NO_DAEMON = (

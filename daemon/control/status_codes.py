@@ -18,6 +18,7 @@ STATUS_CODES: dict[type[errors.EverstepError], grpc.StatusCode] = {
     errors.RunBusyError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.FencedError: grpc.StatusCode.ABORTED,
     errors.ProtectedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotPermittedError: grpc.StatusCode.PERMISSION_DENIED,
     errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.NodeError: grpc.StatusCode.UNAVAILABLE,

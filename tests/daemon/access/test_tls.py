@@ -206,12 +206,15 @@ def test_the_command_line_calls_it(served: Served) -> None:
     pair = served.authority.sign("admin")
     arguments = ["--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
     arguments += ["--tls-ca", str(served.authority.certificate)]
+    viewer = served.authority.sign("v", "DNS:viewer.example")
+    viewing = ["--tls-cert", str(viewer.certificate), "--tls-key", str(viewer.key), *arguments[4:]]
     command = [sys.executable, "-P", "-m", "everstep.daemon.cli.main", "--connect", f"{HOST}:{served.port}"]
     environment = {**os.environ, "EVERSTEP_SOCKET": "/nowhere/data.sock"}
     for given, expected, words in (
         ([*arguments, "status"], 0, "daemon"),
         ([*arguments[:2], "status"], 2, "--tls-key"),
         ([*arguments, "quota"], 0, "uid"),
+        ([*viewing, "device", "drain", "nvme0"], 1, "needs the role admin"),
     ):
         done = subprocess.run(
             [*command, *given], env=environment, capture_output=True, text=True, timeout=60, check=False
