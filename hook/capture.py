@@ -7,6 +7,7 @@ modules and optimizers stands until one of its watches says otherwise; then only
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import chain
 from operator import attrgetter
 from typing import TypeVar, cast
@@ -67,6 +68,11 @@ class _Entry:
     """The live tensor, of which `tensor` may be a copy."""
 
     @property
+    def end(self) -> int:
+        """The address behind its last byte."""
+        return self.address + self.size_bytes
+
+    @property
     def at_once(self) -> bool:
         """Tell whether it is copied at the boundary: because it must be, or since that is the least work."""
         is_small = self.size_bytes <= AT_ONCE_BYTES_MAX and not self.tensor.is_cuda
@@ -117,7 +123,7 @@ class _Walk:
         self._lazy_names, self._lazy, self._lazy_addresses = _watched(held, inside)
         self._tensors = TensorWatch((entry.original for entry in held), self._lazy)
         ranges = sorted(
-            (entry.address, entry.address + entry.size_bytes)
+            (entry.address, entry.end)
             for entry in held
             if entry.size_bytes and entry.tensor is entry.original and entry.spec.name not in inside
         )
@@ -143,11 +149,7 @@ class _Walk:
     def touches(self, entry: _Entry) -> bool:
         """Tell whether an entry has memory in common with these. No range lies in another: their ends rise, too."""
         after = bisect_right(self._ends, entry.address)
-        return (
-            entry.size_bytes > 0
-            and after < len(self._begins)
-            and self._begins[after] < entry.address + entry.size_bytes
-        )
+        return entry.size_bytes > 0 and after < len(self._begins) and self._begins[after] < entry.end
 
 
 class _Sink:
@@ -380,8 +382,8 @@ def _find_aliases(entries: Sequence[_Entry]) -> dict[str, _Entry]:
     """Return the entries whose bytes lie inside another's: their names, with the entry that holds the bytes.
 
     The holder is the one with the largest range, then the first by name; tensors that overlap without one lying in
-    the other are both stored. Sorted by address and falling size, a range can only lie in the last one that was
-    not inside another.
+    the other are both stored, and wait as long as all of them may. Sorted by address and falling size, a range can
+    only lie in the last one that was not inside another.
     """
     by_device: dict[torch.device, list[_Entry]] = {}
     for entry in entries:
@@ -390,14 +392,28 @@ def _find_aliases(entries: Sequence[_Entry]) -> dict[str, _Entry]:
     inside: dict[str, _Entry] = {}
     for found in by_device.values():
         found.sort(key=lambda entry: (entry.address, -entry.size_bytes, entry.spec.name))
-        holder: _Entry | None = None
+        together: list[_Entry] = []
+        """Holders that overlap, each with the one before."""
         for entry in found:
-            if holder is not None and entry.address + entry.size_bytes <= holder.address + holder.size_bytes:
+            holder = together[-1] if together else None
+            if holder is not None and entry.end <= holder.end:
                 inside[entry.spec.name] = holder
                 holder.laziness = _stricter(holder.laziness, entry.laziness)
-            else:
-                holder = entry
+                continue
+            if holder is not None and holder.end <= entry.address:
+                _wait_alike(together)
+                together = []
+            together.append(entry)
+        _wait_alike(together)
     return inside
+
+
+def _wait_alike(overlapping: Sequence[_Entry]) -> None:
+    """What may change one of them changes the others: they wait as the strictest."""
+    if len(overlapping) > 1:
+        laziness = reduce(_stricter, (entry.laziness for entry in overlapping))
+        for entry in overlapping:
+            entry.laziness = laziness
 
 
 def _stricter(one: Laziness, other: Laziness) -> Laziness:

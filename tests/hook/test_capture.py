@@ -89,6 +89,25 @@ def test_overlapping_tensors_of_which_none_holds_the_other_are_both_stored() -> 
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "third", "all_three"),
+    [(OWNED, OWNED, OWNED, OWNED), (OWNED, OWNED, EAGER, EAGER), (EAGER, FROZEN, FROZEN, EAGER)],
+)
+def test_overlapping_tensors_wait_no_longer_than_all_of_them_may(
+    first: Laziness, second: Laziness, third: Laziness, all_three: Laziness
+) -> None:
+    """The first and the third have nothing in common, but for the second; what lies apart waits as it may."""
+    flat = torch.zeros(12)
+    leaves = [
+        ("a", flat[:5], first),
+        ("b", flat[4:8], second),
+        ("c", flat[7:11], third),
+        ("d", flat[11:], OWNED),
+    ]
+    capture = capture_state([Tensors(*leaves)])
+    assert shape_of(capture) == ([("a", all_three), ("b", all_three), ("c", all_three), ("d", OWNED)], [])
+
+
+@pytest.mark.parametrize(
     ("one", "other", "both"),
     [
         (OWNED, OWNED, OWNED),
