@@ -8,6 +8,7 @@ EverstepError
 │   ├── RunBusyError           the run's trainer still lives                          wait or take it over
 │   ├── FencedError            a newer attempt of the run has started                 stop this process
 │   ├── ProtectedError         a checkpoint that must stay was to be removed          keep it, or force
+│   ├── NotPermittedError      the caller is known and may not do this                ask who may
 │   ├── ConfigError            a configuration value is not allowed                   correct the file
 │   └── NotFoundError          no such run, checkpoint or device (or not yours)       check the name
 ├── NodeError                  the machine cannot do it now                           retry by policy

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,20 @@ class Node:
 
     def is_storing(self) -> bool:
         """Tell whether a shard is being written now. On any thread."""
-        return self.metrics.persists.is_any
+        return bool(self.metrics.persists.arenas)
+
+    def rests_beside(self, rank: RankRecord) -> Callable[[], bool]:
+        """Return what tells whether what the rank's trainer asks for may wait: while others' shards are written.
+
+        Nobody waits for a trainer that has gone, nor when the node is to come to rest.
+        """
+        lease = rank.lease
+
+        def may_rest() -> bool:
+            is_here = rank.lease is lease and not self.is_draining
+            return is_here and not self.metrics.persists.arenas <= rank.arenas.keys()
+
+        return may_rest
 
     def spawn(self, work: Coroutine[None, None, None], doing: str) -> asyncio.Task[None]:
         """Run `work` in the background; what it does not expect is reported as a bug in `doing`."""

@@ -150,8 +150,9 @@ class RankRecord:
     """When its shards were committed, for the metrics."""
     drafts: DraftReader = field(default_factory=DraftReader)
     """Reads what its trainer says of its snapshots."""
-    courtesy: Courtesy = field(default_factory=trainers_courtesy)
-    """Of what its trainer asks to be read: drafts and manifests."""
+    for_drafts: Courtesy = field(default_factory=trainers_courtesy)
+    for_manifests: Courtesy = field(default_factory=trainers_courtesy)
+    """Of what its trainer asks to be read. Apart, so that no draft waits behind manifests."""
     unheard: list[frames.Persisted] = field(default_factory=list[frames.Persisted])
     """Of the newest attempt, committed while nobody held the rank: its trainer may live, and think that they failed."""
     streams: dict[int, Stream] = field(default_factory=dict[int, Stream])

@@ -44,11 +44,29 @@ def tier_of(dataset: object, sampler: object, batch_sampler: object) -> OrderKin
     return None if sampler is None and batch_sampler is None else OrderKind.SAMPLER
 
 
+STREAM_METHODS = ("state_dict", "set_ranks", "set_epoch")
+"""What a stream may have to say where it stands, and to hear of (stream.py)."""
+
+
 def shuffled_datapipe(dataset: object, shuffle: object) -> object:
-    """Return the dataset; of a datapipe one that shuffles, or not, as torch makes it of `shuffle=`."""
+    """Return the dataset; of a datapipe one that shuffles, or not, as torch makes it of `shuffle=`.
+
+    Raises:
+        UsageError: another kind of shuffling, or a shuffler behind a datapipe would hide what it says of itself.
+    """
     if shuffle is None or not isinstance(dataset, IterDataPipe):
         return dataset
-    return cast(Any, graph_settings).apply_shuffle_settings(dataset, shuffle=bool(shuffle))
+    if not isinstance(shuffle, bool):
+        raise UsageError(f"shuffle={shuffle!r} with a datapipe", hint="True, False or nothing")
+    pipe = cast(object, dataset)
+    shuffled = cast(Any, graph_settings).apply_shuffle_settings(pipe, shuffle=shuffle)
+    hidden = [name for name in STREAM_METHODS if shuffled is not pipe and hasattr(pipe, name)]
+    if hidden:
+        raise UsageError(
+            f"shuffle=True would put a shuffler behind {type(pipe).__name__}, and hide its {hidden[0]}()",
+            hint="leave shuffle= out, and shuffle inside of it",
+        )
+    return shuffled
 
 
 def check_arguments(dataset: object, kind: OrderKind | None, in_order: bool) -> None:

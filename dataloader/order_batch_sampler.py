@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sized
 import torch.distributed
 from torch.utils.data import Sampler
 
+from ..core.errors import UsageError
 from .arguments import BlockShuffle, fingerprint_of, parse_order, parse_rank, parse_seed, parse_uneven
 from .position import Position
 from .sampler import EpochPlan, tickets
-from .split_plan import Part, Split
+from .split_plan import Part, Split, Uneven
 from .state_format import LoaderState, check_fit, parse_state
 
 
@@ -27,7 +28,8 @@ class OrderBatchSampler(Sampler[list[int]]):
 
     Args:
         dataset: what the ids are of; its length, `fingerprint()` and `block_sizes()` are asked.
-        batch_size, shuffle, seed, uneven, drop_last, rank, world_size: as for `everstep.DataLoader`.
+        batch_size, shuffle, seed, uneven, drop_last, rank, world_size: as for `everstep.DataLoader`, but for
+            `uneven="step"`.
 
     Raises:
         UsageError: a bad value.
@@ -49,6 +51,8 @@ class OrderBatchSampler(Sampler[list[int]]):
         self._batch_size = batch_size
         self._fingerprint = fingerprint_of(dataset)
         self._uneven, self._drop_last = parse_uneven(uneven), drop_last
+        if self._uneven is Uneven.STEP:
+            raise UsageError("uneven='step' repeats samples, and nobody here can give them the weight 0")
         self._fixed_rank = parse_rank(rank, world_size)
         spec = parse_order(dataset, self._sample_count, shuffle, parse_seed(seed, None))
         self._position = Position(spec)

@@ -36,7 +36,8 @@ class StateCapture:
     captures of an unchanged structure give equal specs and one layout.
     """
 
-    leaves: tuple[TensorLeaf, ...]
+    parts: "Sequence[_Part]" = field(repr=False)
+    """Keep the leaves."""
     aliases: tuple[Alias, ...]
     values: dict[str, object]
     """One JSON-able document per component."""
@@ -55,6 +56,11 @@ class StateCapture:
     """What the next capture need not find again; None: all."""
     walked: bool
     """This capture has walked all containers."""
+
+    @property
+    def leaves(self) -> tuple[TensorLeaf, ...]:
+        """All of them, joined at each look."""
+        return _all(part.leaves for part in self.parts)
 
 
 @dataclass(slots=True)
@@ -305,7 +311,7 @@ def _joined(
 ) -> StateCapture:
     form = walk.form_of(parts) if walk is not None else _joined_form([part.form for part in parts])
     return StateCapture(
-        leaves=_all(part.leaves for part in parts),
+        parts=parts,
         aliases=form.aliases,
         values=values,
         specs=form.specs,

@@ -5,7 +5,7 @@ All comparisons are of identity, and what was seen is kept alive, so that no new
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, compress
-from operator import eq, is_, methodcaller, not_
+from operator import is_, methodcaller, not_
 from typing import Any, cast
 
 Table = Mapping[Any, object]
@@ -14,9 +14,9 @@ _values_of_dict = cast("Callable[[Table], Iterable[object]]", dict.values)  # py
 _values_of_any = cast("Callable[[Table], Iterable[object]]", methodcaller("values"))
 
 
-def same(found: Sequence[object], seen: Sequence[object]) -> bool:
-    """Tell whether two sequences hold the same objects in the same order."""
-    return len(found) == len(seen) and all(map(is_, found, seen))
+def _same(found: Iterable[object], seen: Iterable[object]) -> bool:
+    """Tell whether as many objects are the same, each with its own: no list is made of them, which would touch each."""
+    return all(map(is_, found, seen))
 
 
 def _is_never(value: object) -> bool:
@@ -37,8 +37,8 @@ class Contents:
         self._sizes = list(map(len, found))
         self._keys = list[object](chain.from_iterable(filter(None, found)))
         # Equal strings are equal names; keys of other kinds (tensors) may not even compare.
-        self._alike = eq if all(type(key) is str for key in self._keys) else same
-        values = self._values(found)
+        self._are_texts = all(type(key) is str for key in self._keys)
+        values = list(self._values(found))
         self._loose = list(map(is_loose, values))
         self._fixed = list(map(not_, self._loose))
         self._seen = list(compress(values, self._fixed))
@@ -50,16 +50,17 @@ class Contents:
         if list(map(len, found)) != self._sizes or list(map(type, found)) != self._types:
             return False
         full = list(filter(None, found))  # most of a model's are empty
-        if not self._alike(list(chain.from_iterable(full)), self._keys):
+        keys = chain.from_iterable(full)
+        if not (list(keys) == self._keys if self._are_texts else _same(keys, self._keys)):
             return False
-        values = self._values(full)
         if not self._any_loose:
-            return same(values, self._seen)
-        loose = compress(values, self._loose)
-        return same(list(compress(values, self._fixed)), self._seen) and all(map(self._is_loose, loose))
+            return _same(self._values(full), self._seen)
+        loose = compress(self._values(full), self._loose)
+        fixed = compress(self._values(full), self._fixed)
+        return _same(fixed, self._seen) and all(map(self._is_loose, loose))
 
-    def _values(self, tables: Sequence[Table]) -> list[object]:
-        return list(chain.from_iterable(map(self._values_of, tables)))
+    def _values(self, tables: Sequence[Table]) -> Iterable[object]:
+        return chain.from_iterable(map(self._values_of, tables))
 
 
 class Lists:
@@ -74,4 +75,4 @@ class Lists:
     def hold(self, lists: Iterable[Sequence[object]]) -> bool:
         """Tell whether these lists, new or the same, hold the same objects."""
         found = list(lists)
-        return list(map(len, found)) == self._sizes and same(list(chain.from_iterable(found)), self._seen)
+        return list(map(len, found)) == self._sizes and _same(chain.from_iterable(found), self._seen)

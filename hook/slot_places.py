@@ -23,6 +23,7 @@ class Places:
         self.cuda_eager = CudaPlan((place for place in on_cuda if is_eager[place.leaf]), capture)
         self.cuda_lazy = CudaPlan((place for place in on_cuda if not is_eager[place.leaf]), capture)
         self.cuda_segments = {place.segment for place in on_cuda}
+        self.has_cuda = any(device >= 0 for device in capture.devices)
         on_host = [place for place in placed if capture.devices[place.leaf] < 0]
         self.eager = CopyPlan(place for place in on_host if is_eager[place.leaf])
         self.lazy = CopyPlan(place for place in on_host if not is_eager[place.leaf])
@@ -38,7 +39,10 @@ class Places:
 
     def serve(self, layout: Layout, capture: StateCapture) -> bool:
         """Tell whether they are right for a capture."""
-        return self.layout is layout and self._at_once == capture.at_once and self._devices == capture.devices
+        known, found = (self._at_once, self._devices), (capture.at_once, capture.devices)
+        return (
+            self.layout is layout and known == found
+        )  # in tuples, so that what is the same is not looked through
 
 
 def _places(layout: Layout) -> list[Placed]:

@@ -397,7 +397,8 @@ class Snapshotter:
         facts: SnapshotFacts,
         values: bytes,
     ) -> None:
-        base, leaves, layout = arena.slot_address(slot), capture.leaves, places.layout
+        base, layout = arena.slot_address(slot), places.layout
+        leaves = capture.leaves if places.has_cuda or self._debug else ()  # of many it takes a while
         slot_offset = base - arena.address
         cuda = self._cuda.copy(
             arena.view,
@@ -432,7 +433,7 @@ class Snapshotter:
         job = CopyJob(
             moves=moves,
             lazy=capture.lazy,
-            keep_alive=[leaves],
+            keep_alive=[capture.parts],
             enqueue=cuda.enqueue,
             begin=sealing.begin,
             before=before,

@@ -172,9 +172,9 @@ class PersistMetrics:
         self.persisting.dec()
 
     @property
-    def is_any(self) -> bool:
-        """Whether a snapshot is being written now. On any thread."""
-        return bool(self._pending)
+    def arenas(self) -> set[int]:
+        """Of the snapshots that are being written now. On any thread."""
+        return {arena for arena, _ in list(self._pending)}
 
     def _backlog_bytes(self) -> float:
         return float(sum(size_bytes for _, size_bytes in list(self._pending.values())))

@@ -234,9 +234,10 @@ class Persister:
     ) -> None:
         """Check a sealed slot's draft and write it; however it goes, the trainer hears of it."""
         try:
+            sealed_at_s = time.monotonic()
             draft = await self._accept(rank, arena, frame, expected)
             if draft is not None:
-                await self._persist(rank, arena, frame.slot, draft)
+                await self._persist(rank, arena, frame.slot, draft, sealed_at_s=sealed_at_s)
         except Exception as error:  # noqa: BLE001 - logged, counted and reported
             self._node.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
             bug = self._node.bug(f"persisting {expected.checkpoint}", error)
@@ -271,15 +272,22 @@ class Persister:
         self, rank: RankRecord, arena: Arena, frame: frames.Seal | frames.Announce, expected: "_Expected"
     ) -> Draft:
         """Return the draft; the first of a layout takes 14 µs a leaf."""
-        async with rank.courtesy.answering(self._node.is_storing):
-            return await in_thread(_read_draft, rank.drafts, arena, frame, expected)
+        async with rank.for_drafts.answering(self._node.rests_beside(rank)) as answer:
+            return await in_thread(answer.timed(_read_draft), rank.drafts, arena, frame, expected)
 
     async def _persist(
-        self, rank: RankRecord, arena: Arena, slot: int, draft: Draft, overlap: Overlap | None = None
+        self,
+        rank: RankRecord,
+        arena: Arena,
+        slot: int,
+        draft: Draft,
+        overlap: Overlap | None = None,
+        *,
+        sealed_at_s: float | None = None,
     ) -> None:
-        began_s = time.monotonic()
-        self._node.metrics.persists.begin(arena.number, slot, began_s, arena.slot_size_bytes)
+        began_s = time.monotonic() if sealed_at_s is None else sealed_at_s
         place, late = arena.slot_range(slot), LateWrites()
+        self._node.metrics.persists.begin(arena.number, slot, began_s, arena.slot_size_bytes)
         try:
             with rank.run.opened.needed():
                 write = partial(

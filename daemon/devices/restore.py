@@ -96,8 +96,9 @@ class Restorer:
     async def manifest(self, rank: RankRecord, frame: frames.GetManifest) -> frames.ManifestBytes:
         """Return a committed shard's manifest."""
         checkpoint = CheckpointId(frame.attempt, frame.step)
-        async with rank.courtesy.answering(self._node.is_storing):
-            encoded = await in_thread(rank.run.store.manifest_content, checkpoint, frame.rank)
+        async with rank.for_manifests.answering(self._node.rests_beside(rank)) as answer:
+            read = answer.timed(rank.run.store.manifest_content)
+            encoded = await in_thread(read, checkpoint, frame.rank)
         return frames.ManifestBytes(re=frame.request_id, manifest=encoded)
 
     def _in_memory(self, rank: RankRecord, checkpoint: CheckpointId) -> tuple[Arena, Snapshot] | None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 5.0
 """Of a scrape's ten seconds, Prometheus' default; what is left when it has waited its longest is two."""
+RESTING_MAX = 8
+"""Scrapes: those that rest hold connections, of which there is a number, and must push nobody out."""
 ASK_S = 5.0
 """How long the daemon's own loop is waited for."""
 STATIC = {"/": ("index.html", HTML), "/app.js": ("app.js", "text/javascript; charset=utf-8")} | {
@@ -50,7 +52,7 @@ class Site:
         self._server = WebServer(section, self._credentials, self._handle)
         self._state = State(node)
         self._sessions, self._lock = Sessions(), threading.Lock()
-        self._courtesy = Courtesy()
+        self._courtesy, self._scrapes = Courtesy(), 0
         self._files = {path: _file(name, kind) for path, (name, kind) in STATIC.items()}
         self._loop = asyncio.get_running_loop()
         self._port = 0
@@ -110,8 +112,7 @@ class Site:
             return said(200, "ok")
         if request.path == "/metrics":
             self._check_scraper(request, caller)
-            async with self._courtesy.answering(self._node.is_storing, ANSWER_S):
-                return self._metrics(request)
+            return await self._scraped(request)
         check_host(request, self._section.names)
         if not (self._section.is_loopback or self._section.has_tls):
             return said(
@@ -131,6 +132,16 @@ class Site:
             raise RefusedError(
                 401, "beyond loopback a scrape needs a client certificate or the token of metrics.token_file"
             )
+
+    async def _scraped(self, request: Request) -> Answer:
+        """Return the metrics; while shards are written after a rest, unless many wait for theirs."""
+        left_s = ANSWER_S if self._scrapes < RESTING_MAX else 0.0
+        self._scrapes += 1
+        try:
+            async with self._courtesy.answering(self._node.is_storing, left_s):
+                return self._metrics(request)
+        finally:
+            self._scrapes -= 1
 
     def _metrics(self, request: Request) -> Answer:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

@@ -67,6 +67,14 @@ class DataLoader(ResumableLoader[T_co]):
         self.end_of_dataloader, self.remainder = False, -1
         return PlacedIterator(self, batches, self._accelerator)
 
+    def rows_if_padded(self) -> int:
+        """Return how many samples the last step has, over all processes, if some process repeats one; else -1."""
+        if self._user_sampler is not None:  # each process has its own: none pads
+            return -1
+        turns_before = self._position.holes.turns_before
+        start, stop = map(turns_before, self.span)
+        return stop - start if stop - start < self.world_size else -1
+
     @property
     def total_batch_size(self) -> int:
         """Samples of a full step, over all processes."""
@@ -105,9 +113,8 @@ class PlacedIterator:
             raise
         if not isinstance(self._batches, StreamIterator):
             self._loader.end_of_dataloader = len(self._batches) == 0
-            start, stop = self._loader.span
-            is_padded = stop - start < self._loader.world_size
-            self._loader.remainder = stop - start if is_padded and self._loader.end_of_dataloader else -1
+            is_last = self._loader.end_of_dataloader
+            self._loader.remainder = self._loader.rows_if_padded() if is_last else -1
         if not self._accelerator.device_placement:
             return batch
         return self._send(batch, self._accelerator.device)

@@ -124,6 +124,21 @@ def test_credit_is_used_up_before_there_is_a_rest_and_comes_back() -> None:
     assert max(first, second, again) < 0.1 * REST <= fourth
 
 
+def test_an_answer_that_waits_for_others_is_no_longer_than_its_own_work() -> None:
+    """Of 0.2 s on a thread next to none is the processor's: nearly no rest follows."""
+
+    async def main() -> list[float]:
+        begins, courtesy = list[float](), Courtesy()
+        for _ in range(2):
+            async with courtesy.answering(writing) as answer:
+                begins.append(time.monotonic())
+                await asyncio.to_thread(answer.timed(time.sleep), 0.2)
+        return begins
+
+    (gap,) = gaps(asyncio.run(main()))
+    assert gap < 0.2 * (1 + REST) / 2
+
+
 @pytest.mark.parametrize("left_s", [0.0, HURRY_S / 2, HURRY_S])
 def test_whoever_is_in_a_hurry_is_answered_at_once(left_s: float) -> None:
     async def main() -> list[float]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from everstep.core.errors import LoaderStateError, UsageError
-from everstep.dataloader import BlockShuffle, DataLoader, Ledger, OrderBatchSampler
+from everstep.dataloader import BlockShuffle, DataLoader, Ledger, OrderBatchSampler, skip
 from everstep.dataloader.adapters.for_accelerate import DataLoader as AccelerateLoader
 from everstep.dataloader.adapters.for_grain import GrainSource
 from everstep.dataloader.order_format import OrderKind, OrderSpec
@@ -131,6 +131,27 @@ def test_padding_is_told_to_accelerate(accelerator: Any) -> None:
     assert found == [(False, -1), (True, 3)] * 4
 
 
+@pytest.mark.parametrize(("stop", "rows"), [(22, 2), (23, 1)])
+def test_holes_are_no_rows_of_the_last_step(accelerator: Any, stop: int, rows: int) -> None:
+    """The last step of 23 samples begins at 20: positions 21 and more are skipped, and processes repeat for these."""
+    found = list[int]()
+    for rank in range(4):
+        options = {"batch_size": 5, "rank": rank, "world_size": 4, "uneven": "step"}
+        loader = AccelerateLoader(range(23), accelerator=accelerator, shuffle=True, **options)
+        loader.load_state_dict(skip(loader.state_dict(), 21, stop))
+        for _ in loader:
+            pass
+        found.append(loader.remainder)
+    assert found == [rows] * 4
+
+
+def test_a_sampler_of_ones_own_pads_nothing(accelerator: Any) -> None:
+    loader = AccelerateLoader(range(5), accelerator=accelerator, sampler=[4, 1, 2], rank=0, world_size=2)
+    for _ in loader:
+        pass
+    assert (loader.end_of_dataloader, loader.remainder) == (True, -1)
+
+
 def test_no_key_is_one_that_accelerate_patches() -> None:
     loader = make()
     next(iter(loader))
@@ -231,6 +252,11 @@ def test_lightning_predicts_with_torchs_loader_only(lightning: Any, tmp_path: Pa
 
 
 # -- torchdata ------------------------------------------------------------------------------------------------------
+
+
+def test_who_can_give_no_weights_takes_no_extra_step() -> None:
+    with pytest.raises(UsageError, match="nobody here can give them the weight 0"):
+        OrderBatchSampler(Numbers(), 4, uneven="step")
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterDataPipe, Subset, TensorDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from everstep.core.errors import LoaderStateError, UsageError
 from everstep.dataloader import DataLoader, Ledger
@@ -638,6 +639,15 @@ def test_the_generators_seed_is_used_and_the_generator_left_alone() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
+class SaysWhereItStands(IterDataPipe[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+
+@pytest.mark.filterwarnings("ignore:.*does not contain a `Shuffler`")
 @pytest.mark.parametrize(
     ("data", "arguments", "message"),
     [
@@ -649,6 +659,8 @@ def test_the_generators_seed_is_used_and_the_generator_left_alone() -> None:
         (Numbers(3), {"rank": 1}, "rank=1, world_size=None"),
         (Numbers(3), {"rank": 2, "world_size": 2}, "rank=2, world_size=2"),
         (Numbers(3), {"seed": -1}, "seed is a whole number"),
+        (SaysWhereItStands(), {"shuffle": True}, r"hide its state_dict\(\)"),
+        (IterableWrapper(range(3)), {"shuffle": "blocks"}, "shuffle='blocks' with a datapipe"),
     ],
 )
 def test_what_is_not_supported_says_so(data: object, arguments: dict[str, object], message: str) -> None:
