@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from everstep.daemon.courtesy import APART_S, HURRY_S, REST, REST_S_MAX, Courtesy
+from everstep.daemon.courtesy import APART_S, HURRY_S, LOOK_S, REST, REST_S_MAX, Courtesy
 
 LONG_S = 3600.0
 
@@ -121,7 +121,7 @@ def test_credit_is_used_up_before_there_is_a_rest_and_comes_back() -> None:
         return begins
 
     first, second, _, _, fifth, _, again = gaps(asyncio.run(main()))
-    assert max(first, second, again) < 0.1 * REST <= fifth
+    assert max(first, second, again) < 0.1 * REST - LOOK_S <= fifth  # the fifth began up to a look late
 
 
 def test_an_answer_that_waits_for_others_is_no_longer_than_its_own_work() -> None:
