@@ -62,9 +62,14 @@ class _Session:
     def _save_all(self, trainer: FakeTrainer) -> None:
         attempt, keep = self.cycle_count, frames.KeepRules(last=self._random.randint(1, 3))
         with self._filled():
-            if not self._is_done(trainer.open_run(self._directories, keep=keep), frames.RunOpened):
-                return
-            self._fail(self._oracle.lost(_offered(trainer)))
+            is_open = self._is_done(trainer.open_run(self._directories, keep=keep), frames.RunOpened)
+        if not is_open and not self._is_done(
+            trainer.open_run(self._directories, keep=keep), frames.RunOpened
+        ):
+            self._fail(["no run can be opened on empty drives"])
+            return
+        self._fail(self._oracle.lost(_offered(trainer)))
+        with self._filled():
             begun = self._is_done(trainer.begin_attempt(attempt), frames.Done)
         if not begun and not self._is_done(trainer.begin_attempt(attempt), frames.Done):
             self._fail(["no attempt can begin on empty drives"])
