@@ -7,7 +7,7 @@ does so without the GIL and is printed apart; so is the copy thread's CPU, and o
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -92,15 +92,24 @@ def main() -> None:
         print(f"{part.measure}: {part.value:.2f} ms")
 
 
-def boundary_rows() -> list[Row]:
+def boundary_rows(devices: Sequence[str]) -> list[Row]:
     """Return the rows of `make bench-stall` about a state of 10,000 tensors."""
+    rows: list[Row] = []
+    if "cpu" in devices:
+        rows += host_rows()
+    if "cuda" in devices:
+        rows += device_rows()
+    return rows
+
+
+def host_rows() -> list[Row]:
+    """Return the rows of tensors in host memory."""
     found = whole(*made(TENSORS), CHECKPOINTS)
     name = f"{TENSORS} tensors: training thread at a boundary"
     return [
         row(f"{name}, with the GIL", found.held_ms, goal=BOUNDARY_MAX_MS, at_most=True, unit="ms"),
         row(f"{name}, copying without it", found.gathered_ms, goal=None, unit="ms"),
         *cuda_part_rows(),
-        *(device_rows() if torch.cuda.is_available() else ()),
     ]
 
 

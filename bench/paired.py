@@ -8,6 +8,7 @@ quartiles; a row whose quartiles differ by more than 15 % of the value is `noisy
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -116,15 +117,28 @@ def _number(value: float, unit: str) -> str:
 
 def origin() -> dict[str, str]:
     """Return where and when: machine, date, commit."""
+    git = shutil.which("git") or "false"
     commit = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
+        [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
         check=False,
     ).stdout.strip()
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    machine = f"{os.cpu_count()} cores ({_processor()}), {memory_gib:.0f} GiB, Linux {platform.release()}"
+    machine = (
+        f"{os.cpu_count()} cores ({_processor()}), {memory_gib:.0f} GiB, Linux {platform.release()}{_gpus()}"
+    )
     return {"machine": machine, "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit}
+
+
+def _gpus() -> str:
+    found = [
+        line.partition(":")[2].strip()
+        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        for line in path.read_text().splitlines()
+        if line.startswith("Model:")
+    ]
+    return "".join(f", {model}" for model in found)
 
 
 def _processor() -> str:

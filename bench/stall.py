@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -47,9 +48,13 @@ SLOTS = 3
 NEVER = 10**9
 WHOLE_S = 90.0
 """The whole cost of a checkpoint is the difference of two long times: of many pairs, as many as this allows."""
+CUDA_WHOLE_S = 10.0
+"""The same on a GPU, where neither time varies much."""
 CPU_CHECKPOINTS = 16
 CYCLE_MIN = 4
 """Steps of one arm, at least; they must hold the copy and the write."""
+CUDA_SLOTS = CYCLE_MIN + 2
+"""A GPU's steps may be shorter than a write: one for each checkpoint of `each_step_row`."""
 WITHOUT_CUDA = {
     "CUDA: rate of the copy, slower training, memory added, stall": "no CUDA device",
     "stall / DCP async_save, process with pinned staging": "no CUDA device",
@@ -176,6 +181,7 @@ def stall_rows(name: str, trained: Trained, memcpy: Copy, folder: Path, pairs: i
 def whole_cost_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
     """Compare what a checkpoint adds to some steps, all told, with one copy of the state."""
     count, cycle_s = _cycle(trained)
+    whole_s = CUDA_WHOLE_S if trained.job.device.type == "cuda" else WHOLE_S
     copies_s: list[float] = []
 
     def without() -> float:
@@ -183,7 +189,7 @@ def whole_cost_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row
         return trained.steps_s(count, checkpoint=False)
 
     found = interleaved(
-        lambda: trained.steps_s(count, checkpoint=True), without, max(pairs, round(WHOLE_S / (2 * cycle_s)))
+        lambda: trained.steps_s(count, checkpoint=True), without, max(pairs, round(whole_s / (2 * cycle_s)))
     )
     costs = [(ours - theirs) / copy_s for (ours, theirs), copy_s in zip(found, copies_s, strict=True)]
     return row(f"{name}: whole cost / memcpy, {count} steps", costs, goal=WHOLE_MAX, at_most=True)
@@ -295,16 +301,18 @@ def bare_copy_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
     return row(f"{name}: slower beside a bare copy at each step", slower, goal=None, at_most=True)
 
 
-def measure(mib: int, place: Path, pairs: int) -> list[Row]:
+def measure(mib: int, place: Path, pairs: int, devices: Sequence[str]) -> list[Row]:
     """Return the rows of one size."""
-    rows = training_rows(mib, place, pairs)
-    with scratch(place) as folder, hook_daemon(folder):
-        storage = folder / "store"
-        storage.mkdir()
-        rows += restore_rows(f"{mib} MiB", mib, storage, pairs)
-    if torch.cuda.is_available():
-        rows += training_rows(mib, place, pairs, device="cuda")
+    rows: list[Row] = []
+    if "cpu" in devices:
+        rows += training_rows(mib, place, pairs)
+        with scratch(place) as folder, hook_daemon(folder):
+            storage = folder / "store"
+            storage.mkdir()
+            rows += restore_rows(f"{mib} MiB", mib, storage, pairs)
+    if "cuda" in devices:
         rows += cuda_rows(mib, place, pairs)
+        rows += training_rows(mib, place, pairs, device="cuda")
     return rows
 
 
@@ -315,11 +323,12 @@ def training_rows(mib: int, place: Path, pairs: int, device: str = "cpu") -> lis
     name = f"{'CUDA, ' if on_cuda else ''}{job.size_bytes / MIB:.0f} MiB"
     memcpy = PinnedCopy(job) if on_cuda else Memcpy(job)
     memcpy()
+    slots = CUDA_SLOTS if on_cuda else SLOTS
     with scratch(place) as folder, hook_daemon(folder) as daemon:
         storage = folder / "store"
         storage.mkdir()
         with everstep.attach(
-            "stall", model=job.model, optimizer=job.optimizer, storage=storage, every=NEVER, slots=SLOTS
+            "stall", model=job.model, optimizer=job.optimizer, storage=storage, every=NEVER, slots=slots
         ) as run:
             trained = Trained(job, run)
             trained.step()
@@ -342,11 +351,13 @@ def main() -> int:
     parser.add_argument("--mib", type=int, nargs="+", choices=SIZES_MIB, default=SIZES_MIB)
     parser.add_argument("--pairs", type=int, default=PAIRS_MIN)
     parser.add_argument("--output", type=Path, default=Path("build/bench/stall.json"))
+    found = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    parser.add_argument("--devices", nargs="+", choices=found, default=found)
     args = parser.parse_args()
-    left_out = {} if torch.cuda.is_available() else WITHOUT_CUDA
-    rows = boundary_rows()
+    left_out = {} if "cuda" in args.devices else WITHOUT_CUDA
+    rows = boundary_rows(args.devices)
     for mib in args.mib:
-        rows += measure(mib, args.place, args.pairs)
+        rows += measure(mib, args.place, args.pairs, args.devices)
         write(rows, args.output, left_out)
     met = publish("everstep bench-stall", rows, args.output, left_out)
     draw_results([args.output], args.output.with_suffix(".png"))

@@ -39,7 +39,8 @@ class _CudaLibrary(Protocol):
     def cudaThreadExchangeStreamCaptureMode(self, mode: object, /) -> int: ...  # noqa: N802
 
 
-def _cuda_runtime() -> _CudaRuntime:
+def cuda_runtime() -> _CudaRuntime:
+    """Return the CUDA runtime, as torch binds it."""
     return cast("_CudaRuntime", torch.cuda.cudart())
 
 
@@ -100,12 +101,12 @@ class Pinning:
         self._thread.join()
         if self._is_pinned:
             self._is_pinned = False
-            _cuda_runtime().cudaHostUnregister(self._address)
+            cuda_runtime().cudaHostUnregister(self._address)
 
     def _work(self) -> None:
         torch.cuda.set_device(self._device)
         ignore_captures()
-        code = int(_cuda_runtime().cudaHostRegister(self._address, self._size_bytes, 0))
+        code = int(cuda_runtime().cudaHostRegister(self._address, self._size_bytes, 0))
         if code == 0:
             self._is_pinned = True
             return

@@ -107,6 +107,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device; none is visible")
+        torch.zeros(
+            1, device="cuda"
+        )  # the context's descriptors stay to the end of the process: no test leaves them
+        torch.cuda.synchronize()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,6 @@ ALREADY_REGISTERED = 712
 """cudaErrorHostMemoryAlreadyRegistered"""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cuda() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Make the context first: its descriptors stay to the end of the process."""
-    if torch.cuda.is_available():
-        torch.zeros(1, device="cuda")
-        torch.cuda.synchronize()
-
-
 @pytest.fixture
 def arena() -> Iterator[MappedArena]:
     fd = os.memfd_create("everstep-cuda-test")

@@ -50,7 +50,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     made = Driver()
-    monkeypatch.setattr(cuda_pinning, "_cuda_runtime", lambda: made)
+    monkeypatch.setattr(cuda_pinning, "cuda_runtime", lambda: made)
     monkeypatch.setattr(cuda_pinning, "is_in_use", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", made.devices.append)

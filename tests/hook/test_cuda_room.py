@@ -6,14 +6,6 @@ import torch
 from everstep.hook.cuda_room import CudaRoom
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cuda() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Make the context first: its descriptors stay to the end of the process."""
-    if torch.cuda.is_available():
-        torch.zeros(1, device="cuda")
-        torch.cuda.synchronize()
-
-
 @pytest.mark.gpu
 class TestRoom:
     SIZE_BYTES = 64 * 1024**2
