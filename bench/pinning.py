@@ -1,7 +1,8 @@
 """What page-locking an arena for a GPU takes, and what training notices meanwhile: `python bench/pinning.py`.
 
-One call for all of it, as `hook/cuda_pinning.py` makes it, beside one call per chunk (ADR 0037). A step is a short
-kernel and waiting for it, as training that reads its loss does.
+As `hook/cuda_pinning.py` does it, in short calls with rests between them, over pages that are mapped before; beside
+other ways (ADR 0087). A step is a short kernel and waiting for it, as training that reads its loss does. The memory is
+allocated before, as the daemon does.
 """
 
 import argparse
@@ -9,29 +10,51 @@ import os
 import statistics
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from paired import Row, publish, row
 
-from everstep.hook.cuda_pinning import cuda_runtime
+from everstep.hook.cuda_batch import SPAN_BYTES
+from everstep.hook.cuda_pinning import REST, cuda_runtime
 from everstep.hook.mapped_arena import MappedArena
 
 MIB = 2**20
-CHUNK_BYTES = 256 * MIB
-SIZES_GIB = (1, 8)
-REPEATS = 3
+WHOLE = 2**60
 
 
-def pin_s(arena: MappedArena, chunk_bytes: int) -> float:
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an arena is pinned."""
+
+    name: str
+    span_bytes: int
+    populates: bool
+    rest: float
+
+
+WAYS = (
+    Way("in one call", WHOLE, populates=False, rest=0.0),
+    Way("in one call, pages mapped before", WHOLE, populates=True, rest=0.0),
+    Way(f"{SPAN_BYTES // MIB} MiB at a time, without rests", SPAN_BYTES, populates=True, rest=0.0),
+    Way(f"{SPAN_BYTES // MIB} MiB at a time", SPAN_BYTES, populates=True, rest=REST),
+)
+
+
+def pin_s(arena: MappedArena, way: Way) -> float:
     """Return the seconds of locking all of an arena; it is unlocked again."""
     runtime = cuda_runtime()
-    begins = range(0, arena.size_bytes, chunk_bytes)
+    begins = range(0, arena.size_bytes, way.span_bytes)
     began_s = time.perf_counter()
     for begin in begins:
-        size_bytes = min(chunk_bytes, arena.size_bytes - begin)
+        size_bytes = min(way.span_bytes, arena.size_bytes - begin)
+        if way.populates:
+            arena.populate(begin, size_bytes)
+        call_s = time.perf_counter()
         code = int(runtime.cudaHostRegister(arena.address + begin, size_bytes, 0))
         assert code == 0, f"cudaHostRegister: {code}"
+        time.sleep(way.rest * (time.perf_counter() - call_s))
     took_s = time.perf_counter() - began_s
     for begin in begins:
         runtime.cudaHostUnregister(arena.address + begin)
@@ -46,56 +69,49 @@ def step_s(matrix: torch.Tensor) -> float:
     return time.perf_counter() - began_s
 
 
-def measure(gib: int, chunk_bytes: int) -> tuple[float, list[float]]:
-    """Return the seconds that pinning took, and those of each step beside it."""
+def measure(gib: int, way: Way, alone_s: float) -> tuple[float, float, float]:
+    """Return the seconds that pinning and unpinning took, the longest step beside it, and what all steps lost."""
     fd = os.memfd_create("bench")
-    os.ftruncate(fd, gib * 1024 * MIB)
+    os.posix_fallocate(fd, 0, gib * 1024 * MIB)
     arena = MappedArena(1, fd, gib * 1024 * MIB, 1, "")
     matrix = torch.zeros(1024, 1024, device="cuda")
     took_s: list[float] = []
-    thread = threading.Thread(target=lambda: took_s.append(pin_s(arena, chunk_bytes)))
+    thread = threading.Thread(target=lambda: took_s.append(pin_s(arena, way)))
     steps_s: list[float] = []
     thread.start()
-    while not took_s:
+    while thread.is_alive():
         steps_s.append(step_s(matrix))
-    thread.join()
     arena.close()
-    return took_s[0], steps_s
+    return took_s[0], max(steps_s), sum(steps_s) - len(steps_s) * alone_s
 
 
-def rows_of(gib: int, name: str, chunk_bytes: int) -> list[Row]:
+def rows_of(gib: int, way: Way, alone_s: float, repeats: int) -> list[Row]:
     """Return the rows of one way to pin so much."""
-    found = [measure(gib, chunk_bytes) for _ in range(REPEATS)]
-    what = f"{gib} GiB pinned {name}"
+    found = [measure(gib, way, alone_s) for _ in range(repeats)]
+    what = f"{gib} GiB pinned {way.name}"
     return [
-        row(f"{what}: time", [took_s for took_s, _ in found], goal=None, unit="s"),
-        row(
-            f"{what}: median step beside it",
-            [1e3 * statistics.median(steps) for _, steps in found],
-            goal=None,
-            unit="ms",
-        ),
-        row(
-            f"{what}: longest step beside it", [1e3 * max(steps) for _, steps in found], goal=None, unit="ms"
-        ),
+        row(f"{what}: time", [each[0] for each in found], goal=None, unit="s"),
+        row(f"{what}: longest step", [1e3 * each[1] for each in found], goal=None, unit="ms"),
+        row(f"{what}: all steps lost", [each[2] for each in found], goal=None, unit="s"),
     ]
 
 
 def main() -> None:
     """Print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("build/bench/pinning.json"))
-    output = parser.parse_args().output
+    options = parser.parse_args()
     matrix = torch.zeros(1024, 1024, device="cuda")
-    alone_ms = [1e3 * step_s(matrix) for _ in range(2000)][100:]
+    alone_s = [step_s(matrix) for _ in range(2000)][100:]
     rows = [
-        row("step alone: median", alone_ms, goal=None, unit="ms"),
-        row("step alone: longest", [max(alone_ms)], goal=None, unit="ms"),
+        row("step alone", [1e3 * each for each in alone_s], goal=None, unit="ms"),
+        row("step alone: longest", [1e3 * max(alone_s)], goal=None, unit="ms"),
     ]
-    for gib in SIZES_GIB:
-        rows += rows_of(gib, "in one call", gib * 1024 * MIB)
-        rows += rows_of(gib, "in chunks of 256 MiB", CHUNK_BYTES)
-    publish("everstep bench: pinning", rows, output)
+    for way in WAYS:
+        rows += rows_of(options.gib, way, statistics.median(alone_s), options.repeats)
+    publish("everstep bench: pinning", rows, options.output)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,13 @@ def _clone(value: object) -> object:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
+class _KeptStager(DefaultStager):
+    """Staging memory that is made once: torch before 2.12 closes after each save also a stager that it was given."""
+
+    def close(self) -> None:
+        """Keep it."""
+
+
 def dcp_async(job: Job, folder: Path, kind: AsyncCheckpointerType, *, shared: bool) -> Stall:
     """torch.distributed.checkpoint's async_save; `shared`: staged into shared memory. Pinned memory needs CUDA."""
     cuda = torch.cuda.is_available()
@@ -70,7 +77,7 @@ def dcp_async(job: Job, folder: Path, kind: AsyncCheckpointerType, *, shared: bo
         use_async_staging=cuda,
         use_non_blocking_copy=cuda,
     )
-    stager = DefaultStager(options)
+    stager = _KeptStager(options)
 
     def stall() -> float:
         target = Path(tempfile.mkdtemp(dir=folder))

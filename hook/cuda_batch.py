@@ -5,7 +5,7 @@ whole costs a look-up at a boundary; the copies of all are one call, which relea
 tensors are, so that tests and bench/boundary.py run it over host memory.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +24,11 @@ _torch = cast("Any", torch)  # that it has these at all is not in its annotation
 _plainly = cast("Callable[[], AbstractContextManager[object]]", _torch._C.DisableTorchFunctionSubclass)
 _copy_all = cast("Callable[..., None]", _torch._foreach_copy_)
 
-COPY_BYTES_MAX = 32 * 1024**2
-"""In one piece, to the host: a millisecond. What training reads back itself would wait behind one of gigabytes."""
+SPAN_BYTES = 32 * 1024**2
+"""A slot is pinned, and copied to, in spans of this: no copy crosses from one into the next (ADR 0087).
+
+A millisecond of copying: what training reads back itself would wait behind a copy of gigabytes.
+"""
 
 View = Callable[[int, int], memoryview]
 """Shows so many bytes of the arena, or of a slot, from an offset."""
@@ -63,7 +66,14 @@ class CudaBatch:
             with torch.no_grad(), _plainly():
                 _copy_all(self.targets(view), self.whole, non_blocking=True)
         for piece in self.pieces:
-            copy_out(view(piece.arena_offset_bytes, piece.size_bytes), octets(piece))
+            self.copy_out(view, piece.arena_offset_bytes, octets(piece))
+
+    def copy_out(self, view: View, offset_bytes: int, source: torch.Tensor) -> None:
+        """Enqueue the copy of bytes to an offset of what `view` shows, on the current stream."""
+        size_bytes = source.numel()
+        target = torch.frombuffer(view(offset_bytes, size_bytes), dtype=torch.uint8)
+        for begin, end in spans(offset_bytes - self.slot_offset_bytes, size_bytes):
+            target[begin:end].copy_(source[begin:end], non_blocking=True)
 
     def in_pieces(self) -> list[CudaPiece]:
         """Return all of it as pieces, in the order of their places."""
@@ -140,21 +150,23 @@ class _DevicePlan:
 
 def _is_whole(place: Placed, spec: LeafSpec) -> bool:
     return (
-        place.size_bytes == spec.size_bytes <= COPY_BYTES_MAX
+        place.size_bytes == spec.size_bytes
+        and place.slot_offset_bytes % SPAN_BYTES + place.size_bytes <= SPAN_BYTES
         and spec.is_contiguous
         and place.slot_offset_bytes % itemsize_bytes(spec.dtype) == 0
     )
+
+
+def spans(offset_bytes: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut bytes [offset, +size) of a slot where its spans end; yield begin and end of each part, from 0 on."""
+    begin = 0
+    while begin < size_bytes:
+        end = min(size_bytes, begin + SPAN_BYTES - (offset_bytes + begin) % SPAN_BYTES)
+        yield begin, end
+        begin = end
 
 
 def octets(piece: CudaPiece) -> torch.Tensor:
     """Return a piece's bytes on its device."""
     flat = torch.as_strided(piece.tensor.detach(), (piece.tensor.numel(),), (1,)).view(torch.uint8)
     return flat[piece.offset_in_leaf_bytes : piece.offset_in_leaf_bytes + piece.size_bytes]
-
-
-def copy_out(target: memoryview, source: torch.Tensor) -> None:
-    """Enqueue a copy to the host on the current stream."""
-    into = torch.frombuffer(target, dtype=torch.uint8)
-    for begin in range(0, len(target), COPY_BYTES_MAX):
-        end = begin + COPY_BYTES_MAX
-        into[begin:end].copy_(source[begin:end], non_blocking=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .copy_plan import merged
-from .cuda_batch import CudaBatch, CudaPiece, View, copy_out, octets
+from .cuda_batch import CudaBatch, CudaPiece, View, octets
 from .cuda_room import CudaRoom
 from .device_first_machine import CopyTimes, DeviceFirstMachine, Way
 
@@ -114,7 +114,7 @@ class CudaDevice:
             else:
                 ordered = batch.in_pieces()
                 copied = self._to_clone(passage.clone, ordered)
-                passage.ended = self._from_clone(view, passage.clone, ordered)
+                passage.ended = self._from_clone(view, passage.clone, batch, ordered)
                 passage.copied = copied
 
     def learn(self, passage: Passage) -> None:
@@ -151,12 +151,14 @@ class CudaDevice:
                 begin += piece.size_bytes
         return event(self._stream)
 
-    def _from_clone(self, view: View, clone: torch.Tensor, pieces: Sequence[CudaPiece]) -> torch.cuda.Event:
+    def _from_clone(
+        self, view: View, clone: torch.Tensor, batch: CudaBatch, pieces: Sequence[CudaPiece]
+    ) -> torch.cuda.Event:
         """Pieces that lie side by side in the arena do so in the clone: they are one copy."""
         begin = 0
         with torch.cuda.stream(self._stream):
             for offset, size in merged((piece.arena_offset_bytes, piece.size_bytes) for piece in pieces):
-                copy_out(view(offset, size), clone[begin : begin + size])
+                batch.copy_out(view, offset, clone[begin : begin + size])
                 begin += size
         return event(self._stream)
 

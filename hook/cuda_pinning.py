@@ -6,12 +6,14 @@ No GPU has run this yet: tests/hook/test_cuda_copy.py does where there is one.
 import functools
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Protocol, SupportsInt, cast
 
 import cffi
 import torch
 
+from .cuda_batch import spans
 from .mapped_arena import MappedArena
 
 logger = logging.getLogger(__name__)
@@ -21,6 +23,8 @@ _ffi.cdef("""
 int cudaGetLastError(void);
 int cudaThreadExchangeStreamCaptureMode(int *mode);
 """)
+REST = 1.0
+"""Times as long as a call took: so much of the driver's lock is training's."""
 _THREAD_LOCAL = 1
 """cudaStreamCaptureModeThreadLocal"""
 
@@ -73,15 +77,17 @@ def _clear_last_error() -> None:
 
 
 class Pinning:
-    """Of one arena, in one call, so that no copy crosses from one registration into another (ADR 0037).
+    """Of one arena, in spans that no copy crosses, each in a short call: training's own wait for one (ADR 0087).
 
     Unpinned memory works, slower, and is said. Begun and undone on the training thread.
     """
 
     def __init__(self, arena: MappedArena) -> None:
         """Begin."""
-        self._address, self._size_bytes = arena.address, arena.size_bytes
-        self._is_pinned = False
+        self._arena = arena
+        self._pinned: list[int] = []
+        """Addresses."""
+        self._undone = threading.Event()
         # A thread begins on the first device, and would make a context there.
         self._device = torch.cuda.current_device()
         self._thread = threading.Thread(target=self._work, name="everstep-pinning", daemon=True)
@@ -97,18 +103,33 @@ class Pinning:
         self._thread.join(deadline_s)
 
     def undo(self) -> None:
-        """Unpin; waits until it is over."""
+        """Unpin, or end what is not over."""
+        self._undone.set()
         self._thread.join()
-        if self._is_pinned:
-            self._is_pinned = False
-            cuda_runtime().cudaHostUnregister(self._address)
+        while self._pinned:
+            cuda_runtime().cudaHostUnregister(self._pinned.pop())
 
     def _work(self) -> None:
         torch.cuda.set_device(self._device)
         ignore_captures()
-        code = int(cuda_runtime().cudaHostRegister(self._address, self._size_bytes, 0))
+        arena = self._arena
+        for slot in range(arena.slot_count):
+            for begin, end in spans(0, arena.slot_size_bytes):
+                took_s = self._pin(slot * arena.slot_size_bytes + begin, end - begin)
+                if took_s is None or self._undone.wait(REST * took_s):
+                    return
+
+    def _pin(self, offset_bytes: int, size_bytes: int) -> float | None:
+        """Return how long it took; None: it cannot be pinned."""
+        arena = self._arena
+        arena.populate(offset_bytes, size_bytes)
+        began_s = time.monotonic()
+        code = int(cuda_runtime().cudaHostRegister(arena.address + offset_bytes, size_bytes, 0))
         if code == 0:
-            self._is_pinned = True
-            return
+            self._pinned.append(arena.address + offset_bytes)
+            return time.monotonic() - began_s
         _clear_last_error()
-        logger.warning("arena_not_pinned code=%d size_bytes=%d", code, self._size_bytes)
+        logger.warning(
+            "arena_not_pinned code=%d size_bytes=%d pinned_bytes=%d", code, arena.size_bytes, offset_bytes
+        )
+        return None

@@ -17,6 +17,8 @@ int madvise(void *addr, size_t length, int advice);
 _PROT_READ_WRITE = 3
 _MAP_SHARED = 1
 _MADV_DONTFORK = 10
+_MADV_POPULATE_WRITE = 23
+"""Since Linux 5.14."""
 
 
 class _Libc(Protocol):
@@ -80,6 +82,10 @@ class MappedArena:
         assert self._pointer is not None
         whole = _ffi.buffer(_ffi.cast("char *", self._pointer), self.size_bytes)
         return memoryview(whole)[offset_bytes : offset_bytes + size_bytes]
+
+    def populate(self, offset_bytes: int, size_bytes: int) -> None:
+        """Map the pages of a range, which begins at one: who comes next need not. A kernel that cannot leaves it be."""
+        _libc.madvise(_ffi.cast("void *", self.address + offset_bytes), size_bytes, _MADV_POPULATE_WRITE)
 
     def take(self) -> int | None:
         """Return a free slot and take it, or None."""

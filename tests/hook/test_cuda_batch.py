@@ -94,12 +94,12 @@ def batch_of(plan: CudaPlan, capture: StateCapture, slots: Slot, slot: int) -> C
     return batch
 
 
-@pytest.fixture(params=[cuda_batch.COPY_BYTES_MAX, 4096], ids=["one-piece", "larger-than-one"])
-def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
-    monkeypatch.setattr(cuda_batch, "COPY_BYTES_MAX", request.param)
+@pytest.fixture(params=[cuda_batch.SPAN_BYTES, 4096], ids=["one-span", "several"])
+def _spans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    monkeypatch.setattr(cuda_batch, "SPAN_BYTES", request.param)
 
 
-@pytest.mark.usefixtures("_pieces")
+@pytest.mark.usefixtures("_spans")
 def test_the_bytes_are_those_of_every_leaf_in_each_slot_at_each_boundary() -> None:
     tensors = mixed()
     capture = captured(tensors)
@@ -114,6 +114,40 @@ def test_the_bytes_are_those_of_every_leaf_in_each_slot_at_each_boundary() -> No
         assert len(batch.whole) > len(batch.pieces) > 0
         batch.to_host(slots.view)
         assert_copied(capture, places, slots, slot)
+
+
+@pytest.mark.usefixtures("_spans")
+def test_no_copy_crosses_the_end_of_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a slot's spans is registered with the driver by itself, which refuses a copy that crosses."""
+    capture = captured(mixed())
+    layout, places = laid_out(capture)
+    slots = Slot(layout)
+    copied: list[tuple[int, int]] = []
+    to_one, to_all = torch.Tensor.copy_, cuda_batch._copy_all
+
+    def note(target: torch.Tensor) -> None:
+        copied.append((target.data_ptr(), target.nbytes))
+
+    def one(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
+        note(target)
+        return to_one(target, source, non_blocking=non_blocking)
+
+    def all_of(
+        targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, non_blocking: bool
+    ) -> None:
+        for target in targets:
+            note(target)
+        to_all(targets, sources, non_blocking=non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", one)
+    monkeypatch.setattr(cuda_batch, "_copy_all", all_of)
+    batch_of(places.cuda_lazy, capture, slots, 1).to_host(slots.view)
+    begin = torch.frombuffer(slots.view(slots.offset(1), 1), dtype=torch.uint8).data_ptr()
+    assert sum(size for _, size in copied) == layout.state_size_bytes
+    for address, size in copied:
+        assert (address - begin) // cuda_batch.SPAN_BYTES == (
+            address - begin + size - 1
+        ) // cuda_batch.SPAN_BYTES
 
 
 def test_other_tensors_of_the_same_structure_are_copied_without_anything_made_anew() -> None:
@@ -154,7 +188,7 @@ def test_pieces_by_way_of_the_device_are_all_of_it_in_the_order_of_their_places(
     assert offsets == sorted(offsets)
     assert sum(piece.size_bytes for piece in pieces) == batch.size_bytes == layout.state_size_bytes
     for piece in pieces:
-        cuda_batch.copy_out(slots.view(piece.arena_offset_bytes, piece.size_bytes), cuda_batch.octets(piece))
+        batch.copy_out(slots.view, piece.arena_offset_bytes, cuda_batch.octets(piece))
     assert_copied(capture, places, slots, 1)
 
 

@@ -16,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 import everstep
 from everstep.daemon.testing import daemon_process
 from everstep.hook import cuda_copy
-from everstep.hook.cuda_batch import CudaBatch, CudaPiece, View
+from everstep.hook.cuda_batch import SPAN_BYTES, CudaBatch, CudaPiece, View
 from everstep.hook.cuda_copy import CudaCopies
 from everstep.hook.cuda_device import CudaDevice, Passage
 from everstep.hook.cuda_room import CudaRoom
@@ -308,6 +308,23 @@ class TestPinning:
         assert [end.is_pinned() for end in ends] == [False, False]
         copies.unregister(arena)  # again is nothing
 
+    def test_copies_into_several_spans_are_whole_and_one_that_crosses_is_refused(self) -> None:
+        """Why copies are cut: the driver takes none that crosses from one registration into another."""
+        slot_size_bytes = 2 * SPAN_BYTES
+        fd = os.memfd_create("everstep-cuda-test")
+        os.ftruncate(fd, slot_size_bytes)
+        arena, copies = MappedArena(1, fd, slot_size_bytes, 1, "digest"), CudaCopies(CostBook())
+        pin(copies, arena)
+        tensor = torch.randint(256, (slot_size_bytes - 1000,), dtype=torch.uint8, device="cuda")
+        begun(copies, arena, eager=[], lazy=in_batches(CudaPiece(tensor, 0, tensor.nbytes, 1000)))()
+        assert torch.equal(torch.frombuffer(arena.view(1000, tensor.nbytes), dtype=torch.uint8), tensor.cpu())
+        across = torch.frombuffer(arena.view(SPAN_BYTES - 500, 1000), dtype=torch.uint8)
+        with pytest.raises(RuntimeError, match="invalid argument"):
+            across.copy_(tensor[:1000], non_blocking=True)
+        del across
+        copies.unregister(arena)
+        arena.close()
+
     def test_registered_again_it_stays_as_it_is(
         self, arena: MappedArena, copies: CudaCopies, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -351,11 +368,11 @@ def host_copy_late(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = CudaDevice._from_clone
 
     def late(
-        self: CudaDevice, view: View, clone: torch.Tensor, pieces: Sequence[CudaPiece]
+        self: CudaDevice, view: View, clone: torch.Tensor, batch: CudaBatch, pieces: Sequence[CudaPiece]
     ) -> torch.cuda.Event:
         with torch.cuda.stream(self._stream):
             torch.cuda._sleep(LONG_CYCLES)
-        return copied(self, view, clone, pieces)
+        return copied(self, view, clone, batch, pieces)
 
     monkeypatch.setattr(CudaDevice, "_from_clone", late)
 
@@ -732,7 +749,7 @@ def test_a_graph_can_be_captured_though_a_snapshot_was_taken_before_and_none_is_
         with torch.cuda.graph(graph):  # the newest snapshot's guard was not passed yet
             optimizer.step()
             run.step()
-        assert run.report().skipped == {SkipReason.CAPTURING: Skipped(count=1, example=CAPTURING)}
+        assert run.report().skipped[SkipReason.CAPTURING] == Skipped(count=1, example=CAPTURING)
         with run.mutating():
             graph.replay()
         run.step()

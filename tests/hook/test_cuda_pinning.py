@@ -13,6 +13,7 @@ from torch import nn
 import everstep
 from everstep.daemon.testing import daemon_process
 from everstep.hook import cuda_pinning
+from everstep.hook.cuda_batch import SPAN_BYTES
 from everstep.hook.cuda_copy import CudaCopies
 from everstep.hook.mapped_arena import MappedArena
 from everstep.hook.report import CostBook
@@ -30,17 +31,22 @@ class Driver:
     def __init__(self) -> None:
         self.let, self.begun = threading.Event(), threading.Event()
         self.code = 0
+        self.good = 0
+        """Calls before the code is returned."""
         self.devices: list[int] = []
         self.pinned: list[int] = []
+        self.sizes: list[int] = []
         self.threads: set[threading.Thread] = set()
 
     def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:  # noqa: N802
         self.threads.add(threading.current_thread())
         self.begun.set()
         assert self.let.wait(20)
-        if self.code == 0:
-            self.pinned.append(pointer)
-        return self.code
+        if self.code and len(self.pinned) >= self.good:
+            return self.code
+        self.pinned.append(pointer)
+        self.sizes.append(size)
+        return 0
 
     def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802
         self.pinned.remove(pointer)
@@ -109,8 +115,60 @@ def test_what_cannot_be_pinned_is_said_and_not_undone(
     with caplog.at_level(logging.WARNING):
         copies.register(arena)
         copies.wait_pinned(arena, 20)
-    assert f"arena_not_pinned code={OUT_OF_MEMORY} size_bytes={SIZE_BYTES}" in caplog.text
+    assert f"arena_not_pinned code={OUT_OF_MEMORY} size_bytes={SIZE_BYTES} pinned_bytes=0" in caplog.text
     copies.unregister(arena)
+    assert driver.pinned == []
+
+
+@pytest.fixture
+def large_arena() -> Iterator[MappedArena]:
+    """Two slots of two spans and a bit."""
+    slot_size_bytes = 2 * SPAN_BYTES + SIZE_BYTES
+    fd = os.memfd_create("everstep-pinning-test")
+    os.ftruncate(fd, 2 * slot_size_bytes)
+    made = MappedArena(1, fd, slot_size_bytes, 2, "digest")
+    yield made
+    made.close()
+
+
+def test_each_slot_is_pinned_in_spans(driver: Driver, large_arena: MappedArena) -> None:
+    driver.let.set()
+    copies = CudaCopies(CostBook())
+    copies.register(large_arena)
+    copies.wait_pinned(large_arena, 60)
+    begins = [large_arena.slot_address(slot) + at * SPAN_BYTES for slot in range(2) for at in range(3)]
+    assert driver.pinned == begins
+    assert driver.sizes == 2 * [SPAN_BYTES, SPAN_BYTES, SIZE_BYTES]
+    copies.unregister(large_arena)
+    assert driver.pinned == []
+
+
+def test_who_undoes_it_waits_for_one_span_and_not_for_all(driver: Driver, large_arena: MappedArena) -> None:
+    copies = CudaCopies(CostBook())
+    copies.register(large_arena)
+    assert driver.begun.wait(20)
+    undoing = threading.Thread(target=copies.unregister, args=[large_arena])
+    undoing.start()
+    undoing.join(0.3)
+    driver.let.set()
+    undoing.join(20)
+    assert (len(driver.sizes), driver.pinned) == (1, [])
+
+
+def test_what_was_pinned_before_a_refusal_stays_and_is_undone(
+    driver: Driver, large_arena: MappedArena, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.code, driver.good = OUT_OF_MEMORY, 4
+    driver.let.set()
+    copies = CudaCopies(CostBook())
+    with caplog.at_level(logging.WARNING):
+        copies.register(large_arena)
+        copies.wait_pinned(large_arena, 60)
+    pinned_bytes = large_arena.slot_size_bytes + SPAN_BYTES
+    assert f"size_bytes={large_arena.size_bytes} pinned_bytes={pinned_bytes}" in caplog.text
+    assert len(driver.pinned) == 4
+    copies.unregister(large_arena)
+    assert driver.pinned == []
 
 
 class Library:
@@ -148,7 +206,7 @@ def test_a_refused_registration_leaves_no_error_behind_and_checkpoints_are_taken
         run.step()
         assert run.wait(20)
         assert (run.report().checkpoints_complete, run.report().failures) == (1, ())
-        assert (library.cleared, len(driver.pinned)) == (cleared, 1 - cleared)
+        assert (library.cleared, len(driver.pinned)) == (cleared, 0 if cleared else 2)  # slots
 
 
 def test_checkpoints_are_skipped_meanwhile_with_that_reason_and_wait_waits_for_it(
@@ -172,5 +230,5 @@ def test_checkpoints_are_skipped_meanwhile_with_that_reason_and_wait_waits_for_i
         run.step()
         assert run.wait(20)
         assert (run.report().checkpoints_complete, run.report().failures) == (1, ())
-        assert len(driver.pinned) == 1
+        assert len(driver.pinned) == 2  # slots
     assert driver.pinned == []
