@@ -43,11 +43,10 @@ WAYS = (
 
 
 def pin_s(arena: MappedArena, way: Way) -> float:
-    """Return the seconds of locking all of an arena; it is unlocked again."""
+    """Return the seconds of locking all of an arena."""
     runtime = cuda_runtime()
-    begins = range(0, arena.size_bytes, way.span_bytes)
     began_s = time.perf_counter()
-    for begin in begins:
+    for begin in range(0, arena.size_bytes, way.span_bytes):
         size_bytes = min(way.span_bytes, arena.size_bytes - begin)
         if way.populates:
             arena.populate(begin, size_bytes)
@@ -55,10 +54,15 @@ def pin_s(arena: MappedArena, way: Way) -> float:
         code = int(runtime.cudaHostRegister(arena.address + begin, size_bytes, 0))
         assert code == 0, f"cudaHostRegister: {code}"
         time.sleep(way.rest * (time.perf_counter() - call_s))
-    took_s = time.perf_counter() - began_s
-    for begin in begins:
-        runtime.cudaHostUnregister(arena.address + begin)
-    return took_s
+    return time.perf_counter() - began_s
+
+
+def unpin_s(arena: MappedArena, way: Way) -> float:
+    """Return the seconds of unlocking it."""
+    began_s = time.perf_counter()
+    for begin in range(0, arena.size_bytes, way.span_bytes):
+        cuda_runtime().cudaHostUnregister(arena.address + begin)
+    return time.perf_counter() - began_s
 
 
 def step_s(matrix: torch.Tensor) -> float:
@@ -69,8 +73,8 @@ def step_s(matrix: torch.Tensor) -> float:
     return time.perf_counter() - began_s
 
 
-def measure(gib: int, way: Way, alone_s: float) -> tuple[float, float, float]:
-    """Return the seconds that pinning and unpinning took, the longest step beside it, and what all steps lost."""
+def measure(gib: int, way: Way, alone_s: float) -> tuple[float, float, float, float]:
+    """Return the seconds of pinning, the longest step beside it, what all steps lost, and the seconds of unpinning."""
     fd = os.memfd_create("bench")
     os.posix_fallocate(fd, 0, gib * 1024 * MIB)
     arena = MappedArena(1, fd, gib * 1024 * MIB, 1, "")
@@ -81,8 +85,9 @@ def measure(gib: int, way: Way, alone_s: float) -> tuple[float, float, float]:
     thread.start()
     while thread.is_alive():
         steps_s.append(step_s(matrix))
+    unpinned_s = unpin_s(arena, way)
     arena.close()
-    return took_s[0], max(steps_s), sum(steps_s) - len(steps_s) * alone_s
+    return took_s[0], max(steps_s), sum(steps_s) - len(steps_s) * alone_s, unpinned_s
 
 
 def rows_of(gib: int, way: Way, alone_s: float, repeats: int) -> list[Row]:
@@ -93,6 +98,7 @@ def rows_of(gib: int, way: Way, alone_s: float, repeats: int) -> list[Row]:
         row(f"{what}: time", [each[0] for each in found], goal=None, unit="s"),
         row(f"{what}: longest step", [1e3 * each[1] for each in found], goal=None, unit="ms"),
         row(f"{what}: all steps lost", [each[2] for each in found], goal=None, unit="s"),
+        row(f"{what}: unpinned again", [each[3] for each in found], goal=None, unit="s"),
     ]
 
 

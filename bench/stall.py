@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -150,12 +150,12 @@ class Trained:
         return took_s
 
 
-def stall_rows(name: str, trained: Trained, memcpy: Copy, folder: Path, pairs: int) -> list[Row]:
-    """Compare one checkpoint's stall with one copy of the state, and with what others stop for."""
+def stall_rows(name: str, trained: Trained, memcpy: Copy, pairs: int) -> list[Row]:
+    """Compare one checkpoint's stall with one copy of the state."""
     found = interleaved(trained.stall_s, memcpy, pairs)
     copy_s = statistics.median(theirs for _, theirs in found)
     passes_s = [trained.passes_s() for _ in range(pairs)]
-    rows = [
+    return [
         row(
             f"{name}: memcpy / forward and backward",
             [copy_s / pass_s for pass_s in passes_s],
@@ -170,12 +170,15 @@ def stall_rows(name: str, trained: Trained, memcpy: Copy, folder: Path, pairs: i
         ),
         row(f"{name}: stall", [ours * 1e3 for ours, _ in found], goal=None, unit="ms"),
     ]
+
+
+def rival_rows(name: str, trained: Trained, folder: Path, pairs: int) -> Generator[list[Row]]:
+    """Compare one checkpoint's stall with what others stop for."""
     with rivals(trained.job, folder) as others:
         for rival, stall in others.items():
             stall()  # staging memory is made at its first use
             pair = ratios(interleaved(trained.stall_s, stall, pairs))
-            rows.append(row(f"{name}: stall / {rival}", pair, goal=1.0, at_most=True))
-    return rows
+            yield [row(f"{name}: stall / {rival}", pair, goal=1.0, at_most=True)]
 
 
 def whole_cost_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
@@ -301,23 +304,21 @@ def bare_copy_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
     return row(f"{name}: slower beside a bare copy at each step", slower, goal=None, at_most=True)
 
 
-def measure(mib: int, place: Path, pairs: int, devices: Sequence[str]) -> list[Row]:
-    """Return the rows of one size."""
-    rows: list[Row] = []
+def measure(mib: int, place: Path, pairs: int, devices: Sequence[str]) -> Generator[list[Row]]:
+    """Yield the rows of one size."""
     if "cpu" in devices:
-        rows += training_rows(mib, place, pairs)
+        yield from training_rows(mib, place, pairs)
         with scratch(place) as folder, hook_daemon(folder):
             storage = folder / "store"
             storage.mkdir()
-            rows += restore_rows(f"{mib} MiB", mib, storage, pairs)
+            yield restore_rows(f"{mib} MiB", mib, storage, pairs)
     if "cuda" in devices:
-        rows += cuda_rows(mib, place, pairs)
-        rows += training_rows(mib, place, pairs, device="cuda")
-    return rows
+        yield cuda_rows(mib, place, pairs)
+        yield from training_rows(mib, place, pairs, device="cuda")
 
 
-def training_rows(mib: int, place: Path, pairs: int, device: str = "cpu") -> list[Row]:
-    """Return the rows of one size about training on the CPU or on a GPU."""
+def training_rows(mib: int, place: Path, pairs: int, device: str = "cpu") -> Generator[list[Row]]:
+    """Yield the rows of one size about training on the CPU or on a GPU."""
     on_cuda = device == "cuda"
     job = job_of(mib * MIB, batch=CUDA_BATCH if on_cuda else BATCHES[mib], device=device)
     name = f"{'CUDA, ' if on_cuda else ''}{job.size_bytes / MIB:.0f} MiB"
@@ -334,14 +335,14 @@ def training_rows(mib: int, place: Path, pairs: int, device: str = "cpu") -> lis
             trained.step()
             run.wait()  # the arena is there
             trained.stall_s()
-            return [
-                *stall_rows(name, trained, memcpy, folder, pairs),
-                whole_cost_row(name, trained, memcpy, pairs),
-                processor_row(name, trained, pairs),
-                processors_row(name, trained, memcpy, daemon, pairs),
-                each_step_row(name, trained, memcpy, pairs),
-                bare_copy_row(name, trained, memcpy, pairs),
-            ]
+            yield stall_rows(name, trained, memcpy, pairs)
+            yield [whole_cost_row(name, trained, memcpy, pairs)]
+            yield [processor_row(name, trained, pairs)]
+            if not on_cuda:  # a GPU trains on while processors work
+                yield [processors_row(name, trained, memcpy, daemon, pairs)]
+            yield [each_step_row(name, trained, memcpy, pairs)]
+            yield [bare_copy_row(name, trained, memcpy, pairs)]
+            yield from rival_rows(name, trained, folder, pairs)
 
 
 def main() -> int:
@@ -357,8 +358,9 @@ def main() -> int:
     left_out = {} if "cuda" in args.devices else WITHOUT_CUDA
     rows = boundary_rows(args.devices)
     for mib in args.mib:
-        rows += measure(mib, args.place, args.pairs, args.devices)
-        write(rows, args.output, left_out)
+        for found in measure(mib, args.place, args.pairs, args.devices):
+            rows += found
+            write(rows, args.output, left_out)
     met = publish("everstep bench-stall", rows, args.output, left_out)
     draw_results([args.output], args.output.with_suffix(".png"))
     return 0 if met else 1

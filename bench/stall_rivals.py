@@ -62,7 +62,11 @@ def _clone(value: object) -> object:
 
 
 class _KeptStager(DefaultStager):
-    """Staging memory that is made once: torch before 2.12 closes after each save also a stager that it was given."""
+    """Staging memory that is made once: torch 2.11 closes a stager after each save, also one that it was given."""
+
+    def __init__(self, options: StagingOptions) -> None:
+        super().__init__(options)
+        self._state_dict_stager.close = self.close  # pyright: ignore[reportAttributeAccessIssue]
 
     def close(self) -> None:
         """Keep it."""
