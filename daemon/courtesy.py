@@ -20,12 +20,15 @@ _T = TypeVar("_T")
 
 APART_S = 0.25
 """Begins of answers that take long, most of them waiting for drives."""
-REST = 9
-"""So that answers take about a tenth of the time."""
+REST = 19
+"""So that answers take about a twentieth of the time: those to two ranks, and scrapes, are three of them."""
 REST_S_MAX = 1.0
 TRAINER_REST_S_MAX = 5.0
-TRAINER_CREDIT_S = 5.0
-"""Of rests: answers that take half a second in all, as a draft of 20,000 leaves does, or thousands of usual ones."""
+TRAINER_CREDIT_S = 4.0
+"""Of rests: answers that take a fifth of a second in all, seven manifests of 20,000 leaves or hundreds of usual ones.
+
+A rank's first draft never rests, however long it takes, and the next ones take little unless the layout has changed.
+"""
 ALL_OF_IT = 4
 """Processor time of a manifest's answer, packed and sent, for that of the thread that reads it: 17 to 28 ms for 5."""
 LOOK_S = 0.01

@@ -2,8 +2,7 @@
 
 The eager part is enqueued on the compute stream itself, so it is read before anything that follows can change it; the
 lazy part by the copy thread on a side stream that waits for an event of the compute stream (cuda_device.py). The guard
-lets the host wait until that is enqueued, and then the compute stream for the side stream. No GPU has run this yet:
-where there is one, tests/hook/test_cuda_copy.py does.
+lets the host wait until that is enqueued, and then the compute stream for the side stream.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,4 @@
-"""One CUDA device's lazy copies: on a side stream, at once to the host or on the device first, and what they took.
-
-No GPU has run this yet: tests/hook/test_cuda_copy.py does where there is one.
-"""
+"""One CUDA device's lazy copies: on a side stream, at once to the host or on the device first, and what they took."""
 
 import logging
 from collections.abc import Sequence

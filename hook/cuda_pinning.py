@@ -1,7 +1,4 @@
-"""Page-locked arenas: cudaHostRegister on a thread of its own, since it touches and locks each page of them.
-
-No GPU has run this yet: tests/hook/test_cuda_copy.py does where there is one.
-"""
+"""Page-locked arenas: cudaHostRegister on a thread of its own, since it touches and locks each page of them."""
 
 import functools
 import logging

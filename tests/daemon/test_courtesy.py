@@ -109,19 +109,19 @@ def test_who_waits_goes_on_when_the_writing_ends(monkeypatch: pytest.MonkeyPatch
 
 
 def test_credit_is_used_up_before_there_is_a_rest_and_comes_back() -> None:
-    """The rests of three answers of 0.1 s are 2.7 s of the 3; the sixth waits for the whole rest of the fifth."""
+    """The rests of three answers of 0.05 s are 2.85 s of the 3; the sixth waits for the whole rest of the fifth."""
 
     async def main() -> list[float]:
         begins, courtesy = list[float](), Courtesy(credit_s=3.0)
         for _ in range(6):
-            await ask(courtesy, begins, 0.1)
+            await ask(courtesy, begins, 0.05)
         await asyncio.sleep(4.0)  # nothing to do: all rests that were owed are over
         for _ in range(2):
-            await ask(courtesy, begins, 0.1)
+            await ask(courtesy, begins, 0.05)
         return begins
 
     first, second, _, _, fifth, _, again = gaps(asyncio.run(main()))
-    assert max(first, second, again) < 0.1 * REST - LOOK_S <= fifth  # the fifth began up to a look late
+    assert max(first, second, again) < 0.05 * REST - LOOK_S <= fifth  # the fifth began up to a look late
 
 
 def test_an_answer_that_waits_for_others_is_no_longer_than_its_own_work() -> None:
