@@ -25,7 +25,8 @@ REST = 19
 REST_S_MAX = 1.0
 TRAINER_REST_S_MAX = 5.0
 TRAINER_CREDIT_S = 4.0
-"""Of rests: answers that take a fifth of a second in all, seven manifests of 20,000 leaves or hundreds of usual ones.
+"""Of rests, for each kind of answer: those that take a fifth of a second in all, seven manifests of 20,000 leaves or
+hundreds of usual ones.
 
 A rank's first draft never rests, however long it takes, and the next ones take little unless the layout has changed.
 """

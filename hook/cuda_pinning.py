@@ -4,6 +4,8 @@ import functools
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Protocol, SupportsInt, cast
 
@@ -109,15 +111,13 @@ class Pinning:
     def _work(self) -> None:
         torch.cuda.set_device(self._device)
         ignore_captures()
-        arena = self._arena
-        for slot in range(arena.slot_count):
-            for begin, end in spans(0, arena.slot_size_bytes):
-                took_s = self._pin(slot * arena.slot_size_bytes + begin, end - begin)
-                if took_s is None or self._undone.wait(REST * took_s):
-                    return
+        for offset_bytes, size_bytes in _ranges(self._arena):
+            took_s = self._pin(offset_bytes, size_bytes)
+            if took_s is None or self._undone.wait(REST * took_s):
+                return
 
     def _pin(self, offset_bytes: int, size_bytes: int) -> float | None:
-        """Return how long it took; None: it cannot be pinned."""
+        """Return how long the driver took; None: it cannot be pinned."""
         arena = self._arena
         arena.populate(offset_bytes, size_bytes)
         began_s = time.monotonic()
@@ -130,3 +130,13 @@ class Pinning:
             "arena_not_pinned code=%d size_bytes=%d pinned_bytes=%d", code, arena.size_bytes, offset_bytes
         )
         return None
+
+
+def _ranges(arena: MappedArena) -> Iterator[tuple[int, int]]:
+    """Yield (offset, size) of what is pinned by itself; two never share a page."""
+    if arena.slot_size_bytes % PAGESIZE:  # slots are aligned for 4 KiB, and pages may be of 64
+        yield 0, arena.size_bytes
+        return
+    for slot in range(arena.slot_count):
+        for begin, end in spans(0, arena.slot_size_bytes):
+            yield slot * arena.slot_size_bytes + begin, end - begin

@@ -233,6 +233,7 @@ class Snapshotter:
         with self._lock:
             self._retire(self._arena)
             self._arena = arena
+        self._places = None  # windows lie elsewhere in a ring of another size
         self._on_slots(arena.slot_count)
         self._cuda.register(arena)
 

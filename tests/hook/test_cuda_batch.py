@@ -10,7 +10,7 @@ from everstep.checkpoint.layout_plan import Layout, plan_layout
 from everstep.hook import cuda_batch
 from everstep.hook.capture import StateCapture, capture_state
 from everstep.hook.component import make_components
-from everstep.hook.copy_plan import Placed
+from everstep.hook.copy_plan import Placed, merged
 from everstep.hook.cuda_batch import CudaBatch, CudaPlan
 from everstep.hook.slot_places import Places
 from everstep.hook.state_testing import bits
@@ -94,7 +94,7 @@ def batch_of(plan: CudaPlan, capture: StateCapture, slots: Slot, slot: int) -> C
     return batch
 
 
-@pytest.fixture(params=[cuda_batch.SPAN_BYTES, 4096], ids=["one-span", "several"])
+@pytest.fixture(params=[cuda_batch.SPAN_BYTES, 5000], ids=["one-span", "several"])
 def _spans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
     monkeypatch.setattr(cuda_batch, "SPAN_BYTES", request.param)
 
@@ -142,8 +142,14 @@ def test_no_copy_crosses_the_end_of_a_span(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.Tensor, "copy_", one)
     monkeypatch.setattr(cuda_batch, "_copy_all", all_of)
     batch_of(places.cuda_lazy, capture, slots, 1).to_host(slots.view)
+    batch = batch_of(places.cuda_lazy, capture, slots, 1)
+    for offset, size in merged((each.arena_offset_bytes, each.size_bytes) for each in batch.in_pieces()):
+        batch.copy_out(
+            slots.view, offset, torch.zeros(size, dtype=torch.uint8)
+        )  # as from a clone on the device
     begin = torch.frombuffer(slots.view(slots.offset(1), 1), dtype=torch.uint8).data_ptr()
-    assert sum(size for _, size in copied) == layout.state_size_bytes
+    assert sum(size for _, size in copied) == 2 * layout.state_size_bytes
+    assert slots.offset(1) % 5000, "the spans are a slot's, not the arena's"
     for address, size in copied:
         assert (address - begin) // cuda_batch.SPAN_BYTES == (
             address - begin + size - 1

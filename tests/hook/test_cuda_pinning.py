@@ -143,6 +143,34 @@ def test_each_slot_is_pinned_in_spans(driver: Driver, large_arena: MappedArena) 
     assert driver.pinned == []
 
 
+def test_where_slots_begin_within_a_page_all_is_pinned_in_one_call(
+    driver: Driver, large_arena: MappedArena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_pinning, "PAGESIZE", 64 * 1024)
+    driver.let.set()
+    copies = CudaCopies(CostBook())
+    copies.register(large_arena)
+    copies.wait_pinned(large_arena, 60)
+    assert (driver.pinned, driver.sizes) == ([large_arena.address], [large_arena.size_bytes])
+    copies.unregister(large_arena)
+
+
+def mapped_bytes(arena: MappedArena) -> int:
+    """How much of an arena has pages in this process's tables."""
+    ours = f"{arena.address:x}-{arena.address + arena.size_bytes:x} "
+    _, _, after = Path("/proc/self/smaps").read_text().partition(ours)
+    (line,) = [line for line in after.splitlines()[:25] if line.startswith("Rss:")][:1]
+    return int(line.split()[1]) * 1024
+
+
+def test_populating_maps_exactly_a_range(large_arena: MappedArena) -> None:
+    assert mapped_bytes(large_arena) == 0
+    large_arena.populate(SPAN_BYTES, 5 * SIZE_BYTES)
+    assert mapped_bytes(large_arena) == 5 * SIZE_BYTES
+    large_arena.populate(0, large_arena.size_bytes)
+    assert mapped_bytes(large_arena) == large_arena.size_bytes
+
+
 def test_who_undoes_it_waits_for_one_span_and_not_for_all(driver: Driver, large_arena: MappedArena) -> None:
     copies = CudaCopies(CostBook())
     copies.register(large_arena)

@@ -1,7 +1,10 @@
 """A state larger than the daemon's budget: as of its boundary, though most of it is copied long after."""
 
+import contextlib
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -193,6 +196,41 @@ def test_cuda_tensors_go_window_by_window(slow: Slow) -> None:
         return Loop({"model": net, "optimizer": optimizer}, iterate)
 
     exercise(make, NAMES, slow)
+
+
+def test_the_next_daemons_ring_may_be_smaller(storage: list[Path]) -> None:
+    """What was planned for the ring before would lie behind the end of this one."""
+    loop, again = simple(1, wide()), simple(99, wide())
+    socket = Path(os.environ["EVERSTEP_SOCKET"])
+
+    def daemon(budget: int) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        memory = f"arena_max_bytes = {budget * MIB}\nreserve_bytes = 0\n"
+        return node_daemon(node_config(storage, memory), socket)
+
+    def save(run: Run) -> int:
+        """Save one boundary; return the size of the ring."""
+        complete = run.report().checkpoints_complete
+        while run.report().checkpoints_complete == complete:
+            assert run.report().failures == ()
+            loop.iterate(0, run)
+            run.checkpoint()
+            run.step()
+            run.wait(20)
+        assert run._snapshotter._arena is not None
+        return run._snapshotter._arena.size_bytes // MIB
+
+    with contextlib.ExitStack() as training:
+        with daemon(40) as first:
+            run = training.enter_context(attached(loop, NAMES))
+            assert save(run) == 40
+            first.kill()
+        with daemon(22):
+            assert save(run) == 22
+            expected = facts(loop)
+            training.close()
+            with attached(again, NAMES) as run:
+                assert run.restore() is not None
+                assert facts(again) == expected
 
 
 class Imported:
