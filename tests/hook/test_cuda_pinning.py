@@ -92,20 +92,6 @@ def test_whoever_registers_goes_on_and_asks_until_it_is_over(driver: Driver, are
     assert driver.pinned == []
 
 
-def test_it_is_undone_when_it_is_over_and_not_before(driver: Driver, arena: MappedArena) -> None:
-    """An arena must not be unmapped while the driver locks its pages."""
-    copies = CudaCopies(CostBook())
-    copies.register(arena)
-    assert driver.begun.wait(20)
-    undoing = threading.Thread(target=copies.unregister, args=[arena])
-    undoing.start()
-    undoing.join(0.3)
-    assert undoing.is_alive()
-    driver.let.set()
-    undoing.join(20)
-    assert driver.pinned == []
-
-
 def test_what_cannot_be_pinned_is_said_and_not_undone(
     driver: Driver, arena: MappedArena, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,12 +158,14 @@ def test_populating_maps_exactly_a_range(large_arena: MappedArena) -> None:
 
 
 def test_who_undoes_it_waits_for_one_span_and_not_for_all(driver: Driver, large_arena: MappedArena) -> None:
+    """An arena must not be unmapped while the driver locks its pages."""
     copies = CudaCopies(CostBook())
     copies.register(large_arena)
     assert driver.begun.wait(20)
     undoing = threading.Thread(target=copies.unregister, args=[large_arena])
     undoing.start()
     undoing.join(0.3)
+    assert undoing.is_alive()
     driver.let.set()
     undoing.join(20)
     assert (len(driver.sizes), driver.pinned) == (1, [])
