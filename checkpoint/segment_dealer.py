@@ -49,8 +49,6 @@ class SegmentDealer:
             NoSpaceError: there is no room for all segments.
         """
         reservation = self._store.space.reserve_dealt(self._candidates, self._deal, self._cannot_be_asked)
-        for hand in self._hands.values():
-            self._queue(hand.device, sum(plan.file_size_bytes for plan in hand.waiting))
         if self._plans:
             self._store.speeds.dealt(
                 {device.device_id: len(self.dealt_to(device)) for device in self._candidates},
@@ -60,7 +58,7 @@ class SegmentDealer:
         return reservation
 
     def _deal(self, rooms_bytes: Mapping[int, int]) -> Mapping[str, int]:
-        """Return the bytes that each device needs."""
+        """Return the bytes that each device needs, which are in its backlog before anybody else deals."""
         speeds = self._store.speeds
         loads = [
             DeviceLoad(
@@ -80,6 +78,7 @@ class SegmentDealer:
             ]
             if mine:
                 self._hands[device.device_id] = _Hand(device, deque(mine))
+                self._queue(device, sum(plan.file_size_bytes for plan in mine))
         needs: Counter[str] = Counter()
         for size, owner in zip(sizes, owners, strict=True):
             needs[owner] += size

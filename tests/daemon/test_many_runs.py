@@ -25,7 +25,8 @@ SAVING = SCRIPTS / "saving.py"
 DEADLINE_S = 120.0
 RUNS = range(16)
 ROUNDS = 2
-SIZE_BYTES = 1 << 20
+SIZE_BYTES = 2 << 20
+"""A segment of each checkpoint on each drive."""
 PIECE_BYTES = 32 * 1024
 BYTES_PER_S = 16e6
 """Of a drive: slower than who fills its queue, so that whose turn it is decides, and not who gets a processor."""
@@ -72,6 +73,7 @@ def test_sixteen_runs_that_save_at_once_are_exact_and_get_equal_shares(
         trainers = [stack.enter_context(trainer_of(uid, socket_path)) for uid in users]
         arenas = [attached(trainer, number) for number, trainer in enumerate(trainers)]
         segments = len(arenas[0].layout.segments)
+        assert segments == len(drives.names)
         for arena in arenas:
             stack.callback(arena.close)
         for number, arena in enumerate(
@@ -120,7 +122,7 @@ def test_sixteen_processes_that_save_at_once_are_exact_and_get_equal_shares(
             ]
             savers.append(subprocess.Popen([str(word) for word in command]))
             stack.callback(savers[-1].kill)
-        wait_until(lambda: queued(drives) == 2 * len(RUNS))  # the segments of everybody's first
+        wait_until(lambda: queued(drives) == len(RUNS) * ROUNDS * len(drives.names))
         for name in drives.names:
             drives.hold(name, BYTES_PER_S)
         assert [saver.wait(DEADLINE_S) for saver in savers] == [0] * len(RUNS)
@@ -186,8 +188,7 @@ def test_a_daemon_that_is_told_to_end_does_so_although_a_run_never_stops_saving(
 def moved_by_half_time(drives: Drives) -> list[float]:
     """Return what each run had moved on all drives when half of the first round was moved on each.
 
-    Everything that is written then was there before a drive moved at all, so that their order alone decides. On one
-    drive a run may have nothing: whose queue is shorter by a segment gets both.
+    Everything that is written then was there before a drive moved at all, so that their order alone decides.
     """
     by_arena = Counter[int]()
     for name in drives.names:
