@@ -10,6 +10,7 @@ from enum import Enum
 
 from ..core.errors import DeadlineError, EverstepError, NoSpaceError, RunBusyError, StorageError
 from .device import Device
+from .device_calls import DeviceCalls
 from .device_speed import SpeedBook, SpeedChange
 from .membership_plan import Membership
 from .segment_pool import SegmentPool
@@ -77,6 +78,7 @@ class DeviceSet:
         self.pool = SegmentPool(ops, self._present)
         self.space = SpaceLedger(ops, self._present, self.pool)
         self.speeds = SpeedBook([device.device_id for device in self._present])
+        self.calls = DeviceCalls([device.device_id for device in self._present])
         self.on_change: Callable[[], object] = _nobody_listens
         """Called when a device's state has changed, by the thread that noticed; must not block."""
         self._locks = tuple(locks or ())

@@ -41,11 +41,11 @@ class Call:
 def late_device(calls: Sequence[Sequence[Call]], idle_s: float) -> tuple[int, Call] | None:
     """Return the first device that is late, with the call; None while all are waited for.
 
-    `calls` holds what each device does now: nothing where it has finished, or waits for others, as some have for
-    `idle_s`. One is late only where such a device could write instead, and none is at work that is still in its time:
-    where everything stands still it is the machine, and while others write nothing is lost by waiting.
+    `calls` holds what each device does now: nothing where it has finished, or waits for others. `idle_s`: for how long
+    one has been able to write instead; 0 where none is: where everything stands still it is the machine. While one is
+    at work that is still in its time nothing is lost by waiting.
     """
     late = [next((call for call in mine if call.is_late(idle_s)), None) for mine in calls]
-    if all(calls) or any(mine and call is None for mine, call in zip(calls, late, strict=True)):
+    if any(mine and call is None for mine, call in zip(calls, late, strict=True)):
         return None
     return next(((index, call) for index, call in enumerate(late) if call is not None), None)

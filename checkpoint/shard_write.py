@@ -298,7 +298,8 @@ class ShardWrite:
         with self._passing:
             part.calls[threading.get_ident()] = begun
         try:
-            yield
+            with self._run.store.calls.call(part.device.device_id):
+                yield
         finally:
             with self._passing:
                 del part.calls[threading.get_ident()]
@@ -309,13 +310,21 @@ class ShardWrite:
         """Wait no longer for a device that is late where another one could write its segments by now."""
         parts = [part for part in begun if not part.is_left]
         calls = [[] if begun[part].done() else self._calls(part) for part in parts]
-        if len(self._devices) > len(begun):
-            calls.append([])  # one that was dealt nothing
+        idle = {part.device for part, mine in zip(parts, calls, strict=True) if not mine}
+        idle |= set(self._devices) - {part.device for part in begun}  # those were dealt nothing
+        if not any(map(self._could_write, idle)):
+            self._idle_since_s = math.inf
+            return
         now_s = time.monotonic()
-        self._idle_since_s = math.inf if all(calls) else min(self._idle_since_s, now_s)
-        found = late_device(calls, max(0.0, now_s - self._idle_since_s))
+        self._idle_since_s = min(self._idle_since_s, now_s)
+        found = late_device(calls, now_s - self._idle_since_s)
         if found is not None:
             self._leave(parts[found[0]], found[1])
+
+    def _could_write(self, device: Device) -> bool:
+        """Tell whether a device would write what another one does not: it may, and stands still for no other shard."""
+        store = self._run.store
+        return device in store.writable and not store.calls.stands_still(device.device_id)
 
     def _calls(self, part: _Part) -> list[Call]:
         now_s, speed = time.monotonic(), self._expected_speed(part.device)

@@ -5,6 +5,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from bounded_drive import BoundedDrive, BoundedEngine
 from pausing import wait_until
 from places import memory_folder
 
-from everstep.checkpoint import shard_write
+from everstep.checkpoint import device_calls, shard_write
 from everstep.checkpoint.commit import FailedTry, persist_shard
 from everstep.checkpoint.copy_gate import CopyGate
 from everstep.checkpoint.device_set import DeviceState
@@ -62,6 +63,7 @@ class Gated:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
     monkeypatch.setattr(shard_write, "LATE_WRITE_S", 0.2)
     monkeypatch.setattr(shard_write, "LATE_CALL_S", 0.2)
+    monkeypatch.setattr(device_calls, "STANDS_STILL_S", 0.1)
 
 
 @pytest.fixture
@@ -256,6 +258,30 @@ def test_where_another_device_fails_too_all_is_written_again_to_the_last(
     assert load(run, result.manifest) == state.content
     engines[late].opens.set()
     writer.late.wait()
+
+
+def test_devices_that_all_stand_still_are_waited_for_by_shards_of_which_each_is_on_one(
+    run: RunStore, engines: dict[str, Gated]
+) -> None:
+    """To each the other devices seem free: it has nothing there, and whoever has does not come on."""
+    leaf = whole_leaf("w", "uint8", (1 << 10, 1 << 10))
+    states = [State(plan_layout([leaf], [], segment_count=1), {"w": os.urandom(1 << 20)}) for _ in engines]
+    for engine in engines.values():
+        engine.opens.clear()
+    with ExitStack() as arenas, ThreadPoolExecutor(len(states)) as threads:
+        writers = [Writer(run, state, engines, arenas) for state in states]
+        writes = [threads.submit(writer.persist, step) for step, writer in enumerate(writers, 1)]
+        try:
+            wait_until(lambda: all(engine.is_asked.is_set() for engine in engines.values()))
+            wait(writes, 10 * shard_write.LATE_WRITE_S)
+            states_meanwhile = {run.store.device_state(device_id)[0] for device_id in engines}
+        finally:
+            for engine in engines.values():
+                engine.opens.set()
+        for write, state in zip(writes, states, strict=True):
+            assert load(run, write.result().manifest) == state.content
+        assert states_meanwhile == {DeviceState.OK}
+        assert [writer.tries for writer in writers] == [[], [], []]
 
 
 def test_who_does_not_look_after_what_is_late_waits_for_its_end(

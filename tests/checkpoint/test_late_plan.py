@@ -27,9 +27,8 @@ def test_nothing_is_lost_by_waiting_while_another_one_writes() -> None:
 
 
 def test_where_all_stand_still_it_is_the_machine() -> None:
-    assert late_device([[LATE], [LATE]], LONG_S) is None
-    assert late_device([[LATE]], LONG_S) is None
-    assert late_device([], LONG_S) is None
+    assert late_device([[LATE], [LATE]], idle_s=0) is None
+    assert late_device([[LATE], []], idle_s=0) is None
 
 
 def test_a_pause_is_no_delay() -> None:
@@ -48,10 +47,10 @@ calls = st.builds(writing, st.floats(0, 100), st.floats(0, 100))
 
 
 @given(st.lists(st.lists(calls, max_size=3), max_size=6), st.floats(0, 100))
-def test_a_verdict_always_leaves_somebody_who_can_write(devices: list[list[Call]], idle_s: float) -> None:
+def test_a_verdict_is_of_a_call_for_which_somebody_has_waited(devices: list[list[Call]], idle_s: float) -> None:
     found = late_device(devices, idle_s)
     if found is not None:
         index, call = found
         assert call in devices[index]
         assert call.running_s > max(LATE_FACTOR * call.expected_s, LATE_WRITE_S)
-        assert any(not mine for mine in devices)
+        assert idle_s > LATE_WRITE_S
