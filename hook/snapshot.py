@@ -23,7 +23,7 @@ from .client import Answer
 from .copier import Copier, CopyJob
 from .cuda_copy import CudaCopies, CudaWindows, is_capturing
 from .debug_check import SlotCheck
-from .gather import copy
+from .gather import Scratch, copy
 from .lazy_leaves import NONE
 from .link import Link
 from .mapped_arena import MappedArena
@@ -81,7 +81,7 @@ class Snapshotter:
         self._places: Places | None = None
         self._streaming: tuple[CheckpointId, SlotSealing] | None = None
         """The snapshot that was begun last."""
-        self._copier = Copier()
+        self._copier, self._scratch = Copier(), Scratch()
         self._cuda = CudaCopies(costs, device_first=device_first)
         self._stale: list[MappedArena] = []
 
@@ -348,6 +348,7 @@ class Snapshotter:
     def close(self) -> None:
         """End the copy thread and unmap."""
         self._copier.close()
+        self._scratch.close()
         with self._lock:
             self._retire(self._arena)
             self._arena = None
@@ -407,7 +408,7 @@ class Snapshotter:
             lazy=places.cuda_lazy.at(leaves, base, slot_offset),
         )
         for moves in places.eager.at(capture.addresses, base):
-            copy(moves)
+            copy(moves, self._scratch)
         client = self._link.client  # of another daemon, later, the arena is unknown
         sealing = SlotSealing(
             link=self._link,

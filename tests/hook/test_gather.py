@@ -7,6 +7,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -17,15 +18,17 @@ from hypothesis import strategies as st
 from everstep.core.errors import NodeError
 from everstep.hook import gather as gather_module
 from everstep.hook.copy_plan import GATHER_BYTES_MAX, CopyPlan, Placed, merged
-from everstep.hook.gather import copy
+from everstep.hook.gather import SCRATCH_MEAN_BYTES_MAX, Scratch, copy
 from everstep.hook.tensor_bytes import BufferPin
 
 sizes = st.one_of(st.integers(0, 300), st.integers(GATHER_BYTES_MAX - 2, GATHER_BYTES_MAX + 2))
 
 
-@given(st.lists(st.tuples(sizes, st.integers(0, 40), st.integers(0, 2)), max_size=12), st.integers())
+@given(
+    st.lists(st.tuples(sizes, st.integers(0, 40), st.integers(0, 2)), max_size=12), st.integers(), st.booleans()
+)
 def test_every_piece_comes_to_its_place_and_nothing_else_changes(
-    wanted: Sequence[tuple[int, int, int]], seed: int
+    wanted: Sequence[tuple[int, int, int]], seed: int, with_scratch: bool
 ) -> None:
     """Pieces of some sizes, with gaps before them, in three segments one behind the other, in any order."""
     leaves: list[torch.Tensor] = []
@@ -43,13 +46,49 @@ def test_every_piece_comes_to_its_place_and_nothing_else_changes(
     pin = BufferPin(memoryview(slot))
     plan = CopyPlan(placed)
     moves = plan.at([leaf.data_ptr() for leaf in leaves], pin.address)
-    for each in moves:
-        copy(each)
+    with closing(Scratch()) as scratch:
+        for each in moves:
+            copy(each, scratch if with_scratch else None)
     pin.release()
     assert slot[: len(expected)] == expected
     assert [each.segment for each in moves] == sorted(plan.segments)
     assert plan.segments == {segment for size, _, segment in wanted if size}
     assert plan.size_bytes == sum(size for size, _, _ in wanted)
+
+
+def test_tiny_pieces_go_through_the_scratch_file_and_others_do_not() -> None:
+    at_most = SCRATCH_MEAN_BYTES_MAX
+    leaves = [torch.arange(each, dtype=torch.uint8) for each in (at_most - 1, at_most + 1, at_most)]
+    slot = torch.zeros(at_most + 1, dtype=torch.uint8)
+    with closing(Scratch()) as scratch:
+        for numbers, is_tiny in (([0, 1], True), ([1, 2], False)):
+            plan = CopyPlan(
+                Placed(index, 0, leaves[number].nbytes, 0, 0) for index, number in enumerate(numbers)
+            )
+            (moves,) = plan.at([leaves[number].data_ptr() for number in numbers], slot.data_ptr())
+            assert [scratch.gather(gather) for gather in moves.gathers] == [is_tiny]
+
+
+LIMITED = """
+import resource
+import torch
+from everstep.hook.copy_plan import CopyPlan, Placed
+from everstep.hook.gather import Scratch, copy
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))
+leaves, slot = [torch.arange(5), torch.arange(5, 12)], torch.zeros(13, dtype=torch.int64)
+plan = CopyPlan([Placed(0, 0, 40, 0, 0), Placed(1, 0, 56, 48, 0)])
+(moves,) = plan.at([leaf.data_ptr() for leaf in leaves], slot.data_ptr())
+scratch = Scratch()
+assert not scratch.gather(moves.gathers[0])
+copy(moves, scratch)
+print(slot.tolist())
+"""
+
+
+def test_where_files_may_not_grow_it_is_done_without() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", LIMITED], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str([*range(5), 0, *range(5, 12)]), done.stderr
 
 
 def test_a_plan_follows_leaves_that_move_and_leaves_earlier_moves_as_they_were() -> None:
@@ -159,5 +198,5 @@ def test_an_address_that_is_none_is_an_error() -> None:
     slot = torch.zeros(4, dtype=torch.uint8)
     plan = CopyPlan([Placed(0, 0, 4, 0, 0)])
     (moves,) = plan.at([unmapped], slot.data_ptr())
-    with pytest.raises(NodeError, match="process_vm_readv failed: Bad address"):
-        copy(moves)
+    with closing(Scratch()) as scratch, pytest.raises(NodeError, match="process_vm_readv failed: Bad address"):
+        copy(moves, scratch)

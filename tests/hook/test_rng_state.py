@@ -1,12 +1,13 @@
 """The global generators: what is drawn after a restore is what would have been drawn."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 
+from everstep.checkpoint.value_format import dump_values
 from everstep.core.errors import CorruptDataError
 from everstep.hook.capture import capture_state
 from everstep.hook.rng_state import RngState, pack_python, unpack_python
@@ -77,6 +78,32 @@ def test_the_leaf_of_torch_is_the_same_size_every_time() -> None:
     first, second = capture_state([RngState()]), capture_state([RngState()])
     assert [leaf.spec for leaf in first.leaves] == [leaf.spec for leaf in second.leaves]
     assert [leaf.spec.name for leaf in first.leaves] == ["rng.torch_cpu"]
+
+
+@pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64])
+def test_what_is_kept_of_the_last_capture_is_what_a_new_one_finds(kind: type[np.random.BitGenerator]) -> None:
+    """Of each generator alone: one draw, or a spare normal number, or another kind of generator is another state."""
+    draws: list[Callable[[], object]] = [
+        lambda: None,
+        random.random,
+        lambda: random.gauss(0, 1),
+        lambda: random.gauss(0, 1),
+        lambda: np.random.set_bit_generator(kind(1)),
+        np.random.random_sample,
+        np.random.standard_normal,
+        np.random.standard_normal,
+        lambda: None,
+    ]
+    rng, before = RngState(), np.random.get_bit_generator()
+    try:
+        seen: list[bytes] = []
+        for each in draws:
+            each()
+            seen.append(dump_values(capture_state([rng]).values))
+            assert seen[-1] == dump_values(capture_state([RngState()]).values)
+    finally:
+        np.random.set_bit_generator(before)
+    assert len(set(seen)) == len(draws) - 1, "the last one draws nothing"
 
 
 def test_python_states_are_packed_exactly() -> None:
