@@ -10,11 +10,14 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+import xxhash
 from boundary import boundary_rows
 from gpt import Job, job_of
 from meter import cpu_s
@@ -29,6 +32,7 @@ from stall_restore import restore_rows
 from stall_rivals import rivals
 
 import everstep
+from everstep.hook.report import Report
 from everstep.hook.run import Run
 from everstep.hook.tensor_bytes import memmove
 
@@ -81,6 +85,26 @@ class Memcpy:
         return time.perf_counter() - began_s
 
 
+class CheckedCopy:
+    """The same with a checksum of all bytes, taken of each piece while it is in the cache: what any snapshot costs that
+    is verified when it is read again."""
+
+    PIECE_BYTES = 256 * 1024
+
+    def __init__(self, job: Job) -> None:
+        self._sources = [each.detach().reshape(-1).view(torch.uint8).numpy() for each in job.tensors()]
+        self._targets = [np.zeros_like(each) for each in self._sources]
+
+    def __call__(self) -> None:
+        """Copy, and take the checksum."""
+        checksum = xxhash.xxh3_64()
+        for target, source in zip(self._targets, self._sources, strict=True):
+            for begin in range(0, source.size, self.PIECE_BYTES):
+                piece = target[begin : begin + self.PIECE_BYTES]
+                memmove(piece.ctypes.data, source[begin:].ctypes.data, piece.size)
+                checksum.update(memoryview(piece))
+
+
 class PinnedCopy:
     """As many bytes as the state's copied once from a GPU to the host, on a stream of their own."""
 
@@ -102,6 +126,16 @@ class PinnedCopy:
 Copy = Memcpy | PinnedCopy
 
 
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """What stood still for one checkpoint, in seconds."""
+
+    visible_s: float
+    """Eager copy, guard and waits."""
+    whole_s: float
+    """With all else that its boundary and the next one took, as `run.report()` counts it."""
+
+
 class Trained:
     """A job attached to everstep."""
 
@@ -114,7 +148,11 @@ class Trained:
         self.run.step()
 
     def stall_s(self) -> float:
-        """Return how long training stood still for one checkpoint: its boundary, the guard, and what a GPU waited."""
+        """Return how long training stood still for one checkpoint, all told."""
+        return self.stall().whole_s
+
+    def stall(self) -> Stall:
+        """Return how long training stood still for one checkpoint."""
         self.job.synchronize()
         before = self.run.report()
         self.run.checkpoint()
@@ -126,7 +164,7 @@ class Trained:
             self.step()
         after = self.run.report()
         assert after.checkpoints_complete == before.checkpoints_complete + 1, after
-        return after.stall_s - before.stall_s
+        return Stall(_visible_s(after) - _visible_s(before), after.stall_s - before.stall_s)
 
     def passes_s(self) -> float:
         """Return the time of one forward and backward."""
@@ -150,9 +188,19 @@ class Trained:
         return took_s
 
 
+def _visible_s(report: Report) -> float:
+    return report.eager_s + report.guard_s + report.wait_s + report.cuda_wait_s
+
+
 def stall_rows(name: str, trained: Trained, memcpy: Copy, pairs: int) -> list[Row]:
     """Compare one checkpoint's stall with one copy of the state."""
-    found = interleaved(trained.stall_s, memcpy, pairs)
+    stalls: list[Stall] = []
+
+    def visible_s() -> float:
+        stalls.append(trained.stall())
+        return stalls[-1].visible_s
+
+    found = interleaved(visible_s, memcpy, pairs)
     copy_s = statistics.median(theirs for _, theirs in found)
     passes_s = [trained.passes_s() for _ in range(pairs)]
     return [
@@ -168,7 +216,13 @@ def stall_rows(name: str, trained: Trained, memcpy: Copy, pairs: int) -> list[Ro
             goal=max(STALL_MAX, STALL_MAX_S / copy_s),
             at_most=True,
         ),
-        row(f"{name}: stall", [ours * 1e3 for ours, _ in found], goal=None, unit="ms"),
+        row(f"{name}: stall", [each.visible_s * 1e3 for each in stalls], goal=None, unit="ms"),
+        row(
+            f"{name}: stall and all else of two boundaries",
+            [each.whole_s * 1e3 for each in stalls],
+            goal=None,
+            unit="ms",
+        ),
     ]
 
 
@@ -281,27 +335,37 @@ def each_step_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
     return row(f"{name}: slower with a checkpoint at each step", slower, goal=allowed, at_most=True)
 
 
-def bare_copy_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
-    """Compare training beside which a thread does nothing but copy the state at each step with training alone.
+def floor_rows(
+    name: str, trained: Trained, memcpy: Copy, pairs: int, *, what: str, act: Callable[[], object]
+) -> list[Row]:
+    """Compare training beside which a thread does nothing but `act` at each step with training alone.
 
-    No snapshot beside training can cost less: it says what of the row before is the machine's and not ours.
+    No snapshot that has to do as much can cost less: it says what of the rows before is the machine's and not ours.
     """
     count = CYCLE_MIN
+    copies_s: list[float] = []
     with ThreadPoolExecutor(1) as pool:
 
-        def each() -> float:
+        def beside() -> float:
             trained.job.synchronize()
             began_s = time.perf_counter()
             for _ in range(count):
-                copying = pool.submit(memcpy)
+                acting = pool.submit(act)
                 trained.step()
-                copying.result()
+                acting.result()
             trained.job.synchronize()
             return time.perf_counter() - began_s
 
-        found = interleaved(each, lambda: trained.steps_s(count, checkpoint=False), pairs)
-    slower = [ratio - 1 for ratio in ratios(found)]
-    return row(f"{name}: slower beside a bare copy at each step", slower, goal=None, at_most=True)
+        def alone() -> float:
+            copies_s.append(memcpy())
+            return trained.steps_s(count, checkpoint=False)
+
+        found = interleaved(beside, alone, pairs)
+    costs = [(ours - theirs) / count / copy_s for (ours, theirs), copy_s in zip(found, copies_s, strict=True)]
+    return [
+        row(f"{name}: slower beside {what} at each step", [each - 1 for each in ratios(found)], goal=None),
+        row(f"{name}: cost of {what} / memcpy", costs, goal=None),
+    ]
 
 
 def measure(mib: int, place: Path, pairs: int, devices: Sequence[str]) -> Generator[list[Row]]:
@@ -341,7 +405,10 @@ def training_rows(mib: int, place: Path, pairs: int, device: str = "cpu") -> Gen
             if not on_cuda:  # a GPU trains on while processors work
                 yield [processors_row(name, trained, memcpy, daemon, pairs)]
             yield [each_step_row(name, trained, memcpy, pairs)]
-            yield [bare_copy_row(name, trained, memcpy, pairs)]
+            yield floor_rows(name, trained, memcpy, pairs, what="a bare copy", act=memcpy)
+            if not on_cuda:
+                checked = CheckedCopy(job)
+                yield floor_rows(name, trained, memcpy, pairs, what="a copy with checksums", act=checked)
             yield from rival_rows(name, trained, folder, pairs)
 
 

@@ -47,7 +47,9 @@ calls = st.builds(writing, st.floats(0, 100), st.floats(0, 100))
 
 
 @given(st.lists(st.lists(calls, max_size=3), max_size=6), st.floats(0, 100))
-def test_a_verdict_is_of_a_call_for_which_somebody_has_waited(devices: list[list[Call]], idle_s: float) -> None:
+def test_a_verdict_is_of_a_call_for_which_somebody_has_waited(
+    devices: list[list[Call]], idle_s: float
+) -> None:
     found = late_device(devices, idle_s)
     if found is not None:
         index, call = found

@@ -25,7 +25,9 @@ sizes = st.one_of(st.integers(0, 300), st.integers(GATHER_BYTES_MAX - 2, GATHER_
 
 
 @given(
-    st.lists(st.tuples(sizes, st.integers(0, 40), st.integers(0, 2)), max_size=12), st.integers(), st.booleans()
+    st.lists(st.tuples(sizes, st.integers(0, 40), st.integers(0, 2)), max_size=12),
+    st.integers(),
+    st.booleans(),
 )
 def test_every_piece_comes_to_its_place_and_nothing_else_changes(
     wanted: Sequence[tuple[int, int, int]], seed: int, with_scratch: bool
@@ -198,5 +200,8 @@ def test_an_address_that_is_none_is_an_error() -> None:
     slot = torch.zeros(4, dtype=torch.uint8)
     plan = CopyPlan([Placed(0, 0, 4, 0, 0)])
     (moves,) = plan.at([unmapped], slot.data_ptr())
-    with closing(Scratch()) as scratch, pytest.raises(NodeError, match="process_vm_readv failed: Bad address"):
+    with (
+        closing(Scratch()) as scratch,
+        pytest.raises(NodeError, match="process_vm_readv failed: Bad address"),
+    ):
         copy(moves, scratch)

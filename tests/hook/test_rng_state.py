@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,18 +84,19 @@ def test_the_leaf_of_torch_is_the_same_size_every_time() -> None:
 @pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64])
 def test_what_is_kept_of_the_last_capture_is_what_a_new_one_finds(kind: type[np.random.BitGenerator]) -> None:
     """Of each generator alone: one draw, or a spare normal number, or another kind of generator is another state."""
+    numpy_random: Any = np.random  # what its annotations leave out
     draws: list[Callable[[], object]] = [
         lambda: None,
         random.random,
         lambda: random.gauss(0, 1),
         lambda: random.gauss(0, 1),
-        lambda: np.random.set_bit_generator(kind(1)),
+        lambda: numpy_random.set_bit_generator(kind(1)),
         np.random.random_sample,
         np.random.standard_normal,
         np.random.standard_normal,
         lambda: None,
     ]
-    rng, before = RngState(), np.random.get_bit_generator()
+    rng, before = RngState(), numpy_random.get_bit_generator()
     try:
         seen: list[bytes] = []
         for each in draws:
@@ -102,7 +104,7 @@ def test_what_is_kept_of_the_last_capture_is_what_a_new_one_finds(kind: type[np.
             seen.append(dump_values(capture_state([rng]).values))
             assert seen[-1] == dump_values(capture_state([RngState()]).values)
     finally:
-        np.random.set_bit_generator(before)
+        numpy_random.set_bit_generator(before)
     assert len(set(seen)) == len(draws) - 1, "the last one draws nothing"
 
 
