@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import xxhash
 from boundary import boundary_rows
@@ -34,7 +33,7 @@ from stall_rivals import rivals
 import everstep
 from everstep.hook.report import Report
 from everstep.hook.run import Run
-from everstep.hook.tensor_bytes import memmove
+from everstep.hook.tensor_bytes import BufferPin, memmove
 
 MIB = 2**20
 SIZES_MIB = (64, 512, 2048)
@@ -92,17 +91,19 @@ class CheckedCopy:
     PIECE_BYTES = 256 * 1024
 
     def __init__(self, job: Job) -> None:
-        self._sources = [each.detach().reshape(-1).view(torch.uint8).numpy() for each in job.tensors()]
-        self._targets = [np.zeros_like(each) for each in self._sources]
+        self._job = job
+        self._targets = [bytearray(each.nbytes) for each in job.tensors()]
 
     def __call__(self) -> None:
         """Copy, and take the checksum."""
         checksum = xxhash.xxh3_64()
-        for target, source in zip(self._targets, self._sources, strict=True):
-            for begin in range(0, source.size, self.PIECE_BYTES):
-                piece = target[begin : begin + self.PIECE_BYTES]
-                memmove(piece.ctypes.data, source[begin:].ctypes.data, piece.size)
-                checksum.update(memoryview(piece))
+        for target, source in zip(self._targets, self._job.tensors(), strict=True):
+            pin = BufferPin(memoryview(target))
+            for begin in range(0, source.nbytes, self.PIECE_BYTES):
+                piece = memoryview(target)[begin : begin + self.PIECE_BYTES]
+                memmove(pin.address + begin, source.data_ptr() + begin, piece.nbytes)
+                checksum.update(piece)
+            pin.release()
 
 
 class PinnedCopy:

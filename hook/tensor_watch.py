@@ -57,7 +57,7 @@ class _Chunk:
         self._look = _by_guard(tensors) or _by_attributes(tensors)
 
     def holds(self) -> bool:
-        return self._read_addresses() == self._addresses and self._look()
+        return self._look() and self._read_addresses() == self._addresses
 
     def _read_addresses(self) -> list[int]:
         return list(map(torch.Tensor.data_ptr, self._tensors))
