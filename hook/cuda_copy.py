@@ -1,8 +1,8 @@
 """Copies from CUDA tensors into the arena: on a side stream, ordered by events, never synchronising the device.
 
-The eager part is enqueued on the compute stream itself, so it is read before anything that follows can change it; the
-lazy part by the copy thread on a side stream that waits for an event of the compute stream (cuda_device.py). The guard
-lets the host wait until that is enqueued, and then the compute stream for the side stream.
+The side stream waits for an event of the compute stream (cuda_device.py). The compute stream waits for the end of the
+eager part at once, so that nothing that follows can change it first; the lazy part is enqueued by the copy thread. The
+guard lets the host wait until that is enqueued, and then the compute stream for the side stream.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from . import cuda_pinning
-from .cuda_batch import CudaBatch, View
+from .cuda_batch import CudaBatch
 from .cuda_device import CudaDevice, Passage, event
 from .cuda_pinning import Pinning
+from .cuda_turns import Turns
 from .mapped_arena import MappedArena
 from .report import CostBook
 
@@ -54,7 +55,7 @@ class CudaCopies:
         if (pinning := self._pinnings.pop(arena.address, None)) is not None:
             pinning.undo()
 
-    def copy(self, view: View, *, eager: Sequence[CudaBatch], lazy: Sequence[CudaBatch]) -> "CudaCopy":
+    def copy(self, *, eager: Sequence[CudaBatch], lazy: Sequence[CudaBatch]) -> "CudaCopy":
         """Enqueue a snapshot's eager copies, and begin the others; what is returned enqueues them and waits.
 
         The caller keeps the memory of all tensors until that has waited.
@@ -63,11 +64,9 @@ class CudaCopies:
         self._streams, self._passages = [], {}
         ends: list[torch.cuda.Event] = []
         for batch in eager:
-            compute = torch.cuda.current_stream(batch.device)
-            self._streams.append(compute)
-            with torch.cuda.stream(compute):
-                batch.to_host(view)
-            ends.append(event(compute))
+            device = self._device(batch.device)
+            self._streams.append(device.stream)
+            ends.append(device.copy_at_once(batch))
         late: list[tuple[CudaDevice, CudaBatch, Passage]] = []
         for batch in lazy:
             device = self._device(batch.device)
@@ -75,7 +74,7 @@ class CudaCopies:
             passage = self._passages[batch.device] = device.begin(batch.size_bytes)
             late.append((device, batch, passage))
         self._tell(on_device=any(passage.clone is not None for passage in self._passages.values()))
-        return CudaCopy(view, late, ends)
+        return CudaCopy(late, ends)
 
     def finish(self) -> None:
         """Return when the newest snapshot's copies have ended, however far its enqueuing came: it has failed."""
@@ -128,19 +127,18 @@ class CudaCopy:
 
     def __init__(
         self,
-        view: View,
         late: Sequence[tuple[CudaDevice, CudaBatch, Passage]],
         ends: Sequence[torch.cuda.Event],
     ) -> None:
         """`late`: what has begun and is not enqueued; `ends` of what was enqueued at the boundary."""
-        self._view, self._late, self._ends = view, late, ends
+        self._late, self._ends = late, ends
 
     def enqueue(self) -> None:
         """Enqueue what may wait; the tensors may then be written behind their passages' guards."""
         if self._late:
             cuda_pinning.ignore_captures()
         for device, batch, passage in self._late:
-            device.enqueue(self._view, batch, passage)
+            device.enqueue(batch, passage)
 
     def wait(self) -> None:
         """Return when all copies have ended, also where enqueuing them has failed; lets memory of the devices go."""
@@ -163,20 +161,19 @@ class CudaWindows:
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
         """Begin at a boundary, on the training thread: what it enqueues afterwards is not waited for."""
-        self._streams = {device: torch.cuda.Stream(device) for device in set(devices)}
-        for device, stream in self._streams.items():
-            stream.wait_event(event(torch.cuda.current_stream(device)))
+        self._turns = {device: Turns(device) for device in set(devices)}
+        for device, turns in self._turns.items():
+            turns.main.wait_event(event(torch.cuda.current_stream(device)))
 
-    def copy(self, view: View, batches: Iterable[CudaBatch]) -> None:
+    def copy(self, batches: Iterable[CudaBatch]) -> None:
         """Enqueue some copies."""
         for batch in batches:
-            with torch.cuda.stream(self._streams[batch.device]):
-                batch.to_host(view)
+            batch.to_host(self._turns[batch.device])
 
     def wait(self) -> None:
         """Return when all copies enqueued so far have ended."""
-        for stream in self._streams.values():
-            event(stream).synchronize()
+        for turns in self._turns.values():
+            event(turns.main).synchronize()
 
 
 def is_capturing() -> bool:

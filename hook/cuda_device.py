@@ -1,14 +1,13 @@
-"""One CUDA device's lazy copies: on a side stream, at once to the host or on the device first, and what they took."""
+"""One CUDA device's copies: on a side stream, at once to the host or on the device first, and what lazy ones took."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from .copy_plan import merged
-from .cuda_batch import CudaBatch, CudaPiece, View, octets
+from .cuda_batch import CudaBatch
 from .cuda_room import CudaRoom
+from .cuda_turns import Turns
 from .device_first_machine import CopyTimes, DeviceFirstMachine, Way
 
 logger = logging.getLogger(__name__)
@@ -76,7 +75,8 @@ class CudaDevice:
     def __init__(self, device: torch.device, *, device_first: bool) -> None:
         """`device_first`: memory of the device may be taken."""
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._turns = Turns(device)
+        self._stream = self._turns.main
         self._room = CudaRoom(device, self._stream)
         self._machine = DeviceFirstMachine()
         # Other allocators do not count what the room goes by.
@@ -92,6 +92,15 @@ class CudaDevice:
         """Return why copies go the way they do, for people; empty: there is nothing to say."""
         return self._machine.reason if self._may_choose else ""
 
+    def copy_at_once(self, batch: CudaBatch) -> torch.cuda.Event:
+        """Enqueue copies that the training thread's stream waits for before it changes anything; return their end."""
+        compute = torch.cuda.current_stream(self._device)
+        self._stream.wait_event(event(compute))
+        batch.to_host(self._turns)
+        end = event(self._stream)
+        compute.wait_event(end)
+        return end
+
     def begin(self, size_bytes: int) -> Passage:
         """Begin the copy of so many bytes, on the training thread: they are read as its stream leaves them now."""
         boundary = event(torch.cuda.current_stream(self._device))
@@ -99,20 +108,21 @@ class CudaDevice:
         clone = self._choose(size_bytes)
         return Passage(way=self._machine.way, boundary=boundary, clone=clone)
 
-    def enqueue(self, view: View, batch: CudaBatch, passage: Passage) -> None:
+    def enqueue(self, batch: CudaBatch, passage: Passage) -> None:
         """Enqueue the copies of a passage; on any thread.
 
         Whoever waits for it keeps the tensors' memory until then, so that it is not used again too soon.
         """
-        with torch.cuda.stream(self._stream):
-            if passage.clone is None:
-                batch.to_host(view)
-                passage.ended = passage.copied = event(self._stream)
-            else:
-                ordered = batch.in_pieces()
-                copied = self._to_clone(passage.clone, ordered)
-                passage.ended = self._from_clone(view, passage.clone, batch, ordered)
-                passage.copied = copied
+        if passage.clone is None:
+            batch.to_host(self._turns)
+            passage.ended = passage.copied = event(self._stream)
+        else:
+            clone = passage.clone.data_ptr()
+            batch.to_clone(clone, self._stream)
+            copied = event(self._stream)
+            batch.from_clone(clone, self._turns)
+            passage.ended = event(self._stream)
+            passage.copied = copied
 
     def learn(self, passage: Passage) -> None:
         """Take what a passage that is over took."""
@@ -139,25 +149,6 @@ class CudaDevice:
     def _refused(self, size_bytes: int) -> None:
         self._machine.refused()
         logger.warning("cuda_memory_short device=%s needed_bytes=%d", self._device, size_bytes)
-
-    def _to_clone(self, clone: torch.Tensor, pieces: Sequence[CudaPiece]) -> torch.cuda.Event:
-        begin = 0
-        with torch.cuda.stream(self._stream):
-            for piece in pieces:
-                clone[begin : begin + piece.size_bytes].copy_(octets(piece), non_blocking=True)
-                begin += piece.size_bytes
-        return event(self._stream)
-
-    def _from_clone(
-        self, view: View, clone: torch.Tensor, batch: CudaBatch, pieces: Sequence[CudaPiece]
-    ) -> torch.cuda.Event:
-        """Pieces that lie side by side in the arena do so in the clone: they are one copy."""
-        begin = 0
-        with torch.cuda.stream(self._stream):
-            for offset, size in merged((piece.arena_offset_bytes, piece.size_bytes) for piece in pieces):
-                batch.copy_out(view, offset, clone[begin : begin + size])
-                begin += size
-        return event(self._stream)
 
 
 def event(stream: torch.cuda.Stream) -> torch.cuda.Event:

@@ -50,6 +50,20 @@ class _Found:
     """Keys of the state that are no parameters."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Restoring:
+    """What is needed to put one optimizer's state back."""
+
+    stored: StoredState
+    maker: TensorMaker
+    steps_on_device: set[int]
+
+    def device(self, parameter: _Parameter, key: str, *, on_host: bool) -> torch.device:
+        """Where a new state tensor goes: with its parameter, but for what torch keeps on the CPU (`step`)."""
+        is_host_step = key == "step" and id(parameter.tensor) not in self.steps_on_device
+        return _CPU if on_host or is_host_step else parameter.tensor.device
+
+
 class OptimizerState:
     """Component of a torch optimizer: per-parameter state by parameter name, and the groups' hyper-parameters.
 
@@ -197,13 +211,13 @@ class OptimizerState:
         for key in list(held):
             if not isinstance(key, torch.Tensor) or names.of(key).name not in states:
                 del held[key]
-        maker = TensorMaker(stored)
+        restoring = _Restoring(stored, TensorMaker(stored), self._steps_on_device())
         for name, saved in states.items():
             parameter = names.find(name)
             assert parameter is not None  # checked
             state = cast(dict[object, object], held.get(parameter.tensor) or {})
             held[parameter.tensor] = state
-            self._put_state(stored, maker, parameter, state, Document(self.name, saved))
+            self._put_state(restoring, parameter, state, Document(self.name, saved))
         decoder = TreeDecoder(stored)
         for pair in document.items("shared"):
             key, value = cast(list[object], pair)
@@ -224,14 +238,9 @@ class OptimizerState:
                 group[key] = value
 
     def _put_state(
-        self,
-        stored: StoredState,
-        maker: TensorMaker,
-        parameter: _Parameter,
-        state: dict[object, object],
-        saved: Document,
+        self, restoring: "_Restoring", parameter: _Parameter, state: dict[object, object], saved: Document
     ) -> None:
-        prefix = f"{self.name}.state.{parameter.name}"
+        stored, prefix = restoring.stored, f"{self.name}.state.{parameter.name}"
         made: dict[object, object] = {}
         host = saved.texts("host") if "host" in saved else []
         for key in saved.texts("tensors"):
@@ -241,24 +250,17 @@ class OptimizerState:
                 stored.copy_to(leaf, present)
                 made[key] = present
             else:
-                made[key] = maker.make(leaf, self._device(parameter, key, on_host=key in host))
+                made[key] = restoring.maker.make(leaf, restoring.device(parameter, key, on_host=key in host))
         if "rest" in saved:
             decoder = TreeDecoder(stored, device=parameter.tensor.device)
             made |= cast(dict[object, object], decoder.decode(saved.value("rest")))
         state.clear()
         state.update(made)
 
-    def _device(self, parameter: _Parameter, key: str, *, on_host: bool) -> torch.device:
-        """Where a new state tensor goes: with its parameter, but for what torch keeps on the CPU (`step`)."""
-        if on_host:
-            return _CPU
-        if key != "step":
-            return parameter.tensor.device
-        for group in self._optimizer.param_groups:
-            if any(found is parameter.tensor for found in _parameters(group)):
-                on_device = group.get("capturable") or group.get("fused")
-                return parameter.tensor.device if on_device else _CPU
-        return _CPU
+    def _steps_on_device(self) -> set[int]:
+        """Return the ids of parameters whose `step` lies with them."""
+        groups = [group for group in self._groups if group.get("capturable") or group.get("fused")]
+        return {id(parameter) for group in groups for parameter in _parameters(group)}
 
     def _names(self) -> "_Names":
         return _Names(self.name, self._optimizer, self._registry)

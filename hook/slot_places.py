@@ -23,7 +23,6 @@ class Places:
         self.cuda_eager = CudaPlan((place for place in on_cuda if is_eager[place.leaf]), capture)
         self.cuda_lazy = CudaPlan((place for place in on_cuda if not is_eager[place.leaf]), capture)
         self.cuda_segments = {place.segment for place in on_cuda}
-        self.has_cuda = any(device >= 0 for device in capture.devices)
         on_host = [place for place in placed if capture.devices[place.leaf] < 0]
         self.eager = CopyPlan(place for place in on_host if is_eager[place.leaf])
         self.lazy = CopyPlan(place for place in on_host if not is_eager[place.leaf])

@@ -400,12 +400,9 @@ class Snapshotter:
         values: bytes,
     ) -> None:
         base, layout = arena.slot_address(slot), places.layout
-        leaves = capture.leaves if places.has_cuda or self._debug else ()  # of many it takes a while
-        slot_offset = base - arena.address
         cuda = self._cuda.copy(
-            arena.view,
-            eager=places.cuda_eager.at(leaves, base, slot_offset),
-            lazy=places.cuda_lazy.at(leaves, base, slot_offset),
+            eager=places.cuda_eager.at(capture.addresses, base),
+            lazy=places.cuda_lazy.at(capture.addresses, base),
         )
         for moves in places.eager.at(capture.addresses, base):
             copy(moves, self._scratch)
@@ -417,7 +414,7 @@ class Snapshotter:
             layout=layout,
             encoder=places.encoder,
             make_draft=lambda: self._draft(layout, facts, values),
-            check=SlotCheck(leaves, places.all_lazy) if self._debug else None,
+            check=SlotCheck(capture.leaves, places.all_lazy) if self._debug else None,
             gate=WindowGate(lambda: client.broken is not None) if arena.is_ring else None,
         )
         self._streaming = (facts.checkpoint, sealing)
@@ -489,7 +486,7 @@ def _before_on_cuda(
         if segment == 0:
             wait_staged()
         if (plan := places.cuda_windows.get(segment)) is not None:
-            windows.copy(sealing.view, plan.at(capture.leaves, base))
+            windows.copy(plan.at(capture.addresses, base))
         windows.wait()
 
     return before

@@ -161,18 +161,6 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
-def slot_view(slot: memoryview, offset_bytes: int, spec: LeafSpec) -> torch.Tensor:
-    """Return the bytes of a leaf in a writable slot as a CPU tensor of its dtype, shape and strides.
-
-    `offset_bytes` is where the leaf begins; it must be a multiple of its item size. The view keeps the slot open.
-    """
-    dtype = torch_dtype(spec.dtype)
-    if spec.size_bytes == 0:
-        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu")
-    flat = torch.frombuffer(slot, dtype=torch.uint8, count=spec.size_bytes, offset=offset_bytes)
-    return flat.view(dtype).as_strided(spec.shape, spec.strides)
-
-
 def copy_bits(source: torch.Tensor, to: torch.Tensor) -> None:
     """Copy every element's bits into a tensor of the same dtype and shape, whatever the strides and devices.
 

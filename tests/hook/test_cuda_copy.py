@@ -2,16 +2,19 @@
 
 import logging
 import os
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 
 from everstep.hook import cuda_copy
-from everstep.hook.cuda_batch import SPAN_BYTES, CudaBatch, CudaPiece, View
+from everstep.hook.cuda_batch import SPAN_BYTES, CudaBatch, by_span, spans
 from everstep.hook.cuda_copy import CudaCopies
-from everstep.hook.cuda_device import CudaDevice, Passage
+from everstep.hook.cuda_device import Passage
+from everstep.hook.cuda_memcpy import WORD, Copies
 from everstep.hook.cuda_room import CudaRoom
+from everstep.hook.cuda_turns import Turns
 from everstep.hook.device_first_machine import STREAK, CopyTimes, DeviceFirstMachine, Way
 from everstep.hook.mapped_arena import MappedArena
 from everstep.hook.report import CostBook
@@ -56,24 +59,27 @@ def stored(arena: MappedArena, tensor: torch.Tensor) -> bytes:
 
 
 def copy(copies: CudaCopies, arena: MappedArena, tensor: torch.Tensor, *, eager: bool) -> Callable[[], None]:
-    batches = in_batches(CudaPiece(tensor, 0, tensor.nbytes, 0))
-    return begun(copies, arena, eager=batches if eager else [], lazy=[] if eager else batches)
+    batches = in_batches(arena, (tensor, 0, tensor.nbytes, 0))
+    return begun(copies, eager=batches if eager else [], lazy=[] if eager else batches)
 
 
-def in_batches(*pieces: CudaPiece) -> list[CudaBatch]:
-    """All of one device, copied one by one."""
-    found = [piece for piece in pieces if piece.size_bytes]
-    if not found:
+def in_batches(arena: MappedArena, *pieces: tuple[torch.Tensor, int, int, int]) -> list[CudaBatch]:
+    """Of one device: bytes [offset in tensor, +size) of each tensor, to an offset in the arena's first slot."""
+    cuts = [
+        (arena.address + offset + begin, tensor.data_ptr() + offset_in_tensor + begin, end - begin)
+        for tensor, offset_in_tensor, size, offset in sorted(pieces, key=lambda piece: piece[3])
+        for begin, end in spans(offset, size)
+    ]
+    if not cuts:
         return []
-    size_bytes = sum(piece.size_bytes for piece in found)
-    return [CudaBatch(device=found[0].tensor.device, size_bytes=size_bytes, pieces=found)]
+    targets, sources, sizes = (array(WORD, words) for words in zip(*cuts, strict=True))
+    turns = by_span([target - arena.address for target in targets])
+    return [CudaBatch(pieces[0][0].device, arena.address, Copies(targets, sources, sizes), turns, sum(sizes))]
 
 
-def begun(
-    copies: CudaCopies, arena: MappedArena, *, eager: Sequence[CudaBatch], lazy: Sequence[CudaBatch]
-) -> Callable[[], None]:
+def begun(copies: CudaCopies, *, eager: Sequence[CudaBatch], lazy: Sequence[CudaBatch]) -> Callable[[], None]:
     """Enqueue all of it, as the copy thread does; return what waits."""
-    made = copies.copy(arena.view, eager=eager, lazy=lazy)
+    made = copies.copy(eager=eager, lazy=lazy)
     made.enqueue()
     return made.wait
 
@@ -85,7 +91,7 @@ class TestWithoutCuda:
         copies = CudaCopies(CostBook())
         if not torch.cuda.is_initialized():
             copies.register(arena)
-        begun(copies, arena, eager=[], lazy=[])()
+        begun(copies, eager=[], lazy=[])()
         copies.guard()
         copies.unregister(arena)
         assert caplog.records == []
@@ -281,8 +287,8 @@ class TestBytes:
     def test_of_a_piece_of_a_view(self, arena: MappedArena, copies: CudaCopies) -> None:
         """A leaf that begins within its storage, cut in two: the second piece begins at an odd byte."""
         view = torch.arange(200, dtype=torch.uint8, device="cuda")[50:150]
-        eager, lazy = in_batches(CudaPiece(view, 33, 67, 1000)), in_batches(CudaPiece(view, 0, 33, 0))
-        begun(copies, arena, eager=eager, lazy=lazy)()
+        eager, lazy = in_batches(arena, (view, 33, 67, 1000)), in_batches(arena, (view, 0, 33, 0))
+        begun(copies, eager=eager, lazy=lazy)()
         assert bytes(arena.view(0, 33)) == bytes(range(50, 83))
         assert bytes(arena.view(1000, 67)) == bytes(range(83, 150))
 
@@ -306,7 +312,7 @@ class TestPinning:
         arena, copies = MappedArena(1, fd, slot_size_bytes, 1, "digest"), CudaCopies(CostBook())
         pin(copies, arena)
         tensor = torch.randint(256, (slot_size_bytes - 1000,), dtype=torch.uint8, device="cuda")
-        begun(copies, arena, eager=[], lazy=in_batches(CudaPiece(tensor, 0, tensor.nbytes, 1000)))()
+        begun(copies, eager=[], lazy=in_batches(arena, (tensor, 0, tensor.nbytes, 1000)))()
         assert torch.equal(torch.frombuffer(arena.view(1000, tensor.nbytes), dtype=torch.uint8), tensor.cpu())
         across = torch.frombuffer(arena.view(SPAN_BYTES - 500, 1000), dtype=torch.uint8)
         with pytest.raises(RuntimeError, match="invalid argument"):
@@ -355,16 +361,14 @@ def made_late(copies: CudaCopies, device: torch.device) -> DeviceFirstMachine:
 @pytest.fixture
 def host_copy_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holds the copy from a clone to the host back, and not the one into the clone."""
-    copied = CudaDevice._from_clone
+    copied = CudaBatch.from_clone
 
-    def late(
-        self: CudaDevice, view: View, clone: torch.Tensor, batch: CudaBatch, pieces: Sequence[CudaPiece]
-    ) -> torch.cuda.Event:
-        with torch.cuda.stream(self._stream):
+    def late(self: CudaBatch, clone: int, turns: Turns) -> None:
+        with torch.cuda.stream(turns.main):
             torch.cuda._sleep(LONG_CYCLES)
-        return copied(self, view, clone, batch, pieces)
+        copied(self, clone, turns)
 
-    monkeypatch.setattr(CudaDevice, "_from_clone", late)
+    monkeypatch.setattr(CudaBatch, "from_clone", late)
 
 
 @pytest.fixture
@@ -426,19 +430,14 @@ class TestDeviceFirst:
         wait()
         assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
 
-    def test_pieces_come_to_their_places_in_whatever_order_they_are_given(
-        self, arena: MappedArena, copies: CudaCopies
-    ) -> None:
+    def test_pieces_come_to_their_places(self, arena: MappedArena, copies: CudaCopies) -> None:
         tensors = [torch.arange(count, dtype=torch.uint8, device="cuda") for count in (100, 33, 7)]
         made_late(copies, tensors[0].device)
         first, second, third = tensors
         batches = in_batches(
-            CudaPiece(third, 0, 7, 5000),
-            CudaPiece(first, 60, 40, 60),
-            CudaPiece(second, 0, 33, 100),
-            CudaPiece(first, 0, 60, 0),
+            arena, (third, 0, 7, 5000), (first, 60, 40, 60), (second, 0, 33, 100), (first, 0, 60, 0)
         )
-        begun(copies, arena, eager=[], lazy=batches)()
+        begun(copies, eager=[], lazy=batches)()
         assert bytes(arena.view(0, 133)) == bits(first) + bits(second)
         assert bytes(arena.view(5000, 7)) == bits(third)
         assert bytes(arena.view(133, 5000 - 133)) == bytes(5000 - 133)

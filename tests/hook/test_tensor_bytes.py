@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.checkpoint.dtype_format import itemsize_bytes
-from everstep.checkpoint.leaf import LeafSpec
 from everstep.checkpoint.shard_rules_plan import is_dense
 from everstep.core.errors import StateTypeError
 from everstep.hook.state_testing import bits
@@ -22,7 +21,6 @@ from everstep.hook.tensor_bytes import (
     dtype_name,
     memmove,
     require_plain,
-    slot_view,
     torch_dtype,
 )
 
@@ -149,26 +147,6 @@ def test_a_pinned_buffer_cannot_be_closed() -> None:
         assert bits(target) == b"abc"
         pin.release()
         assert pin.size_bytes == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_slot_view_is_the_slots_memory(dtype: str) -> None:
-    spec = LeafSpec(
-        name="x", dtype=dtype, shape=(2, 3), strides=(1, 2), global_shape=(2, 3), global_offset=(0, 0)
-    )
-    slot = bytearray(4096)
-    source = torch.empty_strided((2, 3), (1, 2), dtype=torch_dtype(dtype))
-    memmove(source.data_ptr(), *byte_range(filled(dtype, (6,))))
-    copy_bits(source, to=slot_view(memoryview(slot), 128, spec))
-    expected = bytearray(spec.size_bytes)
-    pin = BufferPin(memoryview(expected))
-    memmove(pin.address, *byte_range(source))
-    assert bytes(slot[128 : 128 + spec.size_bytes]) == bytes(expected)
-
-
-def test_a_slot_view_of_an_empty_leaf() -> None:
-    spec = describe("x", torch.zeros(0, 3))
-    assert slot_view(memoryview(bytearray(8)), 0, spec).shape == (0, 3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
