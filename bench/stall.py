@@ -25,8 +25,7 @@ from paired import PAIRS_MIN, Row, interleaved, publish, ratios, row, write
 from persist_rows import scratch
 from plot import draw_results
 from rich.console import Console
-from stall_cuda import BATCH as CUDA_BATCH
-from stall_cuda import cuda_rows
+from stall_cuda import PinnedCopy, cuda_rows
 from stall_restore import restore_rows
 from stall_rivals import rivals
 
@@ -51,6 +50,8 @@ SLOTS = 3
 NEVER = 10**9
 WHOLE_S = 90.0
 """The whole cost of a checkpoint is the difference of two long times: of many pairs, as many as this allows."""
+CUDA_BATCHES = {64: (512, 32), 512: (128,), 2048: (32,)}
+"""So that the GPU is busy for a tenth of a second in each step; and one so small that it waits for Python."""
 CUDA_WHOLE_S = 10.0
 """The same on a GPU, where neither time varies much."""
 CPU_CHECKPOINTS = 16
@@ -104,24 +105,6 @@ class CheckedCopy:
                 memmove(pin.address + begin, source.data_ptr() + begin, piece.nbytes)
                 checksum.update(piece)
             pin.release()
-
-
-class PinnedCopy:
-    """As many bytes as the state's copied once from a GPU to the host, on a stream of their own."""
-
-    def __init__(self, job: Job) -> None:
-        self._source = torch.empty(job.size_bytes, dtype=torch.uint8, device=job.device)
-        self._target = torch.empty(job.size_bytes, dtype=torch.uint8, pin_memory=True)
-        self._stream = torch.cuda.Stream(job.device)
-
-    def __call__(self) -> float:
-        """Return the seconds that it took."""
-        self._stream.synchronize()
-        began_s = time.perf_counter()
-        with torch.cuda.stream(self._stream):
-            self._target.copy_(self._source, non_blocking=True)
-        self._stream.synchronize()
-        return time.perf_counter() - began_s
 
 
 Copy = Memcpy | PinnedCopy
@@ -372,21 +355,23 @@ def floor_rows(
 def measure(mib: int, place: Path, pairs: int, devices: Sequence[str]) -> Generator[list[Row]]:
     """Yield the rows of one size."""
     if "cpu" in devices:
-        yield from training_rows(mib, place, pairs)
+        job = job_of(mib * MIB, batch=BATCHES[mib])
+        yield from training_rows(f"{job.size_bytes / MIB:.0f} MiB", job, place, pairs)
         with scratch(place) as folder, hook_daemon(folder):
             storage = folder / "store"
             storage.mkdir()
             yield restore_rows(f"{mib} MiB", mib, storage, pairs)
     if "cuda" in devices:
-        yield cuda_rows(mib, place, pairs)
-        yield from training_rows(mib, place, pairs, device="cuda")
+        for batch in CUDA_BATCHES[mib]:
+            job = job_of(mib * MIB, batch=batch, device="cuda")
+            name = f"CUDA, {job.size_bytes / MIB:.0f} MiB, batch {batch}"
+            yield cuda_rows(name, job, place, pairs)
+            yield from training_rows(name, job, place, pairs)
 
 
-def training_rows(mib: int, place: Path, pairs: int, device: str = "cpu") -> Generator[list[Row]]:
-    """Yield the rows of one size about training on the CPU or on a GPU."""
-    on_cuda = device == "cuda"
-    job = job_of(mib * MIB, batch=CUDA_BATCH if on_cuda else BATCHES[mib], device=device)
-    name = f"{'CUDA, ' if on_cuda else ''}{job.size_bytes / MIB:.0f} MiB"
+def training_rows(name: str, job: Job, place: Path, pairs: int) -> Generator[list[Row]]:
+    """Yield the rows of one state about training on the CPU or on a GPU."""
+    on_cuda = job.device.type == "cuda"
     memcpy = PinnedCopy(job) if on_cuda else Memcpy(job)
     memcpy()
     slots = CUDA_SLOTS if on_cuda else SLOTS

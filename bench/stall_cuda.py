@@ -1,32 +1,58 @@
 """The rows of `make bench-stall` that need a GPU: how fast a snapshot leaves it, and what training notices meanwhile.
 
-The best possible copy is the whole state as one tensor into memory that torch has pinned itself.
+The best possible copy is the whole state as one tensor into memory that torch has pinned itself. Times of copies are
+the device's, from before the first of them until all bytes are there.
 """
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gpt import Job, job_of
+from gpt import Job
 from node import hook_daemon
 from paired import Row, interleaved, ratios, row
 from persist_rows import scratch
 
 import everstep
+from everstep.hook.cuda_batch import CudaBatch
+from everstep.hook.cuda_turns import Turns
 from everstep.hook.run import Run
 
 NEVER = 10**9
 RATE_MIN = 0.90
 SLOWER_MAX = 0.02
-BATCH = 32
-"""So that a step is longer than the copy: then nothing but bandwidth is shared."""
 STEPS_MIN = 4
+READBACKS = 15
 
 
-def cuda_rows(mib: int, place: Path, pairs: int) -> list[Row]:
-    """Return the rows of one size."""
-    job = job_of(mib * 2**20, batch=BATCH, device="cuda")
-    name = f"CUDA, {job.size_bytes / 2**20:.0f} MiB"
+class PinnedCopy:
+    """As many bytes as the state's copied once from a GPU to the host, on a stream of their own."""
+
+    def __init__(self, job: Job) -> None:
+        self._source = torch.empty(job.size_bytes, dtype=torch.uint8, device=job.device)
+        self._target = torch.empty(job.size_bytes, dtype=torch.uint8, pin_memory=True)
+        self._stream = torch.cuda.Stream(job.device)
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+
+    def enqueue(self) -> None:
+        """Begin it."""
+        self._begin.record(self._stream)
+        with torch.cuda.stream(self._stream):
+            self._target.copy_(self._source, non_blocking=True)
+        self._end.record(self._stream)
+
+    def __call__(self) -> float:
+        """Return the seconds that it took the GPU."""
+        self._stream.synchronize()
+        self.enqueue()
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / 1000
+
+
+def cuda_rows(name: str, job: Job, place: Path, pairs: int) -> list[Row]:
+    """Return the rows of one state."""
     with scratch(place) as folder, hook_daemon(folder):
         storage = folder / "store"
         storage.mkdir()
@@ -35,20 +61,35 @@ def cuda_rows(mib: int, place: Path, pairs: int) -> list[Row]:
         ) as run:
             _step(job, run)
             run.wait()  # the arena is there
-            _copy_s(job, run)
+            _copy(job, run)
             extra_bytes = _extra_bytes(job, run)
-            rates = interleaved(lambda: 1 / _copy_s(job, run), lambda: 1 / _pinned_s(job), pairs)
-            steps = max(STEPS_MIN, round(2 * _copy_s(job, run) / _steps_s(job, run, 1, checkpoint=False)))
+            pinned = PinnedCopy(job)
+            pinned()
+            copies: list[_Copy] = []
+
+            def rate() -> float:
+                copies.append(_copy(job, run))
+                return 1 / copies[-1].copy_s
+
+            rates = interleaved(rate, lambda: 1 / pinned(), pairs)
+            from_boundary = [
+                each.copy_s / each.from_boundary_s * ratio
+                for each, ratio in zip(copies, ratios(rates), strict=True)
+            ]
+            copy_s = copies[-1].from_boundary_s
+            steps = max(STEPS_MIN, round(2 * copy_s / _steps_s(job, run, 1, checkpoint=False)))
             slower = interleaved(
                 lambda: _steps_s(job, run, steps, checkpoint=True),
                 lambda: _steps_s(job, run, steps, checkpoint=False),
                 pairs,
             )
+            readbacks = readback_rows(name, job, run, pinned)
             notes = run.report().notes
     for note in notes:
         print(note)
     return [
         row(f"{name}: D2H rate / best pinned copy", ratios(rates), goal=RATE_MIN),
+        row(f"{name}: the same from the boundary on, the GPU idle", from_boundary, goal=None),
         row(
             f"{name}: slower beside the copy, {steps} steps",
             [ratio - 1 for ratio in ratios(slower)],
@@ -56,6 +97,36 @@ def cuda_rows(mib: int, place: Path, pairs: int) -> list[Row]:
             at_most=True,
         ),
         row(f"{name}: GPU memory added", [extra_bytes / 2**20], goal=0.0, at_most=True, unit="MiB"),
+        *readbacks,
+    ]
+
+
+def readback_rows(name: str, job: Job, run: Run, pinned: PinnedCopy) -> list[Row]:
+    """Return how long reading a number back from the device takes beside a checkpoint's copy, or a large tensor's."""
+    number = torch.ones((), device=job.device)
+
+    def beside(copy: Callable[[], object]) -> list[float]:
+        taken: list[float] = []
+        for _ in range(READBACKS):
+            torch.cuda.synchronize()
+            copy()
+            began_s = time.perf_counter()
+            number.item()
+            taken.append(1000 * (time.perf_counter() - began_s))
+            assert run.wait()
+        return taken
+
+    def checkpoint() -> None:
+        """Take one, all of which is enqueued."""
+        run.checkpoint()
+        run.step()
+        run._snapshotter._copier.guard_enqueuing()  # pyright: ignore[reportPrivateUsage]
+
+    what = f"{name}: a number read back"
+    return [
+        row(f"{what} beside the copy", beside(checkpoint), goal=None, unit="ms"),
+        row(f"{what} beside one large copy", beside(pinned.enqueue), goal=None, unit="ms"),
+        row(f"{what} beside nothing", beside(lambda: None), goal=None, unit="ms"),
     ]
 
 
@@ -64,27 +135,35 @@ def _step(job: Job, run: Run) -> None:
     run.step()
 
 
-def _copy_s(job: Job, run: Run) -> float:
-    """Return how long the copy of one checkpoint took while the GPU had nothing else to do."""
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """How long a checkpoint's copy took a GPU that had nothing else to do: alone, and with what came before it."""
+
+    copy_s: float
+    from_boundary_s: float
+
+
+def _copy(job: Job, run: Run) -> _Copy:
     torch.cuda.synchronize()
     before = run.report()
-    run.checkpoint()
-    run.step()
-    assert run.wait()
-    after = run.report()
-    assert after.checkpoints_complete == before.checkpoints_complete + 1, after
-    return after.copy_s - before.copy_s
+    begin, to_host = torch.cuda.Event(enable_timing=True), CudaBatch.to_host
 
+    def noted(self: CudaBatch, turns: Turns) -> None:
+        begin.record(turns.main)
+        to_host(self, turns)
 
-def _pinned_s(job: Job) -> float:
-    source = torch.empty(job.size_bytes, dtype=torch.uint8, device=job.device)
-    target = torch.empty(job.size_bytes, dtype=torch.uint8, pin_memory=True)
-    target.copy_(source, non_blocking=True)
-    torch.cuda.synchronize()
-    began_s = time.perf_counter()
-    target.copy_(source, non_blocking=True)
-    torch.cuda.synchronize()
-    return time.perf_counter() - began_s
+    CudaBatch.to_host = noted
+    try:
+        run.checkpoint()
+        run.step()
+        assert run.wait()
+    finally:
+        CudaBatch.to_host = to_host
+    assert run.report().checkpoints_complete == before.checkpoints_complete + 1
+    (passage,) = run._snapshotter._cuda._passages.values()  # pyright: ignore[reportPrivateUsage] - nobody else tells
+    end = passage.ended
+    assert end is not None
+    return _Copy(begin.elapsed_time(end) / 1000, passage.boundary.elapsed_time(end) / 1000)
 
 
 def _steps_s(job: Job, run: Run, count: int, *, checkpoint: bool) -> float:

@@ -4,6 +4,7 @@ import logging
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -233,6 +234,24 @@ class TestOrder:
             tensor.fill_(9)
             wait()
             assert stored(arena, tensor) == bits(torch.full((1024,), value))
+
+
+@pytest.mark.gpu
+def test_a_graph_that_is_being_captured_and_what_another_thread_enqueues_leave_each_other_alone(
+    arena: MappedArena, copies: CudaCopies
+) -> None:
+    """As training and the copy thread; a capture ends by default at what any thread does that is unsafe in one."""
+    tensor, counted = torch.full((1024,), 3.0, device="cuda"), torch.zeros((), device="cuda")
+    made = copies.copy(eager=[], lazy=in_batches(arena, (tensor, 0, tensor.nbytes, 0)))
+    graph = torch.cuda.CUDAGraph()
+    with ThreadPoolExecutor(1) as copy_thread, torch.cuda.graph(graph):
+        counted.add_(1)
+        copy_thread.submit(made.enqueue).result(20)
+        counted.add_(1)
+    made.wait()
+    assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
+    graph.replay()
+    assert counted.item() == 2
 
 
 def ended(copies: CudaCopies, tensor: torch.Tensor) -> torch.cuda.Event:
