@@ -46,8 +46,6 @@ _STREAM_ORDER = 1
 """CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read when the stream comes to them."""
 _OVERLAP = 1
 """CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE: by a copy engine."""
-_REFUSALS = (1, 801)
-"""CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED"""
 
 
 class Driver(Protocol):
@@ -92,14 +90,10 @@ class CudaMemcpy:
         with self._context_of(handle):
             if self._batch is None:
                 self._one_by_one(copies, handle)
-                return
-            code = self._together(copies, handle, self._batch)
-            if code in _REFUSALS:
-                self._one_by_one(copies, handle)  # first: what it refuses, too, is no fault of the batches
+            elif code := self._together(copies, handle, self._batch):
+                self._one_by_one(copies, handle)  # first: what fails here, too, is no fault of the batches
                 self._batch = None
                 logger.warning("cuda_batch_refused code=%s: tensors are copied one by one", self._name(code))
-            else:
-                self._check(code, "cuMemcpyBatchAsync")
 
     def _find(self) -> Callable[..., int] | None:
         found = _ffi.new("void **")
