@@ -19,7 +19,7 @@ IOVECS_MAX = 1024
 SLOTS_KNOWN_MAX = 128
 """Twice as many as an arena has at most."""
 
-_WORD = "Q"
+WORD = "Q"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _GatherPlan:
     def __init__(self, pieces: Sequence[Placed]) -> None:
         self._pick = picker([piece.leaf for piece in pieces])
         self._picked: tuple[int, ...] = ()
-        self._sources = array(_WORD, [word for piece in pieces for word in (0, piece.size_bytes)])
+        self._sources = array(WORD, [word for piece in pieces for word in (0, piece.size_bytes)])
         self._runs = merged((piece.slot_offset_bytes, piece.size_bytes) for piece in pieces)
         self._targets: dict[int, array[int]] = {}
         self._size_bytes = sum(piece.size_bytes for piece in pieces)
@@ -93,7 +93,7 @@ class _GatherPlan:
         picked = self._pick(addresses)
         if picked != self._picked:
             sources = self._sources[:]  # an earlier copy may still use the old ones
-            sources[0::2] = array(_WORD, picked)
+            sources[0::2] = array(WORD, picked)
             self._picked, self._sources = picked, sources
         return Gather(self._targets_at(base), self._sources, self._size_bytes)
 
@@ -103,7 +103,7 @@ class _GatherPlan:
             if len(self._targets) == SLOTS_KNOWN_MAX:
                 self._targets.clear()
             words = [word for offset, size in self._runs for word in (base + offset, size)]
-            self._targets[base] = array(_WORD, words)
+            self._targets[base] = array(WORD, words)
         return self._targets[base]
 
 

@@ -7,23 +7,26 @@ tests and bench/boundary.py run it over host memory.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from operator import add
 
 import torch
 
 from . import cuda_memcpy
 from .capture import StateCapture
-from .copy_plan import SLOTS_KNOWN_MAX, Placed, merged, picker
-from .cuda_memcpy import WORD, Copies
+from .copy_plan import SLOTS_KNOWN_MAX, WORD, Placed, merged, picker
+from .cuda_memcpy import Copies
 from .cuda_turns import Turns
 
 SPAN_BYTES = 16 * 1024**2
-"""A slot is pinned, and copied to, in spans of this: no copy crosses from one into the next (ADR 0087), and the copies
-into each are a turn (ADR 0088): a third of a millisecond."""
+"""A slot is pinned, and copied to, in spans of this: no copy crosses from one into the next (ADR 0087)."""
+TURN_BYTES = 16 * 1024**2
+"""Copies of so many bytes are a turn (ADR 0088): a third of a millisecond."""
+TURNS_MAX = 128
+"""Of a larger state turns are larger: a stream takes some thousand operations before whoever enqueues has to wait."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CudaBatch:
     """Copies from one device into a slot. Whoever enqueues it keeps the tensors' memory until they have ended."""
 
@@ -33,7 +36,7 @@ class CudaBatch:
     copies: Copies
     """In the order of their targets."""
     turns: Sequence[tuple[int, int]]
-    """Where the copies into each span begin and end."""
+    """Where the copies of each begin and end."""
     size_bytes: int
 
     def to_host(self, turns: Turns) -> None:
@@ -42,9 +45,9 @@ class CudaBatch:
 
     def to_clone(self, clone: int, stream: torch.cuda.Stream) -> None:
         """Enqueue copies of the same bytes to an address, one behind the other."""
-        targets = accumulate(self.copies.sizes[:-1], initial=clone)
-        sources, sizes = self.copies.sources, self.copies.sizes
-        cuda_memcpy.enqueue(Copies(array(WORD, targets), sources, sizes), stream)
+        targets = array(WORD, accumulate(self.copies.sizes[:-1], initial=clone))
+        copies = Copies(targets=targets, sources=self.copies.sources, sizes=self.copies.sizes)
+        cuda_memcpy.enqueue(copies, stream, beside_kernels=False)
 
     def from_clone(self, clone: int, turns: Turns) -> None:
         """Enqueue the copies from there: what lies side by side in the slot does so in the clone, and is one."""
@@ -54,8 +57,8 @@ class CudaBatch:
                 found.append((target + begin, clone, end - begin))
                 clone += end - begin
         targets, sources, sizes = (array(WORD, words) for words in zip(*found, strict=True))
-        copies = Copies(targets, sources, sizes)
-        turns.copy(copies.part(*turn) for turn in by_span([target - self.base for target in targets]))
+        copies = Copies(targets=targets, sources=sources, sizes=sizes)
+        turns.copy(copies.part(*turn) for turn in in_turns(sizes))
 
 
 class CudaPlan:
@@ -84,7 +87,7 @@ class _DevicePlan:
         ]
         leaves, self._offsets_in_leaf, self._offsets, sizes = zip(*cuts, strict=True)
         self._pick = picker(leaves)
-        self._sizes, self._turns = array(WORD, sizes), by_span(self._offsets)
+        self._sizes, self._turns = array(WORD, sizes), in_turns(sizes)
         self._size_bytes = sum(sizes)
         self._picked: tuple[int, ...] = ()
         self._sources = array(WORD)
@@ -95,8 +98,10 @@ class _DevicePlan:
         if picked != self._picked:
             self._picked = picked
             self._sources = array(WORD, map(add, picked, self._offsets_in_leaf))
-        copies = Copies(self._targets_at(base), self._sources, self._sizes)
-        return CudaBatch(self._device, base, copies, self._turns, self._size_bytes)
+        copies = Copies(targets=self._targets_at(base), sources=self._sources, sizes=self._sizes)
+        return CudaBatch(
+            device=self._device, base=base, copies=copies, turns=self._turns, size_bytes=self._size_bytes
+        )
 
     def _targets_at(self, base: int) -> "array[int]":
         """The same slots come again and again; those of an arena that is gone are forgotten some time."""
@@ -116,10 +121,15 @@ def spans(offset_bytes: int, size_bytes: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def by_span(offsets_bytes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return where what begins in each span begins and ends, of rising offsets in a slot."""
+def in_turns(sizes_bytes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where each turn begins and ends, of copies of these sizes: none longer than it has to be."""
+    turn_bytes = max(TURN_BYTES, sum(sizes_bytes) // TURNS_MAX)
     found: list[tuple[int, int]] = []
-    for _, group in groupby(offsets_bytes, lambda offset: offset // SPAN_BYTES):
-        begin = found[-1][1] if found else 0
-        found.append((begin, begin + len(list(group))))
-    return found
+    begin = left_bytes = 0
+    for index, size in enumerate(sizes_bytes):
+        if size > left_bytes:
+            if index:
+                found.append((begin, index))
+            begin, left_bytes = index, turn_bytes
+        left_bytes -= size
+    return [*found, (begin, len(sizes_bytes))] if sizes_bytes else found

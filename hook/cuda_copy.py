@@ -5,7 +5,7 @@ eager part at once, so that nothing that follows can change it first; the lazy p
 guard lets the host wait until that is enqueued, and then the compute stream for the side stream.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -94,6 +94,10 @@ class CudaCopies:
                 device: each for device, each in self._passages.items() if each.guarded is not None
             }
 
+    def windows(self, devices: Iterable[torch.device]) -> "CudaWindows":
+        """Begin a snapshot through a ring."""
+        return CudaWindows({device: self._device(device).turns for device in devices})
+
     def _device(self, device: torch.device) -> CudaDevice:
         if device not in self._devices:
             self._devices[device] = CudaDevice(device, device_first=self._device_first)
@@ -135,8 +139,8 @@ class CudaCopy:
 
     def enqueue(self) -> None:
         """Enqueue what may wait; the tensors may then be written behind their passages' guards."""
-        if self._late:
-            cuda_pinning.ignore_captures()
+        if self._late or self._ends:
+            cuda_pinning.ignore_captures()  # as it waits, too
         for device, batch, passage in self._late:
             device.enqueue(batch, passage)
 
@@ -159,21 +163,21 @@ class CudaWindows:
     The host stands in the guard until the last one has ended, so that no event is needed there.
     """
 
-    def __init__(self, devices: Iterable[torch.device]) -> None:
+    def __init__(self, turns: Mapping[torch.device, Turns]) -> None:
         """Begin at a boundary, on the training thread: what it enqueues afterwards is not waited for."""
-        self._turns = {device: Turns(device) for device in set(devices)}
-        for device, turns in self._turns.items():
-            turns.main.wait_event(event(torch.cuda.current_stream(device)))
+        self._turns = turns
+        for device, each in turns.items():
+            each.main.wait_event(event(torch.cuda.current_stream(device)))
 
     def copy(self, batches: Iterable[CudaBatch]) -> None:
-        """Enqueue some copies."""
-        for batch in batches:
-            batch.to_host(self._turns[batch.device])
-
-    def wait(self) -> None:
-        """Return when all copies enqueued so far have ended."""
-        for turns in self._turns.values():
-            event(turns.main).synchronize()
+        """Make some copies; return when they have ended, also where one has failed."""
+        cuda_pinning.ignore_captures()
+        try:
+            for batch in batches:
+                batch.to_host(self._turns[batch.device])
+        finally:
+            for each in self._turns.values():
+                event(each.main).synchronize()
 
 
 def is_capturing() -> bool:

@@ -67,7 +67,7 @@ class Passage:
 
 
 class CudaDevice:
-    """The side stream of one device, and the choice between the two ways.
+    """The side streams of one device, and the choice between the two ways.
 
     Used by the training thread, but for `enqueue`.
     """
@@ -75,8 +75,8 @@ class CudaDevice:
     def __init__(self, device: torch.device, *, device_first: bool) -> None:
         """`device_first`: memory of the device may be taken."""
         self._device = device
-        self._turns = Turns(device)
-        self._stream = self._turns.main
+        self.turns = Turns(device)
+        self._stream = self.turns.main
         self._room = CudaRoom(device, self._stream)
         self._machine = DeviceFirstMachine()
         # Other allocators do not count what the room goes by.
@@ -84,7 +84,7 @@ class CudaDevice:
 
     @property
     def stream(self) -> torch.cuda.Stream:
-        """The side stream."""
+        """The side stream that others wait for."""
         return self._stream
 
     @property
@@ -96,7 +96,7 @@ class CudaDevice:
         """Enqueue copies that the training thread's stream waits for before it changes anything; return their end."""
         compute = torch.cuda.current_stream(self._device)
         self._stream.wait_event(event(compute))
-        batch.to_host(self._turns)
+        batch.to_host(self.turns)
         end = event(self._stream)
         compute.wait_event(end)
         return end
@@ -114,13 +114,13 @@ class CudaDevice:
         Whoever waits for it keeps the tensors' memory until then, so that it is not used again too soon.
         """
         if passage.clone is None:
-            batch.to_host(self._turns)
+            batch.to_host(self.turns)
             passage.ended = passage.copied = event(self._stream)
         else:
             clone = passage.clone.data_ptr()
             batch.to_clone(clone, self._stream)
             copied = event(self._stream)
-            batch.from_clone(clone, self._turns)
+            batch.from_clone(clone, self.turns)
             passage.ended = event(self._stream)
             passage.copied = copied
 

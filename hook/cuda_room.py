@@ -29,7 +29,7 @@ class CudaRoom:
     """What copies on one device may take. Used by the training thread."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
-        """Copies are written and read on `stream` alone."""
+        """Copies are written on `stream`, and read there or on streams that it waits for."""
         self._device, self._stream = device, stream
         self._kept_bytes = 0
         """The last copy's memory: it is in the stream's part of the cache unless something was freed since."""

@@ -21,11 +21,13 @@ class Turns:
 
     def copy(self, turns: Iterable[Copies]) -> None:
         """Enqueue copies, each turn behind the one before."""
-        stream, next_stream = self.main, self._other
+        stream, idle = self.main, self._other
         try:
-            for copies in turns:
+            for number, copies in enumerate(turns):
+                if number:
+                    idle.wait_stream(stream)
+                    stream, idle = idle, stream
                 cuda_memcpy.enqueue(copies, stream)
-                next_stream.wait_stream(stream)
-                stream, next_stream = next_stream, stream
         finally:
-            self.main.wait_stream(self._other)
+            if stream is not self.main:
+                self.main.wait_stream(stream)

@@ -50,7 +50,7 @@ class _Found:
     """Keys of the state that are no parameters."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Restoring:
     """What is needed to put one optimizer's state back."""
 
@@ -211,7 +211,9 @@ class OptimizerState:
         for key in list(held):
             if not isinstance(key, torch.Tensor) or names.of(key).name not in states:
                 del held[key]
-        restoring = _Restoring(stored, TensorMaker(stored), self._steps_on_device())
+        restoring = _Restoring(
+            stored=stored, maker=TensorMaker(stored), steps_on_device=self._steps_on_device()
+        )
         for name, saved in states.items():
             parameter = names.find(name)
             assert parameter is not None  # checked
@@ -238,7 +240,7 @@ class OptimizerState:
                 group[key] = value
 
     def _put_state(
-        self, restoring: "_Restoring", parameter: _Parameter, state: dict[object, object], saved: Document
+        self, restoring: _Restoring, parameter: _Parameter, state: dict[object, object], saved: Document
     ) -> None:
         stored, prefix = restoring.stored, f"{self.name}.state.{parameter.name}"
         made: dict[object, object] = {}

@@ -426,7 +426,9 @@ class Snapshotter:
         )
         before = sealing.before
         if isinstance(places, RingPlaces) and any(device >= 0 for device in capture.devices):
-            before = _before_on_cuda(sealing, places, capture, cuda.wait)
+            devices = {torch.device("cuda", device) for device in capture.devices if device >= 0}
+            windows = self._cuda.windows(devices)
+            before = _before_on_cuda(sealing, places, capture, windows, cuda.wait)
         self._costs.eager_bytes = places.eager_bytes
         self._costs.largest_eager_leaf = places.largest_eager_leaf
         job = CopyJob(
@@ -475,10 +477,13 @@ class Snapshotter:
 
 
 def _before_on_cuda(
-    sealing: SlotSealing, places: RingPlaces, capture: StateCapture, wait_staged: Callable[[], None]
+    sealing: SlotSealing,
+    places: RingPlaces,
+    capture: StateCapture,
+    windows: CudaWindows,
+    wait_staged: Callable[[], None],
 ) -> Callable[[int], None]:
     """Return what a copy thread does before it moves into a window of a ring, where there are CUDA tensors."""
-    windows = CudaWindows(torch.device("cuda", device) for device in {*capture.devices} if device >= 0)
     base = sealing.arena.slot_address(sealing.slot)
 
     def before(segment: int) -> None:
@@ -487,7 +492,6 @@ def _before_on_cuda(
             wait_staged()
         if (plan := places.cuda_windows.get(segment)) is not None:
             windows.copy(plan.at(capture.addresses, base))
-        windows.wait()
 
     return before
 

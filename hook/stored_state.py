@@ -13,7 +13,7 @@ from ..checkpoint.shard_rules_plan import is_dense
 from ..checkpoint.value_format import load_values
 from ..core.errors import CorruptDataError, StateMismatchError
 from .leaf_bytes import LeafBytes
-from .tensor_bytes import byte_range, copy_bits, describe, torch_dtype
+from .tensor_bytes import byte_range, copy_bits, normal_strides, torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,4 +232,4 @@ def _same_memory_order(tensor: torch.Tensor, spec: LeafSpec) -> bool:
     """Tell whether the stored bytes are the tensor's memory as it lies, so that a memmove is the whole copy."""
     if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
         return False
-    return spec.size_bytes == 0 or describe(spec.name, tensor).strides == spec.strides
+    return spec.size_bytes == 0 or normal_strides(tuple(tensor.shape), tensor.stride()) == spec.strides

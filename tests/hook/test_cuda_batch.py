@@ -78,7 +78,8 @@ def enqueued(monkeypatch: pytest.MonkeyPatch) -> list[Copies]:
     """All that was enqueued; it is copied at once, by the host."""
     found: list[Copies] = []
 
-    def enqueue(copies: Copies, _: object) -> None:
+    def enqueue(copies: Copies, _: object, *, beside_kernels: bool = True) -> None:
+        assert beside_kernels or not found, "the device's own copies come first"
         for target, source, size in zip(copies.targets, copies.sources, copies.sizes, strict=True):
             ctypes.memmove(target, source, size)
         found.append(copies)
@@ -108,6 +109,7 @@ def batch_of(plan: CudaPlan, capture: StateCapture, slots: Slots, slot: int) -> 
 @pytest.fixture(params=[cuda_batch.SPAN_BYTES, 5000], ids=["one-span", "several"])
 def _spans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
     monkeypatch.setattr(cuda_batch, "SPAN_BYTES", request.param)
+    monkeypatch.setattr(cuda_batch, "TURN_BYTES", request.param)
 
 
 def overwrite(tensors: Sequence[torch.Tensor]) -> None:
@@ -149,7 +151,7 @@ def test_by_way_of_the_device_all_bytes_come_to_the_same_places(enqueued: list[C
 
 
 @pytest.mark.usefixtures("_spans")
-def test_no_turn_crosses_the_end_of_a_span(enqueued: list[Copies]) -> None:
+def test_no_copy_into_a_slot_crosses_the_end_of_a_span_and_turns_are_short(enqueued: list[Copies]) -> None:
     """Each of a slot's spans is registered with the driver by itself, which refuses a copy that crosses."""
     capture = captured(mixed())
     layout, places = laid_out(capture)
@@ -161,12 +163,33 @@ def test_no_turn_crosses_the_end_of_a_span(enqueued: list[Copies]) -> None:
     assert slots.base(1) % 5000 != slots.base(0) % 5000, "the spans are a slot's, not the arena's"
     assert sum(sum(copies.sizes) for copies in enqueued) == 2 * layout.state_size_bytes
     for copies in enqueued:
-        found = {
-            at // cuda_batch.SPAN_BYTES
-            for address, size in zip(copies.targets, copies.sizes, strict=True)
-            for at in (address - slots.base(1), address - slots.base(1) + size - 1)
-        }
-        assert len(found) == 1, "each turn is of one span"
+        assert sum(copies.sizes) <= cuda_batch.TURN_BYTES
+        for address, size in zip(copies.targets, copies.sizes, strict=True):
+            begin = address - slots.base(1)
+            assert begin // cuda_batch.SPAN_BYTES == (begin + size - 1) // cuda_batch.SPAN_BYTES
+
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "turns"),
+    [
+        ([], []),
+        ([1], [(0, 1)]),
+        ([1000] * 100, [(0, 100)]),
+        ([16 * MIB, 1, 15 * MIB, 2 * MIB], [(0, 1), (1, 3), (3, 4)]),
+        ([16 * MIB] * 3, [(0, 1), (1, 2), (2, 3)]),
+    ],
+)
+def test_a_turn_takes_what_fits(sizes: list[int], turns: list[tuple[int, int]]) -> None:
+    assert cuda_batch.in_turns(sizes) == turns
+
+
+def test_of_a_large_state_turns_are_larger_and_not_more() -> None:
+    turns = cuda_batch.in_turns([16 * MIB] * 2560)  # 40 GiB
+    assert {end - begin for begin, end in turns} == {20}
+    assert [begin for begin, _ in turns[1:]] == [end for _, end in turns[:-1]]
 
 
 def test_what_stays_the_same_is_not_made_anew() -> None:

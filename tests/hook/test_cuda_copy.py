@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from everstep.hook import cuda_copy
-from everstep.hook.cuda_batch import SPAN_BYTES, CudaBatch, by_span, spans
+from everstep.hook import cuda_batch, cuda_copy
+from everstep.hook.copy_plan import WORD
+from everstep.hook.cuda_batch import SPAN_BYTES, CudaBatch, in_turns, spans
 from everstep.hook.cuda_copy import CudaCopies
 from everstep.hook.cuda_device import Passage
-from everstep.hook.cuda_memcpy import WORD, Copies
+from everstep.hook.cuda_memcpy import Copies
 from everstep.hook.cuda_room import CudaRoom
 from everstep.hook.cuda_turns import Turns
 from everstep.hook.device_first_machine import STREAK, CopyTimes, DeviceFirstMachine, Way
@@ -39,10 +40,12 @@ def arena() -> Iterator[MappedArena]:
 
 
 @pytest.fixture
-def copies(arena: MappedArena) -> Iterator[CudaCopies]:
-    """With the arena pinned, as for every snapshot."""
+def copies(arena: MappedArena, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaCopies]:
+    """With the arena pinned, as for every snapshot; a KiB is a turn, so that small tensors take several."""
     made = CudaCopies(CostBook())
     pin(made, arena)
+    monkeypatch.setattr(cuda_batch, "SPAN_BYTES", 1024)
+    monkeypatch.setattr(cuda_batch, "TURN_BYTES", 1024)
     yield made
     made.unregister(arena)
 
@@ -74,8 +77,15 @@ def in_batches(arena: MappedArena, *pieces: tuple[torch.Tensor, int, int, int]) 
     if not cuts:
         return []
     targets, sources, sizes = (array(WORD, words) for words in zip(*cuts, strict=True))
-    turns = by_span([target - arena.address for target in targets])
-    return [CudaBatch(pieces[0][0].device, arena.address, Copies(targets, sources, sizes), turns, sum(sizes))]
+    return [
+        CudaBatch(
+            device=pieces[0][0].device,
+            base=arena.address,
+            copies=Copies(targets=targets, sources=sources, sizes=sizes),
+            turns=in_turns(sizes),
+            size_bytes=sum(sizes),
+        )
+    ]
 
 
 def begun(copies: CudaCopies, *, eager: Sequence[CudaBatch], lazy: Sequence[CudaBatch]) -> Callable[[], None]:
@@ -247,8 +257,8 @@ def test_a_graph_that_is_being_captured_and_what_another_thread_enqueues_leave_e
     with ThreadPoolExecutor(1) as copy_thread, torch.cuda.graph(graph):
         counted.add_(1)
         copy_thread.submit(made.enqueue).result(20)
+        copy_thread.submit(made.wait).result(20)
         counted.add_(1)
-    made.wait()
     assert stored(arena, tensor) == bits(torch.full((1024,), 3.0))
     graph.replay()
     assert counted.item() == 2
@@ -360,10 +370,13 @@ class TestPinning:
         second.unregister(arena)
         assert torch.frombuffer(arena.view(0, 8), dtype=torch.uint8).is_pinned()
 
-    def test_without_pinning_the_bytes_are_the_same(self, arena: MappedArena) -> None:
+    def test_without_pinning_the_bytes_are_the_same_and_batches_go_on(
+        self, arena: MappedArena, caplog: pytest.LogCaptureFixture
+    ) -> None:
         copies, tensor = CudaCopies(CostBook()), torch.arange(1024.0, device="cuda")
         copy(copies, arena, tensor, eager=False)()
         assert stored(arena, tensor) == bits(tensor)
+        assert "cuda_batch_refused" not in caplog.text
 
 
 # -- on the device first

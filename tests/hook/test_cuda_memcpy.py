@@ -10,7 +10,8 @@ import torch
 
 from everstep.core.errors import NodeError
 from everstep.hook import cuda_memcpy
-from everstep.hook.cuda_memcpy import COPIES_MAX, WORD, Copies, CudaMemcpy
+from everstep.hook.copy_plan import WORD
+from everstep.hook.cuda_memcpy import COPIES_MAX, SWITCH_VARIABLE, Copies, CudaMemcpy
 
 STREAM = 0x5000
 CONTEXT = 0xC000
@@ -23,9 +24,19 @@ ffi: Any = cuda_memcpy._ffi
 class StubDriver:
     """A CUDA driver whose streams copy at once, from any address to any other."""
 
-    def __init__(self, *, has_batches: bool = True, code: int = 0, single_code: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        has_batches: bool = True,
+        code: int = 0,
+        single_code: int = 0,
+        takes_host_addresses: int = 1,
+        attribute_code: int = 0,
+    ) -> None:
         """`code` is what batches return from the second call on, `single_code` what single copies do."""
         self.code, self.single_code = code, single_code
+        self._takes_host_addresses, self._attribute_code = takes_host_addresses, attribute_code
+        self.flags: list[int] = []
         self.batches: list[int] = []
         """How many copies each took."""
         self.singles = 0
@@ -53,6 +64,15 @@ class StubDriver:
         self.contexts.pop()
         return 0
 
+    def cuCtxGetDevice(self, device: Any) -> int:  # noqa: N802
+        device[0] = 3
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:  # noqa: N802
+        assert (attribute, device) == (91, 3)
+        value[0] = self._takes_host_addresses
+        return self._attribute_code
+
     def cuMemcpyAsync(self, target: int, source: int, size: int, stream: Any) -> int:  # noqa: N802
         self.context_then.append(self.contexts[-1])
         if not self.single_code:
@@ -69,7 +89,8 @@ class StubDriver:
     def _copy_all(self, *arguments: Any) -> int:
         targets, sources, sizes, count, attributes, firsts, attribute_count, _, stream = arguments
         assert int(ffi.cast("uintptr_t", stream)) == STREAM
-        assert (attributes.access_order, attributes.flags) == (1, 1)
+        assert attributes.access_order == 1
+        self.flags.append(attributes.flags)
         assert (firsts[0], attribute_count) == (0, 1)
         self.context_then.append(self.contexts[-1])
         if self.code and self.batches:
@@ -93,7 +114,8 @@ class Memory:
         targets, sources = (
             array(WORD, [each.data_ptr() for each in tensors]) for tensors in (self.targets, self.sources)
         )
-        return Copies(targets, sources, array(WORD, [each.nbytes for each in self.sources]))
+        sizes = array(WORD, [each.nbytes for each in self.sources])
+        return Copies(targets=targets, sources=sources, sizes=sizes)
 
     @property
     def is_copied(self) -> bool:
@@ -112,8 +134,44 @@ def test_copies_go_to_the_driver_together_in_the_context_of_their_stream() -> No
     assert (set(driver.context_then), driver.contexts) == ({CONTEXT}, [])
 
 
-def test_a_driver_without_batches_gets_them_one_by_one() -> None:
-    driver, memory = StubDriver(has_batches=False), Memory(5)
+def test_the_structure_is_laid_out_as_the_driver_expects_it() -> None:
+    """CUmemcpyAttributes of CUDA 12.8: an enum, two CUmemLocation of an enum and an int, flags."""
+    fields = dict(ffi.typeof("Attributes").fields)
+    assert ffi.sizeof("Attributes") == 24
+    assert {name: field.offset for name, field in fields.items()} == {
+        "access_order": 0,
+        "source_location": 4,
+        "target_location": 12,
+        "flags": 20,
+    }
+
+
+@pytest.mark.parametrize("beside_kernels", [True, False])
+def test_copies_beside_kernels_are_asked_of_a_copy_engine(beside_kernels: bool) -> None:
+    driver, memory = StubDriver(), Memory(5)
+    of(driver).enqueue(memory.copies(), STREAM, beside_kernels=beside_kernels)
+    assert driver.flags == [int(beside_kernels)]
+
+
+def test_batches_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH_VARIABLE, "off")
+    driver, memory = StubDriver(), Memory(5)
+    of(driver).enqueue(memory.copies(), STREAM)
+    assert memory.is_copied
+    assert (driver.batches, driver.singles) == ([], 5)
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        StubDriver(has_batches=False),
+        StubDriver(takes_host_addresses=0),
+        StubDriver(attribute_code=INVALID_VALUE),
+    ],
+    ids=["has-none", "translates-addresses", "does-not-know"],
+)
+def test_a_driver_that_cannot_take_batches_gets_copies_one_by_one(driver: StubDriver) -> None:
+    memory = Memory(5)
     of(driver).enqueue(memory.copies(), STREAM)
     assert memory.is_copied
     assert driver.singles == 5
@@ -148,11 +206,25 @@ def test_what_the_driver_refuses_one_by_one_too_is_an_error_and_no_fault_of_the_
 @pytest.mark.parametrize(
     ("code", "name"), [(ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"), (999, "999")], ids=str
 )
-@pytest.mark.parametrize("has_batches", [True, False])
-def test_earlier_work_that_has_failed_is_an_error(has_batches: bool, code: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("has_batches", "call"), [(True, "cuMemcpyBatchAsync"), (False, "cuMemcpyAsync")], ids=str
+)
+def test_earlier_work_that_has_failed_is_an_error(has_batches: bool, call: str, code: int, name: str) -> None:
     driver, memory = StubDriver(has_batches=has_batches, code=code, single_code=code), Memory(COPIES_MAX + 5)
-    with pytest.raises(NodeError, match=f"cuMemcpyAsync failed: {name}"):
+    with pytest.raises(NodeError, match=f"{call} failed: {name}"):
         of(driver).enqueue(memory.copies(), STREAM)
+    assert (driver.singles, driver.contexts) == (0, [])
+
+
+def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing:
+        def dlopen(self, name: str) -> object:
+            raise OSError(f"cannot load library {name!r}")
+
+    monkeypatch.setattr(cuda_memcpy, "_ffi", Nothing())
+    cuda_memcpy._memcpy.cache_clear()
+    with pytest.raises(NodeError, match=r"cannot load library 'libcuda\.so\.1'"):
+        cuda_memcpy._memcpy()
 
 
 @pytest.mark.gpu
@@ -169,7 +241,8 @@ def test_a_device_copies_both_ways(has_batches: bool) -> None:
     torch.cuda.synchronize()
     for sources, targets in ((there, back), (back, again)):
         to, source = (array(WORD, [row.data_ptr() for row in tensor]) for tensor in (targets, sources))
-        memcpy.enqueue(Copies(to, source, array(WORD, [1000] * 1000)), stream.cuda_stream)
+        copies = Copies(targets=to, sources=source, sizes=array(WORD, [1000] * 1000))
+        memcpy.enqueue(copies, stream.cuda_stream)
     stream.synchronize()
     assert torch.equal(there, again)
     assert torch.equal(there.cpu(), back)

@@ -1,6 +1,7 @@
 """Snapshots of a run in this process, written by a real daemon: what is eager, what waits, what is dropped."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -278,6 +279,25 @@ class TestStructure:
         with attached(device, made() | {"holder": again}) as run:
             assert run.restore() is not None
         assert again.state == holder.state
+
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_while_it_is_restored_no_garbage_is_collected(self, device: Path, enabled: bool) -> None:
+        with attached(device, made() | {"holder": Holder({"x": 1})}) as run:
+            run.step()
+        seen: list[bool] = []
+
+        class Noting(Holder):
+            def load_state_dict(self, state: Mapping[str, object]) -> None:
+                seen.append(gc.isenabled())
+                super().load_state_dict(state)
+
+        with attached(device, made() | {"holder": Noting({})}) as run:
+            (gc.enable if enabled else gc.disable)()
+            try:
+                assert run.restore() is not None
+                assert (seen, gc.isenabled()) == ([False], enabled)
+            finally:
+                gc.enable()
 
     def test_what_becomes_unsaveable_is_raised_by_the_step_and_the_older_one_stays(
         self, device: Path

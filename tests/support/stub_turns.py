@@ -14,6 +14,9 @@ class StubStream:
     def wait_stream(self, other: "StubStream") -> None:
         self._events.append(f"{self.name} behind {other.name}")
 
+    def wait_event(self, end: str) -> None:
+        self._events.append(f"{self.name} behind {end}")
+
 
 def stub_turns(events: list[str] | None = None) -> Turns:
     """Return turns of two such streams."""
