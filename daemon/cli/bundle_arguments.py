@@ -30,6 +30,7 @@ def add_arguments(debug: argparse.ArgumentParser, as_json: argparse.ArgumentPars
         nargs="+",
         action="extend",
         default=[],
+        type=_directory,
         metavar="DIR",
         help="list the files in these directories, too; none: in those of the daemon that answers",
     )
@@ -43,3 +44,10 @@ def add_arguments(debug: argparse.ArgumentParser, as_json: argparse.ArgumentPars
         "files", help="list what lies in directories: names, sizes and times, no content"
     )
     files.add_argument("directory", nargs="*", type=Path, metavar="DIR", help="a directory")
+
+
+def _directory(text: str) -> str:
+    """Return it; a directory that is gone stands in manifest.json, but what was meant as FILE must not be lost."""
+    if text.endswith(".tar.zst") and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no directory; FILE comes before --storage")
+    return text

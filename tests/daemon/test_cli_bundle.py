@@ -134,6 +134,15 @@ def test_without_a_daemon_the_bundle_says_what_is_missing(tmp_path: Path, device
     assert b"stored bytes" not in files["files.txt"]
 
 
+def test_a_file_behind_the_directories_is_not_taken_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar.zst"
+    words = [EVERSTEP, "debug", "bundle", "--storage", tmp_path, path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"argument --storage: {path} is no directory; FILE comes before --storage" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_where_there_is_no_room_nothing_is_left(tmp_path: Path) -> None:
     path = tmp_path / "b.tar.zst"
     done = subprocess.run(
