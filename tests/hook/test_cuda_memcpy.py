@@ -2,7 +2,10 @@
 
 import ctypes
 import logging
+import shutil
+import subprocess
 from array import array
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,6 +16,7 @@ from everstep.hook import cuda_memcpy
 from everstep.hook.copy_plan import WORD
 from everstep.hook.cuda_memcpy import COPIES_MAX, SWITCH_VARIABLE, Copies, CudaMemcpy
 
+SOURCE = Path(__file__).resolve().parents[1] / "support" / "stub_cuda_copies.c"
 STREAM = 0x5000
 CONTEXT = 0xC000
 INVALID_VALUE, NOT_SUPPORTED, ILLEGAL_ADDRESS = 1, 801, 700
@@ -144,6 +148,20 @@ def test_the_structure_is_laid_out_as_the_driver_expects_it() -> None:
         "target_location": 12,
         "flags": 20,
     }
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc, for a driver's library")
+def test_a_library_compiled_by_the_drivers_declarations_understands_the_calls(tmp_path: Path) -> None:
+    library = tmp_path / "libcuda.so.1"
+    words = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE]
+    subprocess.run(words, check=True, timeout=60)
+    own = ctypes.CDLL(str(library))
+    own.stub_stream.restype = ctypes.c_void_p
+    memory = Memory(COPIES_MAX + 5)
+    CudaMemcpy(ffi.dlopen(str(library))).enqueue(memory.copies(), own.stub_stream())
+    assert memory.is_copied
+    seen = [ctypes.c_int.in_dll(own, name).value for name in ("batches", "last_count", "depth")]
+    assert seen == [2, 5, 0]
 
 
 @pytest.mark.parametrize("beside_kernels", [True, False])
