@@ -56,12 +56,7 @@ class Link:
         self._closed = False
         self._opening: DaemonClient | None = None
         """The next client, while it opens the run."""
-        self.client = connect_or_start(VERSION, on_event, node_only=address.node_only)
-        try:
-            self.opened = self._open(self.client, takeover=address.takeover)
-        except BaseException:
-            self.client.close()
-            raise
+        self.client, self.opened = self._join(was_left=False)
 
     @property
     def devices(self) -> Sequence[frames.DeviceInfo]:
@@ -146,6 +141,21 @@ class Link:
             logger.warning("daemon_unavailable reason=%s", error)
         finally:
             self._opening = self._reconnecting = None
+
+    def _join(self, *, was_left: bool) -> tuple[DaemonClient, frames.RunOpened]:
+        """Find or start a daemon, and open the run. A private one may end just then: once, the next is asked."""
+        client = connect_or_start(VERSION, self._on_event, node_only=self._address.node_only)
+        try:
+            return client, self._open(client, takeover=self._address.takeover)
+        except BaseException as error:
+            client.close()
+            has_left = isinstance(error, DaemonUnavailableError) and client.welcome.private
+            if was_left or not has_left:
+                raise
+        logger.info(
+            "daemon_ended pid=%d: it had nothing to do until now; the next one is asked", client.welcome.pid
+        )
+        return self._join(was_left=True)
 
     def _open(self, client: DaemonClient, *, takeover: bool) -> frames.RunOpened:
         address = self._address

@@ -1,6 +1,8 @@
 """Whose daemon a trainer speaks to: never a private one of its own in the place of the node's."""
 
 import contextlib
+import os
+import signal
 import socket
 import threading
 import time
@@ -140,6 +142,53 @@ class Deaf:
                 self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
+
+
+def test_a_private_daemon_that_ends_as_a_trainer_comes_is_followed_by_another(tmp_path: Path) -> None:
+    """It says Welcome, and was about to end: nobody was attached, and everything committed."""
+    path, device = data_socket_path(), tmp_path / "d0"
+    device.mkdir()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deaf = Deaf(path, is_polite=True)
+
+    def end_when_asked() -> None:
+        while not isinstance(deaf.heard.get(timeout=20), frames.OpenRun):
+            pass
+        path.unlink()
+        deaf.close()
+
+    ending = threading.Thread(target=end_when_asked)
+    ending.start()
+    link = Link(address(str(device)), ignored)
+    ending.join()
+    pid = link.client.welcome.pid
+    assert (pid > 1, link.opened.run_id != "") == (True, True)
+    os.kill(pid, signal.SIGTERM)
+    link.close()
+
+
+def test_a_private_daemon_that_dies_of_each_trainer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mortal:
+        welcome = frames.Welcome(
+            version=VERSION, protocol=frames.PROTOCOL, token="t", private=True, pid=1, control_socket="/c"
+        )
+        made, closed = 0, 0
+
+        def __init__(self, *_: object, **__: object) -> None:
+            Mortal.made += 1
+
+        def request(self, *_: object) -> None:
+            raise DaemonUnavailableError("the connection to the daemon was lost")
+
+        def close(self) -> None:
+            Mortal.closed += 1
+
+    monkeypatch.setattr(link_module, "connect_or_start", Mortal)
+    with pytest.raises(DaemonUnavailableError, match="was lost"):
+        Link(address(str(tmp_path)), ignored)
+    assert (Mortal.made, Mortal.closed) == (2, 2)
 
 
 @contextlib.contextmanager
