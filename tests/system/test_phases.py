@@ -146,12 +146,23 @@ def test_the_daemon_dies_while_it_is(job: Job, pause: Pause, undisturbed: str, n
     assert_whole(job)
 
 
-@pytest.mark.parametrize("name", list(ATTACH_PHASES))
-def test_the_daemon_dies_before_the_trainer_has_attached(
-    job: Job, pause: Pause, undisturbed: str, name: str
+def test_a_daemon_that_dies_while_it_opens_the_run_is_followed_by_another(
+    job: Job, pause: Pause, undisturbed: str
 ) -> None:
+    """As one that ends just then, because it had nothing to do."""
+    with pausing_daemon(pause, ATTACH_PHASES["opening"]) as daemon:
+        trainer = job.start()
+        pause.reached(daemon)
+        daemon.kill()
+        daemon.wait(DEADLINE_S)
+        (done,) = trainer.done()
+    assert (trainer.lines[0]["restored"], done["done"]) == (None, undisturbed)
+    assert_whole(job)
+
+
+def test_the_daemon_dies_before_the_trainer_has_attached(job: Job, pause: Pause, undisturbed: str) -> None:
     """There is no run yet that could go on: attach says so, and the same command starts again."""
-    with pausing_daemon(pause, ATTACH_PHASES[name]) as daemon:
+    with pausing_daemon(pause, ATTACH_PHASES["beginning the attempt"]) as daemon:
         trainer = job.start()
         pause.reached(daemon)
         daemon.kill()
