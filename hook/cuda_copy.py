@@ -94,8 +94,9 @@ class CudaCopies:
                 device: each for device, each in self._passages.items() if each.guarded is not None
             }
 
-    def windows(self, devices: Iterable[torch.device]) -> "CudaWindows":
-        """Begin a snapshot through a ring."""
+    def windows(self, numbers: Iterable[int]) -> "CudaWindows":
+        """Begin a snapshot through a ring, from the devices of these numbers; -1: from host memory."""
+        devices = [torch.device("cuda", number) for number in sorted({*numbers}) if number >= 0]
         return CudaWindows({device: self._device(device).turns for device in devices})
 
     def _device(self, device: torch.device) -> CudaDevice:

@@ -152,8 +152,8 @@ class Link:
             has_left = isinstance(error, DaemonUnavailableError) and client.welcome.private
             if was_left or not has_left:
                 raise
-        logger.info(
-            "daemon_ended pid=%d: it had nothing to do until now; the next one is asked", client.welcome.pid
+        logger.warning(
+            "daemon_ended pid=%d: while it opened the run; the next one is asked", client.welcome.pid
         )
         return self._join(was_left=True)
 

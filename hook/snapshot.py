@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
-import torch
-
 from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.value_format import dump_values
@@ -426,8 +424,7 @@ class Snapshotter:
         )
         before = sealing.before
         if isinstance(places, RingPlaces) and any(device >= 0 for device in capture.devices):
-            devices = {torch.device("cuda", device) for device in capture.devices if device >= 0}
-            windows = self._cuda.windows(devices)
+            windows = self._cuda.windows(capture.devices)
             before = _before_on_cuda(sealing, places, capture, windows, cuda.wait)
         self._costs.eager_bytes = places.eager_bytes
         self._costs.largest_eager_leaf = places.largest_eager_leaf

@@ -157,6 +157,7 @@ def test_a_daemon_that_dies_while_it_opens_the_run_is_followed_by_another(
         daemon.wait(DEADLINE_S)
         (done,) = trainer.done()
     assert (trainer.lines[0]["restored"], done["done"]) == (None, undisturbed)
+    assert f"daemon_ended pid={daemon.pid}: while it opened the run" in trainer.log
     assert_whole(job)
 
 
