@@ -305,6 +305,25 @@ class DeviceSet:
                 self.mark_suspect(device_id, exc)
             raise
 
+    def on_trusted(self, work: Callable[[Device], object]) -> None:
+        """Return when `work` is done on all trusted devices; one that fails in it is not trusted from then on.
+
+        Raises:
+            StorageError: a device that is still trusted has failed: a full one, or the last one. On the others it
+                is done.
+        """
+        done = set[str]()
+        failed: StorageError | None = None
+        for device in self.trusted:
+            try:
+                with self.watching(device.device_id):
+                    work(device)
+                done.add(device.device_id)
+            except StorageError as exc:
+                failed = failed or exc
+        if failed is not None and any(device.device_id not in done for device in self.trusted):
+            raise failed
+
     @contextmanager
     def reading(self, device_id: str) -> Generator[None]:
         """Mark the device as suspect when the block fails on it for whatever reason.

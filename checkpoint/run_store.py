@@ -147,11 +147,11 @@ class RunStore:
     def begin_attempt(self, attempt: int, *, fresh: bool) -> None:
         """Return when the attempt is durable on all trusted devices: from then on older ones start nothing new.
 
-        A failed call has used the number up: take a larger one. The device that failed is left out then.
+        A device that fails is left out. A failed call has used the number up: take a larger one.
 
         Raises:
             FencedError: this attempt or a newer one has begun.
-            StorageError: a device failed.
+            StorageError: a device is full, or all have failed.
         """
         with self.changing:
             with self._lock:
@@ -164,16 +164,18 @@ class RunStore:
                     hint="stop this process, a newer one is running",
                 )
             content = encode_attempt(Attempt(attempt=attempt, fresh=fresh))
-            for device in self.store.trusted:
-                target = self.path_on(device) / ATTEMPTS_NAME / str(attempt)
-                with self.store.watching(device.device_id):
-                    self.complete_directories(device)
-                    published = publish_new(self.store.ops, target, content)
-                if not published:
+
+            def publish(device: Device) -> None:
+                self.complete_directories(device)
+                if not publish_new(
+                    self.store.ops, self.path_on(device) / ATTEMPTS_NAME / str(attempt), content
+                ):
                     raise FencedError(
                         f"attempt {attempt} of run {self.name!r} has begun on {device.path} by another writer",
                         hint="stop this process, a newer one is running",
                     )
+
+            self.store.on_trusted(publish)
 
     def complete_directories(self, device: Device) -> None:
         """Make the run's directories where the device was too full for them when the store was opened."""
@@ -202,8 +204,10 @@ class RunStore:
         Older ones than are known are remembered in memory only, while they are here. The newest but one stays
         recorded: collection keeps both.
 
+        A device that fails is left out.
+
         Raises:
-            StorageError: a device failed, which is left out from then on; the others know.
+            StorageError: a device is full, or all have failed; others may know.
         """
         newest = max(complete)
         with self.changing:
@@ -220,15 +224,9 @@ class RunStore:
                 self._known_complete = (self._known_complete & self._shards.keys()) | here | {newest}
                 self._given_up = {each for each in self._given_up if each > newest}  # older ones go anyway
                 content = encode_floor(self._floor)
-            failed: StorageError | None = None
-            for device in self.store.trusted:
-                try:
-                    with self.store.watching(device.device_id):
-                        publish_over(self.store.ops, self.path_on(device) / FLOOR_NAME, content)
-                except StorageError as exc:
-                    failed = failed or exc
-            if failed is not None:
-                raise failed
+            self.store.on_trusted(
+                lambda device: publish_over(self.store.ops, self.path_on(device) / FLOOR_NAME, content)
+            )
 
     def give_up(self, checkpoint: CheckpointId) -> None:
         """Remember, in memory only, that some rank has no durable shard of this checkpoint and never will."""

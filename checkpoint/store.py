@@ -67,6 +67,7 @@ class Store(DeviceSet):
 
         Raises:
             NotFoundError: no such run, and not asked to make it.
+            StorageError: a device is full, or all have failed.
         """
         run_id = RunId.of(name, owner_uid)
         key = (owner_uid, run_id.run_id)
@@ -79,8 +80,7 @@ class Store(DeviceSet):
                 raise NotFoundError(
                     f"no run {name!r} of uid {owner_uid} in this store", hint="`everstep ls` lists the runs"
                 )
-            for device in self.trusted:
-                create_run_directories(self.ops, device, run_id)
+            self.on_trusted(lambda device: create_run_directories(self.ops, device, run_id))
             made = RunStore(self, run_id)
             self.add_run(made)
             return made

@@ -70,9 +70,17 @@ def test_two_threads_cannot_begin_the_same_attempt(run: RunStore) -> None:
     assert sorted(begun) == [0, 0, 0, 1]
 
 
+def _suspects(store: Store) -> list[str]:
+    keys = [device.device_id for device in store.devices]
+    return [key for key in keys if store.device_state(key)[0] is DeviceState.SUSPECT]
+
+
+@pytest.mark.parametrize("times", [1, 100])
 @pytest.mark.parametrize("mode", list(Mode))
-def test_an_attempt_that_may_have_begun_is_never_begun_again(dirs: list[Path], mode: Mode) -> None:
-    """Whatever call fails: either the attempt is begun on all devices, or its number is not given out again here."""
+def test_an_attempt_that_may_have_begun_is_never_begun_again(
+    dirs: list[Path], mode: Mode, times: int
+) -> None:
+    """Whatever calls fail: either the attempt is begun on all devices that are left, or its number is used up."""
     ops = FaultyStorage(RealStorage())
     with opened(dirs) as (store, _):
         store.run(UID, "demo", create=True)
@@ -80,22 +88,25 @@ def test_an_attempt_that_may_have_begun_is_never_begun_again(dirs: list[Path], m
         with opened(dirs, ops=ops.as_ops()) as (store, _):
             run = store.run(UID, "demo")
             attempt = run.highest_attempt() + 1
-            ops.arm(count, mode)
+            ops.arm(count, mode, times=times)
+            begun = attempt
             try:
                 run.begin_attempt(attempt, fresh=False)
             except (StorageError, CrashedError):
                 ops.arm(0)
                 with pytest.raises(FencedError):
                     run.begin_attempt(attempt, fresh=False)
-                run.begin_attempt(attempt + 1, fresh=True)
+                begun = attempt + 1
+                run.begin_attempt(begun, fresh=True)
             else:
                 ops.arm(0)
-                assert count == 11
-                return
+                if not _suspects(store):
+                    assert count == 11
+                    return
         with opened(dirs) as (store, _):
-            assert store.run(UID, "demo").highest_attempt() == attempt + 1
+            assert store.run(UID, "demo").highest_attempt() == begun
         for path in dirs:
-            assert (next(path.glob("runs/*/*")) / "attempts" / str(attempt + 1)).exists()
+            assert (next(path.glob("runs/*/*")) / "attempts" / str(begun)).exists()
     pytest.fail("the call count was never reached")
 
 
@@ -128,8 +139,9 @@ def test_the_floor_only_rises_and_remembers_the_one_before(run: RunStore, dirs: 
         ]
 
 
+@pytest.mark.parametrize("times", [1, 100])
 @pytest.mark.parametrize("mode", [Mode.NOT_DONE, Mode.DONE])
-def test_a_floor_is_never_half_written(dirs: list[Path], mode: Mode) -> None:
+def test_a_floor_is_never_half_written(dirs: list[Path], mode: Mode, times: int) -> None:
     ops = FaultyStorage(RealStorage())
     with opened(dirs) as (store, _):
         store.run(UID, "demo", create=True).set_complete_floor(CheckpointId(1, 1))
@@ -137,22 +149,19 @@ def test_a_floor_is_never_half_written(dirs: list[Path], mode: Mode) -> None:
         ops.arm(0)
         with opened(dirs, ops=ops.as_ops()) as (store, _):  # a device that failed is left out until then
             run = store.run(UID, "demo")
-            ops.arm(count, mode)
+            ops.arm(count, mode, times=times)
+            floor, before = CheckpointId(1, count + 1), run.complete_floor()
+            may_be = {floor}
             try:
-                run.set_complete_floor(CheckpointId(1, count + 1))
+                run.set_complete_floor(floor)
             except StorageError:
-                assert any(
-                    store.device_state(device.device_id)[0] is DeviceState.SUSPECT for device in store.devices
-                )
-            else:
+                may_be.add(before)
+            if not _suspects(store):
                 break
             ops.arm(0)
             with opened(dirs, read_only=True) as (reader, report):
                 assert report.problems == []
-                assert reader.run(UID, "demo").complete_floor() in (
-                    CheckpointId(1, count),
-                    CheckpointId(1, count + 1),
-                )
+                assert reader.run(UID, "demo").complete_floor() in may_be
     assert count == 7  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
@@ -164,8 +173,8 @@ def test_a_device_that_failed_is_left_out_of_attempts_and_floors_and_catches_up_
         run = store.run(UID, "demo", create=True)
         bad = store.devices[0]
         ops.arm(1, only=lambda call: call.name == "replace" and bad.path in call.path.parents)
-        with pytest.raises(StorageError):
-            run.set_complete_floor(CheckpointId(1, 1))
+        run.set_complete_floor(CheckpointId(1, 1))
+        assert store.device_state(bad.device_id)[0] is DeviceState.SUSPECT
         ops.arm(0)
         run.set_complete_floor(CheckpointId(1, 2))
         run.begin_attempt(2, fresh=False)

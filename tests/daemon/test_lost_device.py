@@ -178,6 +178,30 @@ def _runs(devices: list[Path]) -> list[list[Path]]:
     return [sorted(device.glob("runs/*/*/data/*")) for device in devices]
 
 
+@pytest.mark.parametrize("name", ["known", "new"])
+def test_a_job_that_comes_when_a_device_has_died_is_the_first_to_see_it_and_is_let_in(
+    node_config: Path, disk: LoopDisk, devices: list[Path], socket_path: Path, name: str
+) -> None:
+    with node_daemon(node_config, socket_path):
+        with FakeTrainer(socket_path) as trainer:
+            assert isinstance(trainer.open_run(NAMES, name="known"), frames.RunOpened)
+            assert isinstance(trainer.begin_attempt(1), frames.Done)
+        disk.cut()
+        with FakeTrainer(socket_path) as trainer:
+            assert isinstance(trainer.open_run(NAMES, name=name, takeover=True), frames.RunOpened)
+            assert isinstance(trainer.begin_attempt(2), frames.Done)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(2, 1), seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            arena.close()
+        with connected(socket_path) as client:
+            (store,) = client.status().stores
+            assert {device.path: device.state for device in store.devices} == {
+                str(devices[0]): DeviceStatus.SUSPECT,
+                str(devices[1]): DeviceStatus.OK,
+            }
+
+
 def test_where_nothing_is_left_the_trainer_is_told(tmp_path: Path, disk: LoopDisk, socket_path: Path) -> None:
     config = tmp_path / "one.toml"
     config.write_text(

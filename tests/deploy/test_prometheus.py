@@ -156,8 +156,8 @@ def restoring(socket_path: Path) -> Generator[threading.Lock]:
 
 def save_and_restore(trainer: FakeTrainer, attempt: int) -> None:
     """Each time in an attempt of its own."""
-    trainer.open_run(NAMES)
-    trainer.begin_attempt(attempt)
+    assert isinstance(trainer.open_run(NAMES), frames.RunOpened)
+    assert isinstance(trainer.begin_attempt(attempt), frames.Done)
     arena = trainer.make_arena(trainer.layout())
     checkpoint = CheckpointId(attempt, 1)
     arena.save(checkpoint, seed=attempt)

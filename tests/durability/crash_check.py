@@ -154,7 +154,8 @@ class Checker:
             if count < copies:
                 yield f"{_named(shard)} has {count} whole manifests, {copies} were acknowledged"
         yield from self._copies_of_membership(storage, promise, staying)
-        for device in staying:
+        told = [device for device in staying if device not in promise.behind]
+        for device in told:
             for attempt in range(1, promise.attempt + 1):
                 content = storage.content_at(device, *RUN_PARTS, "attempts", str(attempt))
                 if not content or decode_attempt(content, "").attempt != attempt:
@@ -164,8 +165,8 @@ class Checker:
                 yield f"tag {tag} is not on every device"
         yield from self._scrub_marks(storage, promise, staying)
         yield from self._damage_marks(storage, promise, staying)
-        floors = self._floors(storage, staying)
-        if promise.floor is not None and (len(floors) < len(staying) or min(floors) < promise.floor):
+        floors = self._floors(storage, told)
+        if promise.floor is not None and (len(floors) < len(told) or min(floors) < promise.floor):
             yield f"the floor {promise.floor} is not on every device: {floors}"
 
     def _tag_copies(

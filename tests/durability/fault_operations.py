@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from errno import EIO, ENOSPC
 from pathlib import Path
 
 from fault_template import FLOOR, NEW, NEWEST, OLD, RUN_NAME, UID, Kind, Template
@@ -41,8 +42,8 @@ class Operation:
     """Done first, without a failure."""
     may_go: tuple[CheckpointId, ...] = ()
     """Checkpoints that it may have removed even when it failed."""
-    survives_one: bool = False
-    """One failure costs a device and not the operation."""
+    survives_one: tuple[int, ...] = ()
+    """One such failure costs a device and not the operation."""
     recycles: bool = False
     """Segments are written over files of deleted ones."""
 
@@ -128,7 +129,7 @@ def _raise_unkept(run: RunStore) -> None:
 
 
 OPERATIONS = {
-    "commit": Operation(do=_persist, holds=lambda run, _: NEW in run.offered(), survives_one=True),
+    "commit": Operation(do=_persist, holds=lambda run, _: NEW in run.offered(), survives_one=(EIO, ENOSPC)),
     "commit again": Operation(do=_persist_again, holds=lambda run, _: NEWEST in run.offered()),
     "commit through a ring": Operation(do=_stream, holds=lambda run, _: NEW in run.offered()),
     "commit over old files": Operation(
@@ -137,13 +138,15 @@ OPERATIONS = {
         holds=lambda run, _: NEW in run.offered(),
         may_go=OLD[:1],
         recycles=True,
-        survives_one=True,
+        survives_one=(EIO, ENOSPC),
     ),
     "collection and a commit over its files": Operation(
         do=_persist_over, holds=lambda run, _: NEW in run.offered(), may_go=OLD[:1], recycles=True
     ),
     "completion": Operation(
-        do=lambda run, _: run.set_complete_floor(NEWEST), holds=lambda run, _: run.complete_floor() == NEWEST
+        do=lambda run, _: run.set_complete_floor(NEWEST),
+        holds=lambda run, _: run.complete_floor() == NEWEST,
+        survives_one=(EIO,),
     ),
     "collection": Operation(do=_collect, holds=lambda run, _: OLD[0] not in run.offered(), may_go=OLD[:1]),
     "removal": Operation(
@@ -152,7 +155,14 @@ OPERATIONS = {
         may_go=OLD[1:2],
     ),
     "attempt": Operation(
-        do=lambda run, _: run.begin_attempt(2, fresh=False), holds=lambda run, _: run.highest_attempt() == 2
+        do=lambda run, _: run.begin_attempt(2, fresh=False),
+        holds=lambda run, _: run.highest_attempt() == 2,
+        survives_one=(EIO,),
+    ),
+    "another run": Operation(
+        do=lambda run, _: _store_of(run).run(UID, "another", create=True),
+        holds=lambda run, _: _store_of(run).run(UID, "another").name == "another",
+        survives_one=(EIO,),
     ),
     "tag": Operation(
         do=lambda run, _: add_tag(run, "best", OLD[1]),
@@ -178,7 +188,7 @@ OPERATIONS = {
         do=lambda run, _: _mark(run, OLD[1]),
         holds=lambda run, _: OLD[1] not in run.offered(),
         may_go=OLD[1:2],
-        survives_one=True,
+        survives_one=(EIO, ENOSPC),
     ),
     "another mark of damage": Operation(
         before=lambda run, _: _mark(run, OLD[0]),
@@ -186,7 +196,7 @@ OPERATIONS = {
         holds=lambda run, _: OLD[1] not in run.offered(),
         stays=lambda run, _: OLD[0] not in run.offered(),
         may_go=OLD[:2],
-        survives_one=True,
+        survives_one=(EIO, ENOSPC),
     ),
     "damage disproved": Operation(
         before=lambda run, _: _mark(run, OLD[0]),

@@ -155,7 +155,7 @@ class Player:
                 self._attempt += 1
                 self._promised(self._promise.beginning(self._attempt, fresh=fresh))
                 run.begin_attempt(self._attempt, fresh=fresh)
-                self._promised(self._promise.begun())
+                self._promised(self._promise.begun(behind=self._untrusted(run)))
             case Save():
                 for rank in step.ranks:
                     self._save(run, step, rank)
@@ -163,7 +163,7 @@ class Player:
                 checkpoint = CheckpointId(self._attempt, number)
                 self._promised(self._promise.completing(checkpoint))
                 if self._goes(lambda: run.set_complete_floor(checkpoint), fails=fails):
-                    self._promised(self._promise.completed(checkpoint))
+                    self._promised(self._promise.completed(checkpoint, behind=self._untrusted(run)))
             case Collect() | Remove() | Label():
                 self._retain(run, step)
             case Scrub() | Damage():
@@ -359,6 +359,10 @@ class Player:
             raise UnexpectedError(f"{shard} has {result.copy_count} copies, expected {step.copies}")
         self._witness.committed_again(shard, self._storage)
         self._promised(self._promise.without(shard, self._lost))
+
+    def _untrusted(self, run: RunStore) -> set[int]:
+        trusted = run.store.trusted
+        return {place_of(each.path)[0] for each in run.store.devices if each not in trusted}
 
     def _device(self, run: RunStore, index: int) -> Device:
         return next(each for each in run.store.devices if place_of(each.path)[0] == index)

@@ -55,6 +55,8 @@ class Promise:
     """Devices that are members or not: being retired or readmitted."""
     away: frozenset[int] = frozenset()
     """Members that are not plugged in, and know nothing of what happens meanwhile."""
+    behind: frozenset[int] = frozenset()
+    """Members of which a call has failed: newer attempts and floors are on the others, until the next recovery."""
     draining: frozenset[int] = frozenset()
     """Devices that drain for sure, as long as they are members."""
     damaged: frozenset[Shard] = frozenset()
@@ -110,17 +112,20 @@ class Promise:
         """An attempt is being made durable."""
         return replace(self, attempt_max=attempt, fresh_max=attempt if fresh else self.fresh_max)
 
-    def begun(self) -> "Promise":
-        """It was acknowledged."""
-        return replace(self, attempt=self.attempt_max, fresh=self.fresh_max)
+    def begun(self, *, behind: Iterable[int] = ()) -> "Promise":
+        """It was acknowledged; these devices have failed by then."""
+        return replace(
+            self, attempt=self.attempt_max, fresh=self.fresh_max, behind=self.behind | frozenset(behind)
+        )
 
     def completing(self, checkpoint: CheckpointId) -> "Promise":
         """A checkpoint is being recorded as complete on all ranks; an older one than is known changes nothing."""
         return replace(self, floor_max=max(checkpoint, self.floor_max or checkpoint))
 
-    def completed(self, checkpoint: CheckpointId) -> "Promise":
-        """It was acknowledged."""
-        return replace(self, floor=max(checkpoint, self.floor or checkpoint))
+    def completed(self, checkpoint: CheckpointId, *, behind: Iterable[int] = ()) -> "Promise":
+        """It was acknowledged; these devices have failed by then."""
+        floor = max(checkpoint, self.floor or checkpoint)
+        return replace(self, floor=floor, behind=self.behind | frozenset(behind))
 
     def tag_changing(self, name: str, checkpoint: CheckpointId) -> "Promise":
         """A tag is being added or removed."""
@@ -175,6 +180,7 @@ class Promise:
             losing=frozenset(),
             out=gone,
             maybe_out=frozenset(),
+            behind=frozenset(),
             draining=self.draining - gone,
         )
         return done.mended(len(done.staying(device_count)))

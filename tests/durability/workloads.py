@@ -398,11 +398,26 @@ WORKLOADS = (
         name="failed completion",
         steps=(
             *_SAVES[:4],
-            Break(call="replace", device=0),
+            Break(call="replace", times=2),
             Complete(2, fails=True),
-            Save(3, copies=1),
+            Save(3),
             Reopen(),
             Complete(3),
+        ),
+    ),
+    Workload(
+        name="a device that fails at a completion and at a beginning",
+        steps=(
+            *_SAVES[:4],
+            Break(call="replace", device=0),
+            Complete(2),
+            Save(3, copies=1),
+            Reopen(),
+            Break(call="write_small_new", device=1, part="/attempts"),
+            Begin(),
+            Save(1, copies=1),
+            Reopen(),
+            Complete(1),
         ),
     ),
     Workload(
