@@ -151,7 +151,7 @@ def test_a_floor_is_never_half_written(dirs: list[Path], mode: Mode, times: int)
             run = store.run(UID, "demo")
             ops.arm(count, mode, times=times)
             floor, before = CheckpointId(1, count + 1), run.complete_floor()
-            may_be = {floor}
+            may_be: set[CheckpointId | None] = {floor}
             try:
                 run.set_complete_floor(floor)
             except StorageError:

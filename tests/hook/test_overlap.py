@@ -23,13 +23,13 @@ from overlapping import (
     normalised,
     simple,
     slow_copies,
+    spectral,
     supervised,
     take,
 )
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
-from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from everstep.core.errors import StateTypeError
@@ -53,10 +53,6 @@ def devices(tmp_path: Path) -> Iterator[list[Path]]:
 
 
 # -- modules whose forward writes
-
-
-def spectral() -> nn.Module:
-    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 6)), nn.Linear(6, 6))
 
 
 class Observed(nn.Module):
@@ -559,25 +555,6 @@ def test_a_model_under_ddp_goes_by_its_own_names(devices: list[Path], slow: Slow
         torch.manual_seed(seed)
         model = normalised()
         wrapped = nn.parallel.DistributedDataParallel(model) if seed == 0 else model
-        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-        return Loop(
-            {"model": wrapped, "optimizer": optimizer},
-            lambda number, run: supervised(wrapped, optimizer, number),
-            plain_of={"model": model},
-        )
-
-    exercise(make, devices, slow)
-
-
-@pytest.mark.parametrize("is_compiled_at", ["save", "restore"])
-def test_a_compiled_model_goes_by_its_own_names(devices: list[Path], slow: Slow, is_compiled_at: str) -> None:
-    """By the eager backend: what is compiled is no matter, how its module wraps the other one is."""
-
-    def make(seed: int) -> Loop:
-        torch.manual_seed(seed)
-        model = spectral()
-        is_compiled = (is_compiled_at == "save") == (seed == 0)
-        wrapped = cast(nn.Module, torch.compile(model, backend="eager")) if is_compiled else model
         optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
         return Loop(
             {"model": wrapped, "optimizer": optimizer},

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import everstep
 from everstep.hook import capture
@@ -193,3 +194,7 @@ def simple(
 def normalised() -> nn.Module:
     """A model with running statistics, which draws random numbers."""
     return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
+
+
+def spectral() -> nn.Module:
+    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 6)), nn.Linear(6, 6))
