@@ -11,6 +11,7 @@ import torch
 from ..checkpoint.leaf_runs_plan import LeafRun
 from ..checkpoint.manifest_types import Manifest
 from ..core.errors import IncompleteError
+from .new_memory import NewMemory
 from .tensor_bytes import byte_range, memmove
 
 _COPY_THREADS_MAX = 4
@@ -38,8 +39,13 @@ class ReceivedLeaves:
     A pass is `expect`, every chunk by `receive`, `check_received`; a leaf can be read once its pass is over.
     """
 
-    def __init__(self, manifest: Manifest, runs: Mapping[str, Sequence[LeafRun]]) -> None:
-        """Plan where each byte goes, by the runs of each leaf (`leaf_runs`); nothing is allocated yet."""
+    def __init__(
+        self,
+        manifest: Manifest,
+        runs: Mapping[str, Sequence[LeafRun]],
+        memory: NewMemory | None = None,
+    ) -> None:
+        """Plan where each byte goes, by the runs of each leaf (`leaf_runs`); `memory` is for what nobody claims."""
         self._sizes = {leaf.name: leaf.size_bytes for leaf in manifest.leaves}
         self._holders = {name: name for name in self._sizes} | {
             alias.name: alias.of for alias in manifest.aliases
@@ -47,7 +53,7 @@ class ReceivedLeaves:
         self._extents = _extents(manifest, runs)
         self._claimed: dict[str, torch.Tensor] = {}
         self._storages: set[int] = set()
-        self._memory: dict[str, torch.Tensor] = {}
+        self._memory = memory or NewMemory(self._sizes)
         self._handed_over: set[str] = set()
         self._expected: set[str] = set()
         self._missing_bytes = 0
@@ -83,7 +89,7 @@ class ReceivedLeaves:
         Each as (segment, begin, end) in its file. Of leaves that nobody claims `claimed_only` expects none.
         """
         known = self._claimed if claimed_only else self._holders
-        wanted = known if components is None else _of(components, known)
+        wanted = known if components is None else of_components(components, known)
         self._expected = {self._holders[name] for name in wanted} - self._complete
         self._missing_bytes = sum(self._sizes[leaf] for leaf in self._expected)
         return [
@@ -116,6 +122,7 @@ class ReceivedLeaves:
             raise IncompleteError(f"{self._missing_bytes} bytes of the checkpoint were not received")
         self._complete |= self._expected
         self._expected = set()
+        self._memory.stop()
 
     def read(self, leaf: str, begin: int, end: int, to_address: int) -> None:
         """See LeafBytes."""
@@ -129,14 +136,13 @@ class ReceivedLeaves:
         self._check_complete(leaf)
         if leaf in self._claimed or leaf in self._handed_over:
             return None
-        self._address(leaf)
         self._handed_over.add(leaf)
-        return self._memory[leaf]
+        return self._memory.of(leaf)
 
     def close(self) -> None:
         """See LeafBytes."""
         self._claimed.clear()
-        self._memory.clear()
+        self._memory.close()
         self._complete.clear()
 
     def _check_complete(self, leaf: str) -> None:
@@ -145,15 +151,10 @@ class ReceivedLeaves:
 
     def _address(self, leaf: str) -> int:
         claimed = self._claimed.get(leaf)
-        if claimed is not None:
-            return byte_range(claimed)[0]
-        with self._lock:
-            if leaf not in self._memory:
-                self._memory[leaf] = torch.empty(self._sizes[leaf], dtype=torch.uint8, device="cpu")
-            return self._memory[leaf].data_ptr()
+        return byte_range(claimed)[0] if claimed is not None else self._memory.of(leaf).data_ptr()
 
 
-def _of(components: Sequence[str], names: Iterable[str]) -> list[str]:
+def of_components(components: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return the names that belong to these components: `<component>`, or `<component>.` and more."""
     inside = tuple(f"{component}." for component in components)
     return [name for name in names if name in components or name.startswith(inside)]

@@ -302,8 +302,18 @@ class RestoreSearch:
             for segment, offset in zip(manifest.segments, reply.segment_offsets_bytes, strict=True)
         }
         content = arena.view(0, reply.arena_size_bytes)
-        memory = ShardMemory(manifest, content, offsets, ahead=not torch.cuda.is_initialized())
-        stored = StoredState(manifest, memory)
+        memory = ShardMemory(
+            manifest,
+            content,
+            offsets,
+            ahead=not torch.cuda.is_initialized(),
+            unclaimed=[each.name for each in self.components if not isinstance(each, ModuleState)],
+        )
+        try:
+            stored = StoredState(manifest, memory)
+        except BaseException:
+            memory.close()
+            raise
         return Fetched(choice=choice, manifest=manifest, stored=stored, arena=arena, bulk=memory)
 
     def give_back(self, found: Fetched) -> None:

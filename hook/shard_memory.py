@@ -13,7 +13,8 @@ from ..checkpoint.manifest_types import BLOCK_SIZE_BYTES, Manifest, SegmentRecor
 from ..checkpoint.segment_format import header_size_of
 from ..core.errors import CorruptDataError, IncompleteError
 from .leaf_bytes import ArenaLeaves
-from .received_leaves import ReceivedLeaves, copy_thread_count
+from .new_memory import NewMemory
+from .received_leaves import ReceivedLeaves, copy_thread_count, of_components
 from .tensor_bytes import BufferPin
 
 Block = tuple[SegmentRecord, int]
@@ -34,6 +35,7 @@ class ShardMemory:
         segment_offsets: Mapping[int, int],
         *,
         ahead: bool = True,
+        unclaimed: Sequence[str] = (),
     ) -> None:
         """Verify the segments' headers, then read them.
 
@@ -43,6 +45,7 @@ class ShardMemory:
             segment_offsets: number of each segment -> offset in the buffer of its file's first byte.
             ahead: what nobody claims is copied as well, to memory of its own. Else it is read where it lies, a leaf
                 after the other, so that what goes on to a GPU is not in the host's memory twice.
+            unclaimed: components of which nobody claims a leaf.
 
         Raises:
             DamagedMemoryError: a block with a header is not what was sealed.
@@ -52,10 +55,16 @@ class ShardMemory:
         """
         self._manifest, self._buffer, self._offsets = manifest, memoryview(buffer).cast("B"), segment_offsets
         self._ahead = ahead
-        for record in manifest.segments:
-            self._check_header(record)
-        self._in_place = ArenaLeaves(manifest, buffer, segment_offsets)
-        self._copied = ReceivedLeaves(manifest, self._in_place.runs)
+        sizes = {leaf.name: leaf.size_bytes for leaf in manifest.leaves}
+        new = NewMemory(sizes, of_components(unclaimed, sizes) if ahead else ())
+        try:
+            for record in manifest.segments:
+                self._check_header(record)
+            self._in_place = ArenaLeaves(manifest, buffer, segment_offsets)
+        except BaseException:
+            new.close()
+            raise
+        self._copied = ReceivedLeaves(manifest, self._in_place.runs, new)
         self._pin = BufferPin(buffer)
 
     @property

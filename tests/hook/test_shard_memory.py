@@ -1,5 +1,6 @@
 """A shard that lies in memory: every byte that is used was verified, and lands where it belongs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -37,8 +38,8 @@ def files() -> StoredFiles:
     return store_files(make_components({"model": model, "other": other}, world_size=1))
 
 
-def memory_of(files: StoredFiles, *, ahead: bool = True) -> ShardMemory:
-    return ShardMemory(files.manifest, files.slot, files.offsets, ahead=ahead)
+def memory_of(files: StoredFiles, *, ahead: bool = True, unclaimed: Sequence[str] = ()) -> ShardMemory:
+    return ShardMemory(files.manifest, files.slot, files.offsets, ahead=ahead, unclaimed=unclaimed)
 
 
 def damaged(files: StoredFiles, segment: int, at: int) -> StoredFiles:
@@ -47,9 +48,13 @@ def damaged(files: StoredFiles, segment: int, at: int) -> StoredFiles:
     return replace(files, slot=memoryview(changed).toreadonly())
 
 
+@pytest.mark.parametrize("unclaimed", [[], ["other"], ["model", "other"]])
 @pytest.mark.parametrize("ahead", [True, False])
-def test_claimed_or_not_each_leaf_has_its_bytes(files: StoredFiles, ahead: bool) -> None:
-    memory, (model, other) = memory_of(files, ahead=ahead), tensors()
+def test_claimed_or_not_each_leaf_has_its_bytes(
+    files: StoredFiles, ahead: bool, unclaimed: list[str]
+) -> None:
+    """Whatever was said of them before."""
+    memory, (model, other) = memory_of(files, ahead=ahead, unclaimed=unclaimed), tensors()
     target = torch.zeros_like(model.big)
     memory.leaves.claim(BIG, target)
     memory.receive()
@@ -75,7 +80,7 @@ def test_every_flipped_byte_is_found_before_it_is_anywhere(files: StoredFiles) -
 def test_a_damaged_header_is_found_at_once(files: StoredFiles) -> None:
     for record in files.manifest.segments:
         with pytest.raises(DamagedMemoryError, match="block 0"):
-            memory_of(damaged(files, record.segment, 3))
+            memory_of(damaged(files, record.segment, 3), unclaimed=["model"])
 
 
 def test_of_some_components_only_their_blocks_are_looked_at(files: StoredFiles) -> None:
