@@ -4,9 +4,9 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
+from msgspec import Struct
 
 from ..checkpoint.leaf_runs_plan import LeafRun
 from ..checkpoint.manifest_types import Manifest
@@ -23,8 +23,7 @@ def copy_thread_count() -> int:
     return min(_COPY_THREADS_MAX, os.cpu_count() or 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
+class _Extent(Struct, frozen=True, gc=False):
     """Bytes [begin, end) of a segment file, and where in a leaf they belong."""
 
     begin: int

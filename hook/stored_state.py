@@ -1,11 +1,11 @@
 """A verified checkpoint of one rank as the hook reads it: leaves' bytes from memory, values from the manifest."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
 
 import torch
+from msgspec import Struct
 
 from ..checkpoint.leaf import LeafSpec
 from ..checkpoint.manifest_types import Manifest
@@ -16,8 +16,7 @@ from .leaf_bytes import LeafBytes
 from .tensor_bytes import byte_range, copy_bits, normal_strides, torch_dtype
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True, gc=False):
     """Which bytes of which leaf a name stands for: all of it, or an alias's part."""
 
     spec: LeafSpec
