@@ -20,6 +20,12 @@ SIZES = {"large": 40 * MIB, "larger": 50 * MIB, "small": 100, "empty": 0}
 """The large ones are above what glibc keeps for itself: each is mapped anew."""
 
 
+@pytest.fixture(autouse=True)
+def _trimmed() -> None:  # pyright: ignore[reportUnusedFunction]
+    """What other tests have let go is no memory that is mapped already."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 def mapping() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "everstep-map"]
 
