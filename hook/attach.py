@@ -105,20 +105,24 @@ def attach(  # noqa: PLR0913 - all that a run is
     )
     link, attempt = _join(ranks, address, events, fresh=fresh)
     _say_attached(name, link, rank=ranks.rank)
-    run = Run(
-        name=name,
-        link=link,
-        ranks=ranks,
-        attempt=attempt,
-        components=components,
-        objects=objects,
-        slots=slots,
-        replicated=replicated,
-        debug=debug,
-        device_first=device_first,
-        pace=pace,
-        preemption=preemption or Preemption(),
-    )
+    try:
+        run = Run(
+            name=name,
+            link=link,
+            ranks=ranks,
+            attempt=attempt,
+            components=components,
+            objects=objects,
+            slots=slots,
+            replicated=replicated,
+            debug=debug,
+            device_first=device_first,
+            pace=pace,
+            preemption=preemption or Preemption(),
+        )
+    except BaseException:
+        link.close()
+        raise
     events.connect(run.on_event)
     return run
 

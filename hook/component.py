@@ -48,18 +48,35 @@ def make_components(objects: Mapping[str, object], *, world_size: int) -> list[C
             raise _no_optimizer(name, value)
         else:
             others.append(object_component(name, value))
+    _check_guarded(objects)
     _check_nothing_hidden(objects, registry)
     return [*modules, *optimizers, *others]
 
 
 def _no_optimizer(name: str, value: object) -> UsageError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    lacks = "" if hasattr(value, "register_step_pre_hook") else " and has no register_step_pre_hook"
+    derived = isinstance(value, torch.optim.Optimizer)
+    lacks = "whose class does not call super().__init__()" if derived else "which is no torch.optim.Optimizer"
+    if not hasattr(value, "register_step_pre_hook"):
+        lacks += " and has no register_step_pre_hook"
     return UsageError(
-        f"{name} is a {kind}, which is no torch.optim.Optimizer{lacks}",
+        f"{name} is a {kind}, {lacks}",
         hint="its steps cannot be held back until a snapshot is copied: derive it from torch.optim.Optimizer,"
         " or attach the optimizer inside it",
     )
+
+
+def _check_guarded(objects: Mapping[str, object]) -> None:
+    """An optimizer whose class never called torch's __init__ has no hooks; then one that lies inside it must step."""
+    for name, value in objects.items():
+        if isinstance(value, torch.optim.Optimizer) and not _has_hooks(value):
+            inner = [each for each in vars(value).values() if isinstance(each, torch.optim.Optimizer)]
+            if not any(map(_has_hooks, inner)):
+                raise _no_optimizer(name, value)
+
+
+def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def _check_nothing_hidden(objects: Mapping[str, object], registry: ParameterRegistry) -> None:

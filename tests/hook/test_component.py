@@ -46,6 +46,15 @@ def test_an_optimizer_without_hooks_is_refused() -> None:
         make_components({"optimizer": NoHooks()}, world_size=1)
 
 
+def test_an_optimizer_that_torch_never_saw_is_refused() -> None:
+    class Unseen(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            self.param_groups, self.defaults = [], {}
+
+    with pytest.raises(UsageError, match=r"Unseen, whose class does not call super\(\).__init__\(\)"):
+        make_components({"optimizer": Unseen()}, world_size=1)
+
+
 class Sam(torch.optim.Optimizer):
     """An optimizer around another that keeps the moments."""
 
