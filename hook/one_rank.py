@@ -1,7 +1,7 @@
 """The ranks of a run of one process, which agrees with itself."""
 
-import threading
 from collections import deque
+from queue import SimpleQueue
 
 from ..checkpoint.frequency_types import Decision
 from ..core.errors import EverstepError
@@ -25,7 +25,9 @@ class OneRank:
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
-        self._lock, self._requests = threading.Lock(), Requests()
+        self._asked = SimpleQueue[Ask]()
+        """Not taken yet: a handler of a signal may ask in the middle of `is_due`."""
+        self._requests = Requests()
         self._ends_here = ""
         """What the boundary that was asked about last heard of an end; what comes later is for the next one."""
         self._listener: Listener | None = None
@@ -49,8 +51,9 @@ class OneRank:
 
     def is_due(self, step: int) -> bool:
         """Tell whether the step is due by its pace, or was asked for."""
-        with self._lock:
-            ask = self._requests.take()
+        while not self._asked.empty():
+            self._requests.add(self._asked.get())
+        ask = self._requests.take()
         self._ends_here = ask.end if ask is not None else ""
         due = bool(self._pace.due(step, step + 1)) or ask is not None
         if self._ends_here and self._listener is not None:
@@ -64,8 +67,7 @@ class OneRank:
 
     def ask_for_checkpoint(self, ask: Ask) -> None:
         """Make the next boundary due."""
-        with self._lock:
-            self._requests.add(ask)
+        self._asked.put(ask)
 
     def steer(self, steering: Steering) -> None:
         """Rank 0 is here."""

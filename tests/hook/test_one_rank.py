@@ -1,9 +1,12 @@
 """A run of one process: what it does is done everywhere, and told once."""
 
+import pytest
+
 from everstep.checkpoint.frequency_types import Limits
 from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
-from everstep.hook.end_machine import Ask
+from everstep.hook import one_rank
+from everstep.hook.end_machine import Ask, Requests
 from everstep.hook.one_rank import OneRank
 from everstep.hook.pace import Pace
 
@@ -57,3 +60,21 @@ def test_the_boundary_after_an_announcement_is_the_last_one_saved_or_not() -> No
         ranks.ask_for_checkpoint(Ask(end="SIGTERM"))
         assert ranks.end_after(1) == ""  # it was not asked about this one
         assert (ranks.is_due(2), ranks.end_after(2)) == (has_time, "SIGTERM")
+
+
+def test_a_handler_of_a_signal_may_ask_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the boundary that it interrupts takes what was asked before: on one thread a lock would never open."""
+
+    class Interrupted(Requests):
+        def take(self) -> Ask | None:
+            if ranks.is_interrupted:
+                ranks.is_interrupted = False
+                ranks.ask_for_checkpoint(Ask())
+            return super().take()
+
+    class Ranks(OneRank):
+        is_interrupted = True
+
+    monkeypatch.setattr(one_rank, "Requests", Interrupted)
+    ranks = Ranks(Pace(every=10**9, limits=Limits()))
+    assert [ranks.is_due(step) for step in (1, 2, 3)] == [False, True, False]

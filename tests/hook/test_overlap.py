@@ -153,7 +153,12 @@ def around(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def decaying(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """A hook writes to the weights before each step, and nobody counts it."""
     made = torch.optim.AdamW(parameters, lr=0.01)
-    made.register_step_pre_hook(lambda *_: [parameter.data.mul_(0.9) for parameter in parameters] and None)
+
+    def decay(*_: object) -> None:
+        for parameter in parameters:
+            parameter.data.mul_(0.9)
+
+    made.register_step_pre_hook(decay)
     return made
 
 
