@@ -57,8 +57,10 @@ FETCH_DEADLINE_S = 3600.0
 class Restored:
     """What `run.restore()` brought back."""
 
-    attempt: int
+    checkpoint: CheckpointId
+    """Its identity: attempt and number. The last one of an attempt, after its last boundary, has a number beyond it."""
     step: int
+    """Boundaries passed by then along the lineage: what `run.steps` goes on from."""
     epoch: int
     source: str
     """"memory" or "disk"."""
@@ -74,9 +76,9 @@ class Restored:
     """Components that the checkpoint has and the script does not: the next checkpoint is without them."""
 
     @property
-    def checkpoint(self) -> CheckpointId:
-        """Identity of the checkpoint."""
-        return CheckpointId(self.attempt, self.step)
+    def attempt(self) -> int:
+        """Of the checkpoint."""
+        return self.checkpoint.attempt
 
 
 @dataclass(slots=True, kw_only=True)

@@ -422,9 +422,9 @@ class Run:
 
     def _last_boundary(self) -> None:
         """Take the final state, if anything moved since the last snapshot; wait for room as long as it takes."""
-        is_saved = self._checkpoints.saved_step == self._state.step and self._costs.steps == 0
+        is_saved = self._checkpoints.saved_step == self._state.number and self._costs.steps == 0
         if self._started and not is_saved and self._ranks.lost is None:
-            self._state.step += 1
+            self._state.beyond += 1
             self._checkpoints.take_last(time.monotonic() + CLOSE_DEADLINE_S)
 
     def _detach(self) -> None:

@@ -88,7 +88,7 @@ class RunCheckpoints:
             under_way = [checkpoint.step for checkpoint in self._under_way]
             saved = max(self._complete_step, *under_way) if under_way else self._complete_step
         return Progress(
-            step=self._state.step,
+            step=self._state.number,
             saved=saved,
             tried=self._tried_step,
             under_way=bool(under_way),
@@ -99,7 +99,7 @@ class RunCheckpoints:
 
     def start(self) -> None:
         """Training begins with the state as it is, which need not be saved."""
-        self.saved_step = self._complete_step = self._tried_step = self._state.step
+        self.saved_step = self._complete_step = self._tried_step = self._state.number
 
     def take(self) -> bool:
         """Begin the checkpoint of this boundary, or count and say why not."""
@@ -122,7 +122,7 @@ class RunCheckpoints:
 
     def force(self, wanted: frames.Force) -> None:
         """Ask all ranks for a checkpoint, and say from which boundary on it is one that was asked for; any thread."""
-        step = self._state.step
+        step = self._state.number
         first = (
             step + 1 if self._tried_step >= step else step
         )  # a boundary may be in the middle of being decided
@@ -182,7 +182,7 @@ class RunCheckpoints:
             self._ranks.failed(checkpoint, "the daemon went away before it was committed")
 
     def _skip(self, reason: str) -> None:
-        step = self._state.step
+        step = self._state.number
         self._costs.skip(skip_reason(reason), reason)
         self._pace.skipped(step)
         self._tell_skipped(step, skip_reason(reason), reason)
@@ -192,7 +192,7 @@ class RunCheckpoints:
 
     def _begin(self) -> str | None:
         """Begin the snapshot of this boundary; return the reason when that is not possible now."""
-        checkpoint = CheckpointId(self._parts.attempt, self._state.step)
+        checkpoint = CheckpointId(self._parts.attempt, self._state.number)
         self._tried_step = checkpoint.step
         with self._settled:
             self._under_way.add(checkpoint)
@@ -204,7 +204,7 @@ class RunCheckpoints:
             self._settle(checkpoint)
             raise
         if reason is None:
-            self.saved_step = self._state.step
+            self.saved_step = self._state.number
             with self._settled:
                 self._taken_steps.add(self.saved_step)
             self._pace.taken(checkpoint)

@@ -60,8 +60,8 @@ class RunRestore:
             return None
         self._learn_from(found)
         restored = Restored(
-            attempt=found.choice.checkpoint.attempt,
-            step=found.choice.checkpoint.step,
+            checkpoint=found.choice.checkpoint,
+            step=self.state.step,
             epoch=self.state.epoch,
             source="memory" if found.is_in_memory else "disk",
             restore_s=time.perf_counter() - began_s,

@@ -22,6 +22,8 @@ class RunState:
         self._learnt = learnt
         self.step = 0
         """Boundaries passed along the lineage."""
+        self.beyond = 0
+        """How much higher the number of the checkpoint that is taken is: after the last boundary there is one more."""
         self.epoch = 0
         """Epoch that `epochs()` is in, or begins with."""
         self.finished = False
@@ -34,6 +36,11 @@ class RunState:
         """What its frequency controller kept; None: nothing."""
 
     checks_bytes = False
+
+    @property
+    def number(self) -> int:
+        """The number of the checkpoint that could be taken now."""
+        return self.step + self.beyond
 
     def capture(self, sink: Sink) -> None:
         """Add the record."""

@@ -8,7 +8,7 @@ training on without a break gave, bit for bit.
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -127,63 +127,6 @@ def test_optimizers(
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], devices: list[Path], slow: Slow
 ) -> None:
     exercise(lambda seed: simple(seed, normalised, optimizer), devices, slow)
-
-
-class Around(torch.optim.Optimizer):
-    """Around another one, of which it has all; torch knows nothing of its steps."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner = inner
-        self.param_groups, self.defaults, self.state = inner.param_groups, inner.defaults, inner.state
-
-    def step(self, closure: object = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.inner.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.inner.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-
-def around(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return Around(torch.optim.AdamW(parameters, lr=0.01, fused=True))
-
-
-def decaying(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """A hook writes to the weights before each step, and nobody counts it."""
-    made = torch.optim.AdamW(parameters, lr=0.01)
-
-    def decay(*_: object) -> None:
-        for parameter in parameters:
-            parameter.data.mul_(0.9)
-
-    made.register_step_pre_hook(decay)
-    return made
-
-
-@pytest.mark.parametrize("optimizer", [around, decaying])
-def test_what_writes_within_a_step_waits_like_it(
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], devices: list[Path], slow: Slow
-) -> None:
-    exercise(lambda seed: simple(seed, normalised, optimizer), devices, slow)
-
-
-def test_an_optimizer_that_is_built_anew_waits_like_the_one_that_is_attached(
-    devices: list[Path], slow: Slow
-) -> None:
-    def make(seed: int) -> Loop:
-        torch.manual_seed(seed)
-        model = normalised()
-        first = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
-
-        def iterate(number: int, run: Run) -> None:
-            anew = torch.optim.SGD(model.parameters(), lr=0.02, fused=True)
-            supervised(model, first if number <= WARM else anew, number)
-
-        return Loop({"model": model, "optimizer": first}, iterate)
-
-    exercise(make, devices, slow)
 
 
 def lbfgs(seed: int) -> Loop:
