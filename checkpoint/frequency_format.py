@@ -1,17 +1,19 @@
 """The controller's memory and a rank's figures as JSON values: the only writer and the only reader of both. Pure."""
 
+from functools import reduce
 from typing import Literal, TypeVar
 
 import msgspec
 
 from ..core.errors import CorruptDataError, FormatVersionError
+from .drift_machine import Block
 from .frequency_machine import FrequencyMemory
 from .frequency_types import Decision, Figures
 
 MEMORY_FORMAT = 1
 
 _STEP_S_MIN, _TIME_S_MAX = 1e-9, 1e9
-"""No step is shorter, and nothing takes 30 years."""
+"""No step is shorter on average, and nothing takes 30 years."""
 _COUNT_MAX = 2**63 - 1
 
 _Kind = TypeVar("_Kind")
@@ -60,7 +62,7 @@ def _is_possible(memory: FrequencyMemory) -> bool:
     return (
         all(1 <= block.samples <= _COUNT_MAX for block in blocks)
         and all(abs(block.mean) <= _TIME_S_MAX and 0 <= block.squares <= _TIME_S_MAX**3 for block in blocks)
-        and all(block.mean >= _STEP_S_MIN for block in meter.step)
+        and (not meter.step or reduce(Block.joined, meter.step).mean >= _STEP_S_MIN)
         and all(0 <= count <= _COUNT_MAX for count in counts)
         and all(0 <= time_s <= _TIME_S_MAX for time_s in (meter.trained_s, memory.slower_s))
         and (memory.interval_steps is None or 1 <= memory.interval_steps <= _COUNT_MAX)

@@ -68,7 +68,10 @@ class Report:
     quiet_steps: int
     """Steps without anything beside them."""
     busy_steps: int
-    """Steps beside which, at any time, an arena was allocated or a snapshot copied or written."""
+    """Steps beside which, at any time, an arena was allocated or a snapshot copied or written.
+
+    Or in which a CUDA device's wait for that showed.
+    """
     step_quiet_s: float
     """Median of the newest quiet steps; 0 while there was none, and nobody knows how much slower the busy ones are."""
     step_busy_s: float
@@ -244,21 +247,23 @@ class CostBook:
         """A boundary was reached: the step before it took from the last one until now, less what was waited.
 
         That is by the guard, and by CUDA devices as far as that became known now. A host that is ahead of its devices
-        sees their wait in a later step: what this one has not taken is left to that. Returns the step; None at the
-        first boundary, since nobody knows when its step began.
+        sees their wait in a later step: what this one has not taken is left to that. Until all is taken, steps are
+        busy: only their sum is known. Returns the step; None at the first boundary, since nobody knows when its step
+        began.
         """
         self._cuda_owed_s += cuda_wait_s
         self._arrived_s = arrived_s
         if self._left_s is None:
             self._left_s, self._data_before_s = arrived_s, data_wait.total_s()
             return None
+        is_busy = self._opened_busy or self._cuda_owed_s > 0
         step_s = arrived_s - self._left_s - guard_s
         waited_s = min(self._cuda_owed_s, max(0.0, step_s))
         step_s, self._cuda_owed_s = step_s - waited_s, self._cuda_owed_s - waited_s
-        (self._busy if self._opened_busy else self._quiet).append(step_s)
-        self._busy_count += self._opened_busy
-        self._quiet_count += not self._opened_busy
-        return StepEnded(at_s=arrived_s, step_s=step_s, is_busy=self._opened_busy)
+        (self._busy if is_busy else self._quiet).append(step_s)
+        self._busy_count += is_busy
+        self._quiet_count += not is_busy
+        return StepEnded(at_s=arrived_s, step_s=step_s, is_busy=is_busy)
 
     def left(self, left_s: float, *, opens_busy: bool) -> None:
         """The boundary is passed.

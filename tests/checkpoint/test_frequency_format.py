@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 from training_simulator import Training, World
 
-from everstep.checkpoint.drift_machine import Spread
+from everstep.checkpoint.drift_machine import Block, Spread
 from everstep.checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
 from everstep.checkpoint.frequency_machine import FrequencyMemory
+from everstep.checkpoint.frequency_meter_machine import MeterMemory
 from everstep.checkpoint.frequency_types import Figures
 from everstep.core.errors import CorruptDataError, FormatVersionError
 
@@ -21,6 +22,15 @@ def test_memory_comes_back_and_is_small() -> None:
     assert load_memory(document) == memory
     assert len(json.dumps(document)) < 16_000
     assert load_memory(through_json(dump_memory(FrequencyMemory()))) == FrequencyMemory()
+
+
+def test_a_single_step_of_no_time_is_no_reason_to_forget_all() -> None:
+    step = (Block(32, 0.2, 0.0), Block(1, 0.0, 0.0))
+    memory = FrequencyMemory(meter=MeterMemory(step=step))
+    assert load_memory(through_json(dump_memory(memory))) == memory
+    nothing = FrequencyMemory(meter=MeterMemory(step=step[1:]))
+    with pytest.raises(CorruptDataError, match="beyond all bounds"):
+        load_memory(through_json(dump_memory(nothing)))
 
 
 def test_figures_come_back_and_are_small() -> None:

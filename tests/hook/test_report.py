@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from everstep.checkpoint.frequency_machine import FixedInterval
-from everstep.checkpoint.frequency_types import BoundKind, Decision, Limits, SlowerSteps
+from everstep.checkpoint.frequency_types import BoundKind, Decision, Limits, SlowerSteps, StepEnded
 from everstep.core.ids import CheckpointId
 from everstep.hook.pace import Pace
 from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook, Report, Skipped
@@ -319,3 +319,16 @@ def test_what_cuda_devices_waited_is_taken_from_the_steps_that_it_made_longer() 
     later = book.arrived(3.0, guard_s=0.0)
     assert later is not None
     assert later.step_s == 1.0
+
+
+def test_steps_that_still_pay_for_what_cuda_devices_waited_are_busy() -> None:
+    """Each alone is too short, down to nothing: taken for quiet ones, they would make what was learnt useless."""
+    book = CostBook()
+    book.arrived(0.0, guard_s=0.0)
+    book.left(0.0, opens_busy=True)
+    steps: list[StepEnded | None] = []
+    for number in range(1, 5):
+        steps.append(book.arrived(float(number), guard_s=0.0, cuda_wait_s=2.25 if number == 1 else 0.0))
+        book.left(float(number), opens_busy=False)
+    told = [(step.step_s, step.is_busy) for step in steps if step is not None]
+    assert told == [(0.0, True), (0.0, True), (0.75, True), (1.0, False)]
