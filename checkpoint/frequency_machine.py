@@ -166,6 +166,7 @@ class FrequencyMachine:
         self._last_listed = self._looked_at = step
         self._peers: Sequence[Figures] = ()
         self._figures = self._meter.figures
+        """Of the newest decision."""
         self._target: Target | None = None
         self._is_asked = False
         """Somebody has changed the budget, and nothing was decided since."""
@@ -225,10 +226,11 @@ class FrequencyMachine:
         return steps
 
     def _decide(self) -> None:
-        self._figures = merge([self._meter.figures, *self._peers])
-        step = self._figures.step
+        figures = merge([self._meter.figures, *self._peers])
+        step = figures.step
         if step is None or step.mean <= 0 or (self._interval is None and not self._is_profiled()):
             return
+        self._figures = figures
         self._count_slower_steps(step.mean)
         mtbf_s = self._limits.mtbf_s if self._limits.mtbf_s is not None else self._meter.mtbf_s
         target = find_target(self._figures, self._limits, mtbf_s=mtbf_s, slower_s=self._slower_s)

@@ -25,6 +25,7 @@ from everstep.checkpoint.frequency_types import (
     CheckpointStalled,
     Failed,
     FailureKind,
+    Figures,
     Limits,
     StepEnded,
 )
@@ -379,6 +380,19 @@ def test_any_times_give_boundaries_in_order_and_an_interval(
     assert all(later - earlier >= 3 for earlier, later in itertools.pairwise(listed))
     assert machine.decision.interval_steps >= 1
     assert machine.decision.reason
+
+
+def test_steps_that_take_no_time_leave_the_decision_as_it_was() -> None:
+    """A clock that stands still; what was decided before it did goes on to be told."""
+    machine = FrequencyMachine(Limits())
+    for number in range(1, 2 * PROFILE_STEPS):
+        machine.observe(StepEnded(at_s=float(number), step_s=1.0, is_busy=False))
+    machine.observe(CheckpointStalled(stall_s=0.1))
+    machine.due(1, 2)
+    before = machine.decision
+    machine.hear([Figures(step=exactly(0.0))])
+    machine.due(2, 1000)
+    assert machine.decision == before
 
 
 def test_a_failure_that_is_told_is_counted() -> None:
