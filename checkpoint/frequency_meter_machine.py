@@ -4,12 +4,13 @@ The slow-down of steps is a difference of two noisy means. So it is taken within
 next: its busy steps against its quiet ones, which see the same neighbours and the same length of sequences.
 """
 
-from collections import deque
+import math
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
 from typing import assert_never
 
-from .drift_machine import Block, DriftWindow, Spread
+from .drift_machine import DRIFT_Z, Block, DriftWindow, Spread
 from .frequency_types import (
     CheckpointPersisted,
     CheckpointSkipped,
@@ -36,8 +37,14 @@ PAUSE_NEEDS = 8
 """Of fewer steps, one that was a pause would hide all others in its deviation: before, the median tells."""
 PAUSES_MAX = 2
 """Of quiet steps in a row; one more, and they are the rule."""
-FIRST_STEPS, FIRST_KEPT, FIRST_NEEDS = 2, 8, 2
-"""Long busy steps are no pauses where they come right after at least half of so many checkpoints, and not after one."""
+FIRST_STEPS, PLACES_KEPT, PLACES_NEEDED = 2, 8, 2
+"""Long busy steps are no pauses where they come at one place after half of so many checkpoints, and not after one."""
+LONG_KEPT = 128
+"""Long steps that are counted; then half of them are forgotten, with half of the others."""
+ALIKE_NEEDS = 2
+"""Pauses among quiet steps, from which on it may be said that the busy ones have as many."""
+ALIKE_Z = 2.0
+"""By chance one of seven times is as far apart."""
 
 QUIET_ENOUGH = 8
 """Quiet steps, besides twice the busy ones, that make a cycle's comparison as good as it can become."""
@@ -102,6 +109,50 @@ class _Cycle:
         return slower_s / self.checkpoints
 
 
+@dataclass(slots=True)
+class _LongSteps:
+    """How often steps are long beside checkpoints, and how often away from them: pauses come to both alike."""
+
+    busy: int = 0
+    busy_long: int = 0
+    quiet: int = 0
+    quiet_long: int = 0
+
+    def add_busy(self, *, is_long: bool) -> None:
+        self.busy += 1
+        self.busy_long += is_long
+        if self.busy_long + self.quiet_long > LONG_KEPT:
+            self._forget_half()
+
+    @property
+    def are_alike(self) -> bool:
+        """Tell whether both kinds of steps are long, and the busy ones no more often."""
+        return self.quiet_long >= ALIKE_NEEDS and not self._differ(ALIKE_Z)
+
+    @property
+    def are_surely_more(self) -> bool:
+        """Tell whether busy steps are long more often than chance explains."""
+        return self.busy_long >= PLACES_NEEDED and self._differ(DRIFT_Z)
+
+    def _differ(self, z: float) -> bool:
+        """Tell whether so many of the long steps would be busy by chance more rarely than `z` deviations.
+
+        By Chernoff's bound of the binomial distribution, which holds for few steps, too.
+        """
+        count = self.busy_long + self.quiet_long
+        found, expected = self.busy_long / count, self.busy / (self.busy + self.quiet)
+        if found <= expected:
+            return False
+        surprise = found * math.log(found / expected)
+        if self.quiet_long:
+            surprise += (1 - found) * math.log((1 - found) / (1 - expected))
+        return count * surprise > z * z / 2
+
+    def _forget_half(self) -> None:
+        self.busy, self.quiet = self.busy // 2, self.quiet // 2
+        self.busy_long, self.quiet_long = self.busy_long // 2, self.quiet_long // 2
+
+
 class CostMeter:
     """One rank's measuring."""
 
@@ -123,8 +174,11 @@ class CostMeter:
         self._newest_s = deque[float](maxlen=PAUSE_NEEDS)
         """Steps of whatever kind but busy."""
         self._since_taken = 0
-        self._long_first = deque[bool](maxlen=FIRST_KEPT)
-        """For each of the newest checkpoints: whether a long step came right after it."""
+        self._long_at = deque[set[int]](maxlen=PLACES_KEPT)
+        """For each of the newest checkpoints: how many steps after it long ones came; the first ones are one place."""
+        self._long_steps = _LongSteps()
+        self._busy_until = deque[int](maxlen=PLACES_KEPT)
+        """For each of them: how many steps after it the last busy one came. A pause lets writing end in fewer steps."""
         self.pauses = 0
         """Steps that were none: evaluations and their like."""
         known = self._slower.spread
@@ -250,8 +304,10 @@ class CostMeter:
         """Put long ones aside: whether they are pauses is seen when the cycle is compared."""
         is_long = self._is_long(step_s)
         (cycle.long if is_long else cycle.busy).add(step_s)
-        if is_long and self._since_taken <= FIRST_STEPS:
-            self._long_first[-1] = True
+        self._long_steps.add_busy(is_long=is_long)
+        self._busy_until[-1] = self._since_taken
+        if is_long:
+            self._long_at[-1].add(max(self._since_taken, FIRST_STEPS))
 
     def _quiet_step(self, step_s: float) -> None:
         """Hold long ones back, until there are too many in a row for pauses."""
@@ -260,12 +316,12 @@ class CostMeter:
             if len(self._held_back) <= PAUSES_MAX:
                 return
         else:
+            self._count_quiet(len(self._held_back))
             self.pauses += len(self._held_back)
             self._held_back = [step_s]
         for each_s in self._held_back:
             if self._step.add(each_s):
-                self.drifts += 1
-                self._cycle = None  # steps are no longer what they were: nothing to compare them with
+                self._steps_changed()
             if self._cycle is not None:
                 self._cycle.quiet.add(each_s)
         self._held_back.clear()
@@ -273,6 +329,17 @@ class CostMeter:
         if cycle is not None and cycle.quiet.count >= 2 * cycle.busy.count + QUIET_ENOUGH:
             self._compare(cycle)
             self._cycle = None
+
+    def _count_quiet(self, pauses: int) -> None:
+        """Count a quiet step and the pauses before it, unless it may be quiet only because of a pause: none is near."""
+        if self._since_taken > max(self._busy_until, default=0):
+            self._long_steps.quiet += 1 + pauses
+            self._long_steps.quiet_long += pauses
+
+    def _steps_changed(self) -> None:
+        """Steps are no longer what they were: nothing to compare the older ones with."""
+        self.drifts += 1
+        self._cycle, self._long_steps = None, _LongSteps()
 
     def _is_long(self, step_s: float) -> bool:
         known = self._step.spread
@@ -283,7 +350,8 @@ class CostMeter:
     def _checkpoint_taken(self) -> None:
         self.taken += 1
         self._since_taken = 0
-        self._long_first.append(False)
+        self._long_at.append(set())
+        self._busy_until.append(0)
         cycle = self._cycle
         if cycle is not None and cycle.quiet.count > 0:
             self._compare(cycle)
@@ -291,9 +359,18 @@ class CostMeter:
         self._cycle = cycle or _Cycle()
         self._cycle.checkpoints += 1
 
+    @property
+    def _come_with_checkpoints(self) -> bool:
+        """Tell whether long busy steps are no pauses: they come at one place, or with most checkpoints and not else."""
+        needed = max(PLACES_NEEDED, len(self._long_at) / 2)
+        places = Counter(place for places in self._long_at for place in places)
+        if max(places.values(), default=0) >= needed:
+            return not self._long_steps.are_alike
+        return sum(map(bool, self._long_at)) >= needed and self._long_steps.are_surely_more
+
     def _compare(self, cycle: _Cycle) -> None:
         """Count what a cycle's busy steps took longer, the long ones only where checkpoints bring them about."""
-        with_long = sum(self._long_first) >= max(FIRST_NEEDS, len(self._long_first) / 2)
+        with_long = self._come_with_checkpoints
         if not with_long:
             self.pauses += cycle.long.count
         slower_s = cycle.slower_s(with_long=with_long)

@@ -130,6 +130,31 @@ def test_a_pause_among_busy_steps_is_no_cost() -> None:
     )
 
 
+@pytest.mark.parametrize("after", [1, 2, 3, 4, 6])
+def test_a_long_step_as_many_steps_after_each_checkpoint_is_its_cost(after: int) -> None:
+    meter = warm()
+    for _ in range(10):
+        meter.take().steps_of(*[0.25] * (after - 1), 2.0, *[0.25] * (6 - after), busy=True).steps_of(0.2, 0.2)
+    assert slower_s(meter.take()) == pytest.approx(5 * 0.05 + 1.8)
+
+
+def test_long_steps_anywhere_among_busy_ones_are_a_cost_where_quiet_ones_have_none() -> None:
+    meter = warm()
+    for number in range(20):
+        before = number % 6
+        meter.take().steps_of(*[0.25] * before, 2.0, *[0.25] * (5 - before), busy=True).steps_of(*[0.2] * 20)
+    assert slower_s(meter) == pytest.approx(5 * 0.05 + 1.8, rel=0.1), "one alone was taken for a pause"
+
+
+def test_pauses_in_step_with_checkpoints_are_no_cost_where_quiet_steps_have_as_many() -> None:
+    meter = warm()
+    for _ in range(20):
+        meter.take().steps_of(0.25, 0.25, 30.0, *[0.25] * 7, busy=True)
+        meter.steps_of(*[0.2] * 4, 30.0, *[0.2] * 5)
+    assert slower_s(meter) == pytest.approx(10 * 0.05)
+    assert meter.pauses >= 38
+
+
 def test_pauses_that_fall_anywhere_among_busy_steps_are_no_cost() -> None:
     meter = warm()
     for number in range(20):

@@ -41,6 +41,9 @@ class World:
     """For syncs, and for other ranks; the devices are free meanwhile."""
     slower: float = 0.02
     """What a step is slower by, of itself, beside which something is copied or written."""
+    late_s: float = 0.0
+    late_after: int = 0
+    """Each checkpoint makes one step longer by so much, so many steps after it: memory that is given back, a commit."""
     pause_s: float = 0.0
     """Of an evaluation, each `pause_every` steps."""
     pause_every: int = 100
@@ -160,7 +163,8 @@ class Training:
         is_busy = bool(self._in_flight)
         base_s = world.step_s * self._noise(world.noise)
         pause_s = world.pause_s if world.pause_s and self.step % world.pause_every == 0 else 0.0
-        step_s = base_s * (1 + world.slower * is_busy)
+        is_late = bool(self.taken) and self.step == self.taken[-1] + world.late_after
+        step_s = base_s * (1 + world.slower * is_busy) + world.late_s * is_late
         guard_s = 0.0
         if self._guard_until_s is not None:
             guard_s = max(0.0, self._guard_until_s - self.now_s - GUARD_AT * step_s)
