@@ -168,6 +168,8 @@ class FrequencyMachine:
         self._figures = self._meter.figures
         """Of the newest decision."""
         self._target: Target | None = None
+        self._probe_until_s: float | None = None
+        """When storage should be idle, though steps may be shorter than is known; None while no checkpoint waits."""
         self._is_asked = False
         """Somebody has changed the budget, and nothing was decided since."""
 
@@ -324,11 +326,24 @@ class FrequencyMachine:
         """Tell whether the next checkpoint waits for quiet steps to compare busy ones with."""
         assert self._interval is not None
         if not self._meter.wants_quiet:
+            self._probe_until_s = None
             return False
-        if start < self._last_listed + PROBE_INTERVALS_MAX * (self._interval + UNPAIRED_QUIET):
+        if self._probe_until_s is None:
+            self._probe_until_s = self._meter.attempt_s + self._written_within_s
+        if (
+            start < self._last_listed + PROBE_INTERVALS_MAX * (self._interval + UNPAIRED_QUIET)
+            or self._meter.attempt_s < self._probe_until_s
+        ):
             return True
+        self._probe_until_s = None
         self._meter.give_up_quiet()
         return False
+
+    @property
+    def _written_within_s(self) -> float:
+        """Return how long it takes at most until all snapshots are written that hold slots now."""
+        held = self._figures.held
+        return self._figures.slot_count * held.mean if held is not None else 0.0
 
     # -- what a person reads
 

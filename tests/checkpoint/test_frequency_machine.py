@@ -134,6 +134,20 @@ def test_the_budget_holds_where_each_checkpoint_makes_a_later_step_long(
     assert training.share(training.taken[SETTLED]) <= budget
 
 
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("times_shorter", [10, 20])
+def test_the_budget_holds_where_steps_become_much_shorter_and_storage_is_always_busy(
+    times_shorter: int, budget: float, lookahead: int
+) -> None:
+    """So many of the old steps as a checkpoint waits for quiet ones are over long before storage is idle."""
+    now = [replace(NORMAL, noise=0.05)]
+    training = Training(lambda _: now[0], Limits(budget=budget), lookahead=lookahead).run_checkpoints(30)
+    now[0], changed = replace(now[0], step_s=NORMAL.step_s / times_shorter), len(training.taken)
+    training.run_checkpoints(40)
+    assert training.share(training.taken[changed + SETTLED]) <= budget
+
+
 @pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("drive_noise", [0.0, 0.3])
 def test_a_device_that_recovers_takes_the_interval_along_though_its_speed_varies(
