@@ -79,10 +79,48 @@ class _Entry:
         return self.address + self.size_bytes
 
     @property
+    def is_copy(self) -> bool:
+        """Tell whether the live tensor is not dense."""
+        return self.tensor is not self.original
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The address of the live tensor's first byte and that behind its last one, holes included."""
+        return _reach_of(self.original) if self.is_copy else (self.address, self.end)
+
+    @property
     def at_once(self) -> bool:
         """Tell whether it is copied at the boundary: because it must be, or since that is the least work."""
         is_small = self.size_bytes <= AT_ONCE_BYTES_MAX and not self.tensor.is_cuda
         return is_small or self.laziness is Laziness.EAGER
+
+
+def _reach_of(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return begin, begin + (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+
+
+class _Ranges:
+    """Addresses of memory, each once."""
+
+    def __init__(self, reaches: Iterable[tuple[int, int]]) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        for begin, end in sorted(reaches):
+            if self._ends and begin < self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            elif begin < end:
+                self._begins.append(begin)
+                self._ends.append(end)
+
+    def touch(self, reach: tuple[int, int]) -> bool:
+        """Tell whether a range has memory in common with these."""
+        begin, end = reach
+        after = bisect_right(self._ends, begin)
+        return begin < end and after < len(self._begins) and self._begins[after] < end
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +166,8 @@ class _Walk:
         self._watches = watches
         self._lazy_names, self._lazy, self._lazy_addresses = _watched(held, inside)
         self._tensors = TensorWatch((entry.original for entry in held), self._lazy)
-        ranges = sorted(
-            (entry.address, entry.end)
-            for entry in held
-            if entry.size_bytes and entry.tensor is entry.original and entry.spec.name not in inside
-        )
-        self._begins = [begin for begin, _ in ranges]
-        self._ends = [end for _, end in ranges]
+        self._held = _Ranges(entry.reach for entry in held if not entry.is_copy)
+        self._viewed = _Ranges(entry.reach for entry in held if entry.is_copy)
         self._forms: list[_Form] = []
         self._form = _joined_form(self._forms)
 
@@ -153,9 +186,10 @@ class _Walk:
         return found and LazyLeaves(self._lazy_names, self._lazy, self._lazy_addresses, found)
 
     def touches(self, entry: _Entry) -> bool:
-        """Tell whether an entry has memory in common with these. No range lies in another: their ends rise, too."""
-        after = bisect_right(self._ends, entry.address)
-        return entry.size_bytes > 0 and after < len(self._begins) and self._begins[after] < entry.end
+        """Tell whether an entry has memory in common with these, so that one must not wait as it would alone."""
+        if self._held.touch(entry.reach):
+            return True
+        return entry.laziness is not Laziness.EAGER and self._viewed.touch(entry.reach)
 
 
 class _Sink:
@@ -352,11 +386,7 @@ def _part(entries: Sequence[_Entry], inside: dict[str, _Entry]) -> _Part:
         form=form,
         leaves=tuple(TensorLeaf(entry.spec, entry.tensor, entry.laziness) for entry in holders),
         addresses=tuple(map(attrgetter("address"), holders)),
-        copies=tuple(
-            (index, entry.original)
-            for index, entry in enumerate(holders)
-            if entry.tensor is not entry.original
-        ),
+        copies=tuple((index, entry.original) for index, entry in enumerate(holders) if entry.is_copy),
     )
 
 
@@ -395,6 +425,7 @@ def _find_aliases(entries: Sequence[_Entry]) -> dict[str, _Entry]:
     for entry in entries:
         if entry.size_bytes:
             by_device.setdefault(entry.tensor.device, []).append(entry)
+    _hurry_what_is_viewed(entries)
     inside: dict[str, _Entry] = {}
     for found in by_device.values():
         found.sort(key=lambda entry: (entry.address, -entry.size_bytes, entry.spec.name))
@@ -412,6 +443,16 @@ def _find_aliases(entries: Sequence[_Entry]) -> dict[str, _Entry]:
             together.append(entry)
         _wait_alike(together)
     return inside
+
+
+def _hurry_what_is_viewed(entries: Iterable[_Entry]) -> None:
+    """A view with holes is copied now, and may be written to at any time: what it looks at does not wait either."""
+    viewed = [entry.reach for entry in entries if entry.is_copy]
+    if viewed:
+        ranges = _Ranges(viewed)
+        for entry in entries:
+            if entry.laziness is not Laziness.EAGER and ranges.touch(entry.reach):
+                entry.laziness = Laziness.EAGER
 
 
 def _wait_alike(overlapping: Sequence[_Entry]) -> None:

@@ -137,6 +137,12 @@ class World:
     def exchange_registry(self) -> None:
         vars(self.norm)["_buffers"] = dict(reversed(self.norm._buffers.items()))
 
+    def add_buffer_of_columns(self) -> None:
+        self.extra.register_buffer("columns", self.a.weight.detach()[:, ::2])
+
+    def hold_columns(self) -> None:
+        self.shadow.tensors["columns"] = self.b.weight.detach()[:, ::2]
+
     def add_buffer(self) -> None:
         self.a._buffers["more"] = torch.arange(4.0)
 
@@ -309,6 +315,34 @@ class TestWhenNothingIsWalkedAgain:
         world.hold_a_weight()
         first = capture_state(world.components)
         assert capture_state(world.components, previous=first).walked
+
+    def test_a_view_with_holes_that_an_object_holds_lets_the_weight_not_wait(self) -> None:
+        world = World()
+        world.shadow.tensors["columns"] = world.a.weight.detach()[:, ::2]
+        last = None
+        for _ in range(3):
+            last = capture_state(world.components, previous=last)
+            lazinesses = {leaf.spec.name: leaf.laziness for leaf in last.leaves}
+            assert lazinesses["model.0.weight"] is Laziness.EAGER
+            assert lazinesses["model.2.weight"] is Laziness.OWNED
+
+    def test_a_view_with_holes_of_a_weight_is_read_again_without_a_walk(self) -> None:
+        world = World()
+        columns = world.a.weight.detach()[:, ::2]
+        world.a.register_buffer("columns", columns)
+        first = capture_state(world.components)
+        world.shadow.tensors["columns"] = columns.t()
+        columns.fill_(7)
+        second = capture_state(world.components, previous=first)
+        assert facts(second) == facts(capture_state(world.components))
+
+    def test_copies_of_one_view_in_a_module_and_an_object_need_no_walk(self) -> None:
+        world = World()
+        columns = torch.zeros(3, 4)[:, ::2]
+        world.a.register_buffer("columns", columns)
+        world.shadow.tensors["columns"] = columns
+        first = capture_state(world.components)
+        assert not capture_state(world.components, previous=first).walked
 
     @pytest.mark.parametrize("which", [0, 1, 2])
     def test_memory_that_counts_its_versions_twice_is_compared_by_each_and_one_tensor_once(

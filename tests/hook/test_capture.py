@@ -143,6 +143,40 @@ def test_a_tensor_that_is_not_dense_is_copied_now() -> None:
     assert leaf.tensor.tolist() == [0.0, 2.0, 4.0]
 
 
+def test_what_a_view_with_holes_looks_at_does_not_wait() -> None:
+    """Nor does what overlaps with that; what lies beside the view waits as it may."""
+    flat = torch.zeros(40)
+    leaves = [
+        ("before", flat[:10], OWNED),
+        ("view", flat[12:19:2], EAGER),
+        ("seen", flat[18:24], OWNED),
+        ("shared", flat[22:30], OWNED),
+        ("after", flat[30:], FROZEN),
+        ("elsewhere", torch.zeros(4), OWNED),
+        ("nothing", flat.view(20, 2)[:0, 0], EAGER),
+        ("expanded", torch.zeros(1).expand(3), EAGER),
+    ]
+    lazinesses = dict(shape_of(capture_state([Tensors(*leaves)]))[0])
+    assert [name for name, laziness in lazinesses.items() if laziness is not EAGER] == [
+        "before",
+        "after",
+        "elsewhere",
+    ]
+
+
+@given(st.data())
+def test_every_view_of_a_waiting_tensor_is_noticed(draw: st.DataObject) -> None:
+    flat = torch.zeros(60)
+    begin = draw.draw(st.integers(0, 59))
+    weight = flat[begin : begin + draw.draw(st.integers(1, 20))]
+    offset = draw.draw(st.integers(0, 30))
+    shape = (draw.draw(st.integers(1, 4)), draw.draw(st.integers(1, 4)))
+    view = flat.as_strided(shape, (draw.draw(st.integers(0, 5)), draw.draw(st.integers(0, 4))), offset)
+    lazinesses = dict(shape_of(capture_state([Tensors(("w", weight, OWNED), ("v", view, EAGER))]))[0])
+    view.fill_(1)
+    assert not weight.any() or lazinesses.get("w", EAGER) is EAGER
+
+
 def test_one_name_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="two leaves are named 'a'"):
         capture_state([Tensors(("a", torch.zeros(1), EAGER), ("a", torch.zeros(1), EAGER))])

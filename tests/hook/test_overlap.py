@@ -20,6 +20,7 @@ from overlapping import (
     attached,
     data,
     exercise,
+    facts,
     normalised,
     simple,
     slow_copies,
@@ -427,6 +428,21 @@ def flat(seed: int) -> Loop:
     return loop
 
 
+class Columns(nn.Module):
+    """Forward writes to columns of a weight through a buffer that is a view of them."""
+
+    columns: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("columns", self.layer.weight.data[:, ::2])
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.columns.add_(1.0)
+        return self.layer(batch)
+
+
 def inferred(seed: int) -> Loop:
     """A frozen layer that was made in inference mode, so that nothing counts its versions, below one that trains."""
     with torch.inference_mode():
@@ -479,6 +495,25 @@ def quantised(seed: int) -> Loop:
 )  # fmt: skip
 def test_training_loops(make: Callable[[int], Loop], devices: list[Path], slow: Slow) -> None:
     exercise(make, devices, slow)
+
+
+def test_a_weight_that_forward_writes_through_a_view_with_holes(devices: list[Path], slow: Slow) -> None:
+    """Restored into a model whose buffer is no view: there, what it holds does not mend the weight."""
+    loop, again = simple(0, Columns), simple(99, Columns)
+    with attached(loop, devices) as run:
+        loop.iterate(0, run)
+        run.step()
+        slow.arm()
+        take(run)
+        at_boundary = facts(loop)
+        loop.iterate(1, run)
+        assert run.wait(20)
+        assert (run.report().checkpoints_complete, run.report().failures) == (1, ())
+        assert slow.held
+    again.objects["model"].columns = torch.zeros(6, 3)
+    with attached(again, devices) as run:
+        assert run.restore() is not None
+        assert facts(again) == at_boundary
 
 
 def test_gradients_that_stay_zeros(devices: list[Path], slow: Slow) -> None:
