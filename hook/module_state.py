@@ -18,7 +18,7 @@ from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState
 from .structure_watch import CACHES, GroupsWatch, ModulesWatch
-from .tensor_bytes import dtype_name
+from .tensor_bytes import dtype_name, require_plain
 
 KIND = "module"
 
@@ -210,9 +210,17 @@ class ModuleState:
         return Laziness.FROZEN
 
     def check(self, stored: StoredState) -> None:
-        """Return if the module has the stored tensors with their dtypes and shapes, and the same extra state."""
+        """Return if the module has the stored tensors with their dtypes and shapes, and the same extra state.
+
+        Raises:
+            StateTypeError: a tensor has no memory to restore into (on the meta device, or without a shape yet).
+            StateMismatchError: as any component.
+        """
         document = _Document.read(stored, self.name)
         modules, tensors = self._registry.refresh(self.name)
+        for named in tensors:
+            if named.tensor.layout is torch.strided or named.tensor.is_meta:
+                require_plain(named.tensor, f"{self.name}.{named.fqn}")
         here = {named.fqn: named for named in tensors}
         places = {named.prefix: named.module for named in modules}
         problems = [

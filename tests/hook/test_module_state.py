@@ -391,6 +391,49 @@ def test_a_lazy_module_is_refused_by_name() -> None:
         capture(model=nn.LazyLinear(2))
 
 
+def meta() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 1), nn.Linear(3, 4, device="meta"))
+
+
+def partly_meta() -> nn.Module:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(3, 4))
+    model[1].bias = nn.Parameter(torch.zeros(4, device="meta"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "message", "hint"),
+    [
+        (meta, r"model\.1\.weight is on the meta device", "to_empty"),
+        (partly_meta, r"model\.1\.bias is on the meta device", "to_empty"),
+        (
+            lambda: nn.Sequential(nn.Linear(1, 1), nn.LazyLinear(4)),
+            r"model\.1\.weight is a parameter without a shape yet",
+            "one forward pass",
+        ),
+    ],
+)
+def test_a_restore_into_what_has_no_memory_is_refused_and_changes_nothing(
+    build: Callable[[], nn.Sequential], message: str, hint: str
+) -> None:
+    saved, fresh = nn.Sequential(nn.Linear(1, 1), nn.Linear(3, 4)), build()
+    before = bits(fresh[0].weight)
+    with pytest.raises(StateTypeError, match=message) as caught:
+        transfer({"model": saved}, {"model": fresh})
+    assert hint in caught.value.hint
+    assert bits(fresh[0].weight) == before
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_a_restore_into_a_sparse_buffer_on_meta_is_refused(layout: torch.layout) -> None:
+    saved, fresh = nn.Module(), nn.Module()
+    saved.register_buffer("pairs", torch.eye(2).to_sparse(layout=layout))
+    fresh.register_buffer("pairs", torch.eye(2).to_sparse(layout=layout).to("meta"))
+    with pytest.raises(StateTypeError, match=r"model\.pairs is on the meta device"):
+        transfer({"model": saved}, {"model": fresh})
+
+
 def test_parameters_added_in_mid_run_are_in_the_next_capture() -> None:
     model = nn.ModuleList([nn.Linear(1, 1)])
     components = make_components({"model": model}, world_size=1)
