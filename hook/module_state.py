@@ -146,9 +146,9 @@ class ModuleState:
     """Component of an nn.Module.
 
     Parameters are OWNED when a hooked optimizer has them, FROZEN when they take no gradient, else EAGER; so is all
-    that averages (AveragedModel) and every buffer, since a forward pass may change it. `replicas` is the world size
-    below DistributedDataParallel. There buffers count too: rank 0's are the ones that DDP spreads before a forward
-    pass, but between two passes each rank has its own running statistics.
+    that averages (AveragedModel), and what a forward pass may change: every buffer, and embeddings of bounded norm.
+    `replicas` is the world size below DistributedDataParallel. There buffers count too: rank 0's are the ones that
+    DDP spreads before a forward pass, but between two passes each rank has its own running statistics.
     """
 
     def __init__(self, name: str, module: nn.Module, registry: ParameterRegistry) -> None:
@@ -203,6 +203,8 @@ class ModuleState:
         sink.value(document | {"sparse": sparse, "extra": extra})
 
     def _laziness(self, named: NamedTensor, owned: set[int]) -> Laziness:
+        if _is_renormalised(named):
+            return Laziness.EAGER
         if named.role is Role.PARAMETER and id(named.tensor) in owned:
             return Laziness.OWNED
         if named.role is not Role.PARAMETER or self._averages or named.tensor.requires_grad:
@@ -311,6 +313,13 @@ class _Document:
             sparse=document.mapping("sparse"),
             extra=document.mapping("extra"),
         )
+
+
+def _is_renormalised(named: NamedTensor) -> bool:
+    """Tell whether a forward pass writes to it in place, before the optimizer does: an embedding of bounded norm."""
+    if named.key != "weight" or not isinstance(named.owner, nn.Embedding | nn.EmbeddingBag):
+        return False
+    return named.owner.max_norm is not None
 
 
 def _has_extra_state(module: nn.Module) -> bool:

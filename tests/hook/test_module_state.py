@@ -391,6 +391,27 @@ def test_a_lazy_module_is_refused_by_name() -> None:
         capture(model=nn.LazyLinear(2))
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("bound", [None, 1.0])
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_embedding_that_forward_renormalises_does_not_wait(
+    kind: type[nn.Embedding], bound: float | None, *, trains: bool
+) -> None:
+    model = nn.ModuleDict({"words": kind(4, 3, max_norm=bound), "next": nn.Linear(3, 4, bias=False)})
+    model.requires_grad_(trains)
+    waits = Laziness.OWNED if trains else Laziness.FROZEN
+    embedding = waits if bound is None else Laziness.EAGER
+
+    def found() -> dict[str, Laziness]:
+        if not trains:
+            return lazinesses(capture(model=model))
+        return lazinesses(capture(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
+
+    assert found() == {"model.words.weight": embedding, "model.next.weight": waits}
+    model["next"].weight = model["words"].weight
+    assert list(found().values()) == [embedding]
+
+
 def meta() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 1), nn.Linear(3, 4, device="meta"))
 

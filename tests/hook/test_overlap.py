@@ -370,6 +370,22 @@ def embedded(seed: int) -> Loop:
     return Loop({"model": model, "optimizer": optimizer}, iterate)
 
 
+def bounded(seed: int) -> Loop:
+    """Forward renormalises the rows that it reads, in place."""
+    torch.manual_seed(seed)
+    words, bags = nn.Embedding(20, 4, max_norm=0.5), nn.EmbeddingBag(20, 4, max_norm=0.5)
+    model = nn.ModuleDict({"words": words, "bags": bags, "last": nn.Linear(4, 4)})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def iterate(number: int, run: Run) -> None:
+        optimizer.zero_grad()
+        rows = torch.tensor([[number, 2 * number + 1]])
+        model["last"](words(rows).sum(1) + bags(rows)).square().sum().backward()
+        optimizer.step()
+
+    return Loop({"model": model, "optimizer": optimizer}, iterate)
+
+
 class Counted(torch.optim.SGD):
     """Counts in its state, in a sparse tensor that each step writes to, how often each row had a gradient."""
 
@@ -490,7 +506,7 @@ def quantised(seed: int) -> Loop:
     "make",
     [
         lbfgs, gan, sam, sharp, in_backward, accumulated, scaled, scheduled, averaged, shadowed,
-        lazily_optimized, embedded, sparsely, flat, inferred, quantised,
+        lazily_optimized, embedded, bounded, sparsely, flat, inferred, quantised,
     ],
 )  # fmt: skip
 def test_training_loops(make: Callable[[int], Loop], devices: list[Path], slow: Slow) -> None:
