@@ -74,7 +74,8 @@ class RngState:
     def apply_again(self) -> None:
         """Put back what `apply` put back last: whatever was drawn since is undone. Without one, do nothing.
 
-        For the first batch after a restore: making any DataLoader iterator draws from torch's global generator.
+        For the end of a restore, since objects may draw while they are loaded, and for the first batch after it:
+        making any DataLoader iterator draws from torch's global generator.
         """
         for what, state in self._restored:
             _put(what, state)

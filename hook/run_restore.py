@@ -6,6 +6,8 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ..checkpoint.frequency_types import FailureKind
 from ..core.errors import CorruptDataError
 from .ledger_merge import adopt_ledgers
@@ -41,8 +43,11 @@ class RunRestore:
     """Why the objects are of no use any more; None: they are what they were, or what was restored."""
 
     def run(self) -> Restored | None:
-        """Return what was restored; None when there is nothing. Errors as of `Run.restore`."""
-        with _without_garbage_collector():
+        """Return what was restored; None when there is nothing. Errors as of `Run.restore`.
+
+        Tensors that it makes are training's, though the script may restore in inference mode.
+        """
+        with _without_garbage_collector(), torch.inference_mode(mode=False):
             return self._run()
 
     def _run(self) -> Restored | None:
@@ -101,6 +106,7 @@ class RunRestore:
                 name: loader for name, loader in all_loaders(self.objects).items() if not found.lacks(name)
             }
             adopt_ledgers(loaders, found, search, rank=self.ranks.rank)
+        self.rng.apply_again()  # objects may have drawn
         if (loader := position_loader(self.objects)) is not None:
             put_back_on_first_batch(loader, self.rng)
         if found.is_in_memory:

@@ -1,0 +1,156 @@
+"""What restore() leaves in the process: the generators as they were, and tensors that training may write to."""
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from overlapping import Loop, attached, data, simple
+from torch import nn
+
+from everstep.daemon.testing import daemon_process
+from everstep.dataloader import DataLoader
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Iterator[list[Path]]:
+    found = [tmp_path / "d0", tmp_path / "d1"]
+    for path in found:
+        path.mkdir()
+    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])):
+        yield found
+
+
+def save(loop: Loop, devices: list[Path]) -> None:
+    """Save the loop's state as it is."""
+    with attached(loop, devices) as run:
+        for _ in range(2):  # the first one allocates the arena
+            run.checkpoint()
+            run.step()
+            assert run.wait(20)
+        assert run.report().checkpoints_complete
+
+
+def draw() -> list[float]:
+    return [random.random(), float(np.random.random_sample()), float(torch.rand(()))]
+
+
+class Shuffled:
+    """A sampler that shuffles when it is made, and again when its state comes back."""
+
+    def __init__(self) -> None:
+        self.order = self._shuffled()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.order = self._shuffled()
+
+    def _shuffled(self) -> list[int]:
+        order = torch.randperm(5).tolist()
+        random.shuffle(order)
+        np.random.shuffle(order)
+        return order
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def shuffling() -> Loop:
+    objects: dict[str, Any] = {"sampler": Shuffled(), "model": nn.Linear(2, 2)}
+    return Loop(objects, lambda number, run: None)
+
+
+def test_what_objects_draw_while_they_are_restored_is_undone(devices: list[Path]) -> None:
+    loop = shuffling()
+    save(loop, devices)
+    expected = draw()
+    again = shuffling()
+    with attached(again, devices) as run:
+        assert run.restore() is not None
+        assert again.objects["sampler"].order != loop.objects["sampler"].order
+        assert draw() == expected
+
+
+def test_and_at_the_first_batch_of_a_loader_again(devices: list[Path]) -> None:
+    def make() -> Loop:
+        loop = shuffling()
+        loop.objects["loader"] = DataLoader(Numbers(), batch_size=4)
+        return loop
+
+    save(make(), devices)
+    expected = draw()
+    again = make()
+    with attached(again, devices) as run:
+        assert run.restore() is not None
+        assert draw() == expected
+        next(iter(again.objects["loader"]))
+        assert draw() == expected
+
+
+Mode = Callable[[], contextlib.AbstractContextManager[object]]
+
+
+class Adds(nn.Module):
+    """Forward makes a buffer on its first call, and keeps a sparse one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("last", None)
+        self.register_buffer("seen", torch.eye(2).to_sparse())
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.last = batch.mean(0) if self.last is None else self.last.add_(batch.mean(0))
+        return self.layer(batch)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, contextlib.nullcontext])
+def test_a_restore_in_any_mode_makes_tensors_that_training_writes_to(devices: list[Path], mode: Mode) -> None:
+    loop, again = (simple(seed, Adds) for seed in (0, 99))
+    with attached(loop, devices) as run:
+        loop.iterate(0, run)
+    save(loop, devices)
+    with attached(again, devices) as run:
+        with mode():
+            assert run.restore() is not None
+        model, optimizer = again.objects["model"], again.objects["optimizer"]
+        states = [each for state in optimizer.state.values() for each in state.values()]
+        assert not any(each.is_inference() for each in [*states, *model.parameters(), *model.buffers()])
+        for number in range(3):
+            for each in (loop, again):
+                each.iterate(number, run)
+    batch = data(7, 4, 6)
+    assert torch.equal(model(batch), loop.objects["model"](batch))
+
+
+def transposed(made: torch.Tensor) -> Loop:
+    model = nn.Linear(4, 3).requires_grad_(False)
+    model.weight.data = made
+    return Loop({"model": model}, lambda number, run: None)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, contextlib.nullcontext])
+def test_a_restore_writes_to_tensors_that_were_made_in_inference_mode(
+    devices: list[Path], mode: Mode
+) -> None:
+    """By other strides, so that elements are copied, as on CUDA."""
+    save(transposed(torch.arange(12.0).view(3, 4)), devices)
+    with torch.inference_mode():
+        again = transposed(torch.zeros(4, 3).t())
+        assert again.objects["model"].weight.is_inference()
+    with attached(again, devices) as run:
+        with mode():
+            assert run.restore() is not None
+        assert again.objects["model"].weight.flatten().tolist() == list(range(12))
