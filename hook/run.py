@@ -33,6 +33,7 @@ from .run_restore import RunRestore
 from .run_state import RunState
 from .shard_stream import StreamEvents
 from .snapshot import Snapshotter
+from .state_additions import notes_on_additions
 from .state_protocol import Component
 from .steering_machine import Steering
 from .storage_notes import StorageNotes
@@ -94,6 +95,8 @@ class Run:
         self._end = RunEnd(name, ranks, pace, preemption)
         self._checkpoints = self._make_checkpoints()
         self._costs.notes.extend(notes_on_overlap(objects))
+        for text in notes_on_additions(objects):
+            self._say_forgotten("state_dict_adds", text)
 
     def _make_snapshotter(
         self, *, slots: int, replicated: bool, debug: bool, device_first: bool
