@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from .dtype_format import itemsize_bytes
 
+NAME_LENGTH_MAX = 4096
+"""Characters of a leaf's name. A manifest repeats names, and is read whole."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafSpec:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from ..core.errors import CorruptDataError, StateTypeError
 from ..core.ids import CheckpointId
 from .dtype_format import itemsize_bytes
-from .leaf import Alias, LeafSpec
+from .leaf import NAME_LENGTH_MAX, Alias, LeafSpec
 from .manifest_types import Piece, PlannedPiece, SegmentEntry, SegmentPlan, SegmentRecord
 
 _P = TypeVar("_P", bound=PlannedPiece)
@@ -24,7 +24,7 @@ Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 _Sizes = Annotated[tuple[Count, ...], Meta(max_length=_DIMENSIONS_MAX)]
-Name = Annotated[str, Meta(min_length=1, max_length=4096)]
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
 _Key = Annotated[str, Meta(min_length=1, max_length=4160)]
 _Checksums = Annotated[str, Meta(pattern=r"^([0-9a-f]{16})*\Z")]
 Time = Annotated[float, Meta(ge=0, le=1e18)]

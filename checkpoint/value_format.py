@@ -52,7 +52,7 @@ def decode_value(data: object, decode_other: DecodeOther | None = None) -> objec
 
 def dump_values(document: object) -> bytes:
     """Return encoded values as JSON bytes; StateTypeError above 64 MiB."""
-    data = msgspec.json.encode(document)
+    data = _json(document)
     if len(data) > VALUES_SIZE_BYTES_MAX:
         raise StateTypeError(
             f"the non-tensor state takes {len(data)} bytes, more than {VALUES_SIZE_BYTES_MAX}",
@@ -63,7 +63,22 @@ def dump_values(document: object) -> bytes:
 
 def dump_part(document: object) -> msgspec.Raw:
     """Return part of a document as JSON that `dump_values` takes as it is: for what stays the same."""
-    return msgspec.Raw(msgspec.json.encode(document))
+    return msgspec.Raw(_json(document))
+
+
+def _json(document: object) -> bytes:
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError as error:
+        raise not_utf8(error.object) from error
+
+
+def not_utf8(name: str) -> StateTypeError:
+    """Return what refuses a name, or a path that ends in one, that JSON cannot hold."""
+    return StateTypeError(
+        f"the name {name!r} has lone surrogates, which UTF-8 does not know, and cannot be saved",
+        hint="rename the module, the tensor or the key",
+    )
 
 
 def load_values(data: bytes) -> object:
@@ -88,7 +103,7 @@ class _Encoder:
             return value
         if kind is str:
             text = cast("str", value)
-            return text if _is_utf8(text) else {"$str": _base64(text.encode("utf-8", "surrogatepass"))}
+            return text if is_utf8(text) else {"$str": _base64(text.encode("utf-8", "surrogatepass"))}
         if kind is int:
             number = cast("int", value)
             return number if number in _INT64 else {"$int": hex(number)}
@@ -138,7 +153,7 @@ class _Encoder:
         ]
 
     def _dict(self, mapping: dict[object, object], path: str, depth: int) -> object:
-        if all(type(key) is str and not key.startswith("$") and _is_utf8(key) for key in mapping):
+        if all(type(key) is str and not key.startswith("$") and is_utf8(key) for key in mapping):
             return {
                 cast("str", key): self.encode(item, f"{path}.{key}", depth) for key, item in mapping.items()
             }
@@ -232,7 +247,8 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Tell whether a text has no lone surrogates."""
     if text.isascii():
         return True
     try:

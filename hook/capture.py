@@ -14,14 +14,18 @@ from typing import TypeVar, cast
 
 import torch
 
-from ..checkpoint.leaf import Alias, LeafSpec
-from ..core.errors import UsageError
+from ..checkpoint.leaf import NAME_LENGTH_MAX, Alias, LeafSpec
+from ..checkpoint.value_format import is_utf8, not_utf8
+from ..core.errors import StateTypeError, UsageError
 from .lazy_leaves import LazyLeaves, noted
 from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
 from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain
 from .tensor_watch import TensorWatch
 
 _T = TypeVar("_T")
+
+_SHOWN = 80
+"""Characters of a name that is too long."""
 
 AT_ONCE_BYTES_MAX = 1024
 """A leaf of host memory so small is copied at the boundary, whatever may change it: 0.7 µs each, without the GIL.
@@ -237,6 +241,7 @@ class _Sink:
             and known.replicas == replicas
         ):
             return known
+        _require_name(name)
         return describe(name, tensor, replicas=replicas)
 
     def free_name(self, name: str) -> str:
@@ -251,6 +256,16 @@ class _Sink:
 
     def value(self, document: object) -> None:
         self.values[self.component] = document
+
+
+def _require_name(name: str) -> None:
+    if len(name) > NAME_LENGTH_MAX:
+        raise StateTypeError(
+            f"{name[:_SHOWN]}… has a name of {len(name)} characters, more than {NAME_LENGTH_MAX}, and cannot be saved",
+            hint="shorten the names of modules, or the keys on the path to it",
+        )
+    if not is_utf8(name):
+        raise not_utf8(name)
 
 
 def capture_state(components: Sequence[Captured], *, previous: StateCapture | None = None) -> StateCapture:

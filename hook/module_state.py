@@ -170,16 +170,16 @@ class ModuleState:
         """Hand over every dense parameter and buffer."""
         modules, tensors = self._registry.refresh(self.name)
         owned = self._registry.owned()
+        for named in tensors:
+            if named.tensor.layout is torch.strided:
+                leaf = f"{self.name}.{named.fqn}"
+                sink.leaf(leaf, named.tensor, self._laziness(named, owned), replicas=named.replicas)
         found = self._found = _Found(
             plain=dump_part([named.fqn for named in tensors if named.tensor.layout is torch.strided]),
             caches=dump_part([named.fqn for named in tensors if named.role is Role.CACHE]),
             sparse=[named for named in tensors if named.tensor.layout is not torch.strided],
             extra=[named for named in modules if _has_extra_state(named.module)],
         )
-        for named in tensors:
-            if named.tensor.layout is torch.strided:
-                leaf = f"{self.name}.{named.fqn}"
-                sink.leaf(leaf, named.tensor, self._laziness(named, owned), replicas=named.replicas)
         owners = GroupsWatch(self._registry.optimizers)
         watch = ModulesWatch((named.module for named in modules), [named.tensor for named in found.sparse])
         return watch, owners

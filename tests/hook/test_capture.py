@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.checkpoint.leaf import NAME_LENGTH_MAX
 from everstep.core.errors import StateTypeError, UsageError
 from everstep.hook.capture import StateCapture, capture_state
 from everstep.hook.component import Laziness, Sink
@@ -185,6 +186,16 @@ def test_one_name_twice_is_refused() -> None:
 def test_a_tensor_that_cannot_be_saved_is_refused_by_name() -> None:
     with pytest.raises(StateTypeError, match=r"model\.w is on the meta device"):
         capture_state([Tensors(("model.w", torch.zeros(1, device="meta"), EAGER))])
+
+
+def test_names_that_are_too_long_or_no_text_are_refused_by_the_path() -> None:
+    longest = "t." + "x" * (NAME_LENGTH_MAX - 2)
+    component = Tensors((longest, torch.ones(2), EAGER), ("t.ü", torch.ones(3), EAGER))
+    assert store([component]).tensor(longest).tolist() == [1.0, 1.0]
+    with pytest.raises(StateTypeError, match=r"t\.xxx.*… has a name of 4097 characters, more than 4096"):
+        capture_state([Tensors((longest + "x", torch.zeros(2), EAGER))])
+    with pytest.raises(StateTypeError, match=r"the name 't\.\\ud800' has lone surrogates.*rename the module"):
+        capture_state([Tensors(("t.\ud800", torch.zeros(2), EAGER))])
 
 
 def test_free_names_are_the_same_in_every_capture() -> None:

@@ -455,6 +455,14 @@ def test_a_restore_into_a_sparse_buffer_on_meta_is_refused(layout: torch.layout)
         transfer({"model": saved}, {"model": fresh})
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_name_with_a_lone_surrogate_is_refused_by_its_path(*, persistent: bool) -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    model[0].register_buffer("\ud800", torch.zeros(2), persistent=persistent)
+    with pytest.raises(StateTypeError, match=r"'model\.0\.\\ud800' has lone surrogates"):
+        capture(model=model)
+
+
 def test_parameters_added_in_mid_run_are_in_the_next_capture() -> None:
     model = nn.ModuleList([nn.Linear(1, 1)])
     components = make_components({"model": model}, world_size=1)

@@ -224,3 +224,23 @@ def test_what_an_object_cannot_say_is_refused_with_the_path() -> None:
     broken.state["inner"] = {"f": [open]}
     with pytest.raises(StateTypeError, match=r"ema\.inner\.f\[0\] is a builtins\.builtin_function_or_method"):
         capture_state(make_components({"ema": broken}, world_size=1))
+
+
+def test_a_key_may_be_of_any_length_where_it_names_no_tensor_and_no_text() -> None:
+    fresh = Shadow({})
+    transfer({"shadow": Shadow({"k" * 5000: 3, "\ud800": torch.ones(2)})}, {"shadow": fresh})
+    assert fresh.content["k" * 5000] == 3
+    assert bits(cast("torch.Tensor", fresh.content["\ud800"])) == bits(torch.ones(2))
+    with pytest.raises(StateTypeError, match=r"shadow\.kkk.*… has a name of 5007 characters.*shorten"):
+        capture_state(make_components({"shadow": Shadow({"k" * 5000: torch.ones(2)})}, world_size=1))
+
+
+class Shadow:
+    def __init__(self, content: dict[str, object]) -> None:
+        self.content = content
+
+    def state_dict(self) -> dict[str, object]:
+        return self.content
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.content = state

@@ -331,3 +331,10 @@ def test_state_that_is_no_dict_is_refused() -> None:
     components = make_components({"model": module, "optimizer": optimizer}, world_size=1)
     with pytest.raises(StateTypeError, match=r"optimizer\.state\.weight is a list"):
         capture_state(components)
+
+
+def test_a_name_with_a_lone_surrogate_is_refused() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([("\ud800", parameter)], lr=0.1)
+    with pytest.raises(StateTypeError, match=r"'\\ud800' has lone surrogates"):
+        capture_state(make_components({"optimizer": optimizer}, world_size=1))
