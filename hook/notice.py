@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,13 +16,13 @@ from typing import NoReturn
 
 from ..core.errors import UsageError
 from .end_machine import GRACE_S, SIGTERM, Notice
+from .notice_command import NoticeCommand
 
 logger = logging.getLogger(__name__)
 
 CONFIRM_S = 2.0
 """How long a rank that SIGTERM tells to end waits for the others to be told the same."""
 POLL_S = 2.0
-COMMAND_DEADLINE_S = 10.0
 ENDED_STATUS = 128 + signal.SIGTERM
 _CLOSE, _HANDLED = b"\0", b"\xff"
 """No numbers of signals, which the interpreter writes to the same socket."""
@@ -78,6 +77,7 @@ class NoticeWatch:
         self._preemption, self._on_notice, self._on_unconfirmed = preemption, on_notice, on_unconfirmed
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
+        self._command = NoticeCommand(preemption.notice_command) if preemption.notice_command else None
         self._looks_at_s, self._closed = 0.0, False
         self._unmatched = 0
         """Signals that the descriptor has told, and whose Python handler has not run yet."""
@@ -165,20 +165,27 @@ class NoticeWatch:
 
     def _wait(self) -> str:
         """Return what was announced; empty when the watch is closed."""
-        polls = self._preemption.notice_file is not None or self._preemption.notice_command is not None
+        polls = self._preemption.notice_file is not None or self._command is not None
         while True:
             heard = self._heard(POLL_S if polls else None)
+            if heard is None:
+                heard = self._poll()
             if heard is not None:
                 return heard
-            if announced := self._poll():
-                return announced
 
-    def _heard(self, timeout_s: float | None) -> str | None:
-        """Return SIGTERM, or an empty text when the watch is closed; None when nothing came in time."""
+    def _heard(self, timeout_s: float | None, *, or_ready: int | None = None) -> str | None:
+        """Return SIGTERM, or an empty text when the watch is closed; None when nothing came in time.
+
+        None, too, when the descriptor `or_ready` is readable.
+        """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        poll = select.poll()  # select() takes no descriptor above 1023
+        for descriptor in (self._ear.fileno(), *([] if or_ready is None else [or_ready])):
+            poll.register(descriptor, select.POLLIN)
         while True:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            if not select.select([self._ear], [], [], left_s)[0]:
+            ready = {each for each, _ in poll.poll(None if left_s is None else 1000 * left_s)}
+            if self._ear.fileno() not in ready:
                 return None
             said = self._ear.recv(1)
             if said == _CLOSE:
@@ -199,14 +206,24 @@ class NoticeWatch:
             return True
         return False
 
-    def _poll(self) -> str:
-        """Return what the file or the command announces; empty: nothing."""
-        file, command = self._preemption.notice_file, self._preemption.notice_command
+    def _poll(self) -> str | None:
+        """Return what the file or the command announces, or what was heard meanwhile; None: nothing."""
+        file = self._preemption.notice_file
         if file is not None and Path(file).exists():
             return f"{os.fspath(file)} is there"
-        if command is not None and _succeeds(command):
-            return f"{command[0]} says so"
-        return ""
+        return self._asked(self._command) if self._command is not None else None
+
+    def _asked(self, command: NoticeCommand) -> str | None:
+        """The same of the command. What is heard ends it."""
+        if not command.begin():
+            return None
+        heard = None
+        while heard is None and command.is_running:
+            heard = self._heard(command.wait_s, or_ready=command.descriptor)
+        is_announced = command.end()
+        if heard is not None:
+            return heard
+        return f"{command.name} says so" if is_announced else None
 
 
 def end_now() -> NoReturn:
@@ -259,18 +276,3 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     del number, frame
     for watch in tuple(_hearing):
         watch.handled()
-
-
-def _succeeds(command: Sequence[str]) -> bool:
-    try:
-        done = subprocess.run(
-            list(command),
-            capture_output=True,
-            check=False,
-            timeout=COMMAND_DEADLINE_S,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        logger.warning("notice_command_failed command=%s reason=%s", command[0], error)
-        return False
-    return done.returncode == 0

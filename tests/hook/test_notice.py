@@ -1,6 +1,7 @@
 """Who is told that a run is to end: by real signals, a file, a command."""
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -13,11 +14,14 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from pausing import wait_until
 
 from everstep.core.errors import UsageError
 from everstep.hook import notice as notice_module
+from everstep.hook import notice_command
 from everstep.hook.end_machine import SIGTERM, Notice
 from everstep.hook.notice import CONFIRM_S, NoticeWatch, Preemption
+from everstep.hook.notice_command import COMMAND_DEADLINE_S
 
 DEADLINE_S = 20.0
 Watch = Callable[[Preemption], SimpleQueue[Notice]]
@@ -114,6 +118,82 @@ def test_a_command_that_is_not_there_is_named(
         time.sleep(0.02)
     (tmp_path / "notice").touch()
     assert told.get(timeout=DEADLINE_S).reason.endswith("is there")
+
+
+HANGS = f"1000.{os.getpid()}"
+"""How long this test's commands sleep, as nobody else's do."""
+
+
+def hanging() -> set[str]:
+    """Return the processes of a command that hangs."""
+    found = subprocess.run(["pgrep", "-f", f"^sleep {HANGS}$"], capture_output=True, text=True, check=False)
+    return set(found.stdout.split())
+
+
+def children() -> set[str]:
+    """Return this process's children, zombies included."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {child for task in tasks for child in (task / "children").read_text().split()}
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def no_pidfd(pid: int) -> int:
+    raise OSError(errno.ENOSYS, "as before Linux 5.3", pid)
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+class TestACommandThatHangs:
+    @pytest.fixture(autouse=True)
+    def kernel(self, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool) -> None:
+        """One with pidfd_open, or an old one."""
+        if not has_pidfd:
+            monkeypatch.setattr(os, "pidfd_open", no_pidfd)
+
+    @pytest.fixture
+    def told(self, kernel: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleQueue[Notice]]:
+        """A watch whose command hangs, and has started another one; nothing of it is left when it is closed."""
+        monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+        descriptors, others = open_descriptors(), children()
+        told: SimpleQueue[Notice] = SimpleQueue()
+        command = ["sh", "-c", f"sleep {HANGS} & sleep {HANGS}; true"]
+        leaving = NoticeWatch(Preemption(notice_command=command), told.put, lambda: None)
+        try:
+            wait_until(lambda: len(hanging()) == 2)
+            yield told
+        finally:
+            began_s = time.monotonic()
+            leaving.close()
+        assert time.monotonic() - began_s < COMMAND_DEADLINE_S / 2
+        wait_until(lambda: not hanging())
+        assert children() == others
+        assert open_descriptors() == descriptors
+
+    def test_keeps_nobody_from_hearing_sigterm(self, told: SimpleQueue[Notice]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert told.get(timeout=COMMAND_DEADLINE_S / 2).reason == SIGTERM
+        assert not hanging()
+
+    def test_keeps_nobody_from_closing(self, told: SimpleQueue[Notice]) -> None:
+        assert told.empty()
+
+    def test_is_ended_when_its_time_is_over(
+        self, watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+        monkeypatch.setattr(notice_command, "COMMAND_DEADLINE_S", 0.2)
+        others = children()
+        told = watch(Preemption(notice_command=["sleep", HANGS]))
+        wait_until(lambda: caplog.text.count("notice_command_failed command=sleep reason=it took more") == 2)
+        assert len(children() - others) <= 1, "one at a time"
+        assert told.empty()
+
+
+def test_a_command_that_writes_much_is_not_stopped_by_it(watch: Watch) -> None:
+    told = watch(Preemption(notice_command=["head", "-c", "10000000", "/dev/zero"]))
+    assert told.get(timeout=DEADLINE_S).reason == "head says so"
 
 
 def test_a_handler_of_somebody_else_is_left_alone(watch: Watch) -> None:
