@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 CONFIRM_S = 2.0
 """How long a rank that SIGTERM tells to end waits for the others to be told the same."""
+SECOND_S = 1.0
+"""What comes sooner is no second SIGTERM: `timeout` of coreutils signals its child and then the group it is in."""
 POLL_S = 2.0
 ENDED_STATUS = 128 + signal.SIGTERM
 _CLOSE, _HANDLED = b"\0", b"\xff"
@@ -39,7 +41,7 @@ class Preemption:
     """
 
     sigterm: bool = True
-    """SIGTERM does, where nobody else has a handler for it. A second one ends the process at once."""
+    """SIGTERM does, where nobody else has a handler for it. A second one, after a second, ends the process at once."""
     notice_file: str | os.PathLike[str] | None = None
     """This file's appearing does."""
     notice_command: Sequence[str] | None = None
@@ -79,6 +81,8 @@ class NoticeWatch:
         self._mouth.setblocking(False)
         self._command = NoticeCommand(preemption.notice_command) if preemption.notice_command else None
         self._looks_at_s, self._closed = 0.0, False
+        self._first_s: float | None = None
+        """When SIGTERM was heard first, of the monotonic clock."""
         self._unmatched = 0
         """Signals that the descriptor has told, and whose Python handler has not run yet."""
         self._hears_signal = preemption.sigterm and self._take_signal()
@@ -190,8 +194,16 @@ class NoticeWatch:
             said = self._ear.recv(1)
             if said == _CLOSE:
                 return ""
-            if self._is_signal(said):
+            if self._is_signal(said) and self._counts():
                 return SIGTERM
+
+    def _counts(self) -> bool:
+        """Tell whether SIGTERM is the first one, or comes long enough after it."""
+        now_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+            return True
+        return now_s > self._first_s + SECOND_S
 
     def _is_signal(self, said: bytes) -> bool:
         """Tell whether a byte is a signal, and not the Python handler of one that was heard before.

@@ -20,7 +20,7 @@ from everstep.core.errors import UsageError
 from everstep.hook import notice as notice_module
 from everstep.hook import notice_command
 from everstep.hook.end_machine import SIGTERM, Notice
-from everstep.hook.notice import CONFIRM_S, NoticeWatch, Preemption
+from everstep.hook.notice import CONFIRM_S, SECOND_S, NoticeWatch, Preemption
 from everstep.hook.notice_command import COMMAND_DEADLINE_S
 
 DEADLINE_S = 20.0
@@ -286,6 +286,7 @@ class TestWhereSomebodyElseHasTakenTheWakeUpDescriptor:
         with program(HEARS + LOOP + ends, "ended") as (process, line):
             process.send_signal(signal.SIGTERM)
             assert line() == "SIGTERM\n"
+            time.sleep(SECOND_S)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
@@ -296,6 +297,7 @@ class TestWhereSomebodyElseHasTakenTheWakeUpDescriptor:
             assert line() == "SIGTERM\n"
             process.send_signal(signal.SIGUSR2)
             assert line() == "SIGUSR2\n"
+            time.sleep(SECOND_S)
             process.send_signal(signal.SIGTERM)
             assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
@@ -316,6 +318,21 @@ def test_sigterm_comes_through_while_the_main_thread_stands_in_a_call_that_no_ha
     with program(HEARS + BLOCKS) as (process, line):
         process.send_signal(signal.SIGTERM)
         assert line() == "SIGTERM\n"
+        time.sleep(SECOND_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("stands", [WAITS, BLOCKS, LOOP], ids=["waits", "blocks", "loop"])
+def test_two_signals_at_nearly_the_same_moment_are_one(stands: str) -> None:
+    """As `timeout` of coreutils sends them: to its child, and to the group that the child is in."""
+    with program(HEARS + stands, "running") as (process, line):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.002)
+        process.send_signal(signal.SIGTERM)
+        assert line() == "SIGTERM\n"
+        time.sleep(SECOND_S)
+        assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
@@ -347,6 +364,7 @@ def test_who_reaches_no_boundary_ends_at_the_second_signal_or_when_the_time_is_o
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "SIGTERM\n"
         if second == "signal":
+            time.sleep(SECOND_S)
             process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 

@@ -17,7 +17,7 @@ from pausing import wait_until
 
 import everstep
 from everstep.hook.end_machine import SIGTERM, Notice
-from everstep.hook.notice import ENDED_STATUS
+from everstep.hook.notice import ENDED_STATUS, SECOND_S
 from everstep.hook.pace import Pace
 from everstep.hook.trainer_testing import Job, Trainer
 
@@ -48,6 +48,7 @@ def test_a_second_sigterm_ends_a_trainer_that_reaches_no_boundary(job: Job) -> N
     first.process.send_signal(signal.SIGTERM)
     while "run_ends" not in first.log:
         time.sleep(0.01)
+    time.sleep(SECOND_S)
     first.process.send_signal(signal.SIGTERM)
     assert first.finish() == ENDED_STATUS
 
