@@ -26,7 +26,7 @@ SECOND_S = 1.0
 """What comes sooner is no second SIGTERM: `timeout` of coreutils signals its child and then the group it is in."""
 POLL_S = 2.0
 ENDED_STATUS = 128 + signal.SIGTERM
-_CLOSE, _HANDLED = b"\0", b"\xff"
+_CLOSE, _HANDLED, _PASSED_ON = b"\0", b"\xff", b"\xfe"
 """No numbers of signals, which the interpreter writes to the same socket."""
 
 
@@ -80,7 +80,7 @@ class NoticeWatch:
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         self._command = NoticeCommand(preemption.notice_command) if preemption.notice_command else None
-        self._looks_at_s, self._closed = 0.0, False
+        self._looks_at_s, self.is_closed = 0.0, False
         self._first_s: float | None = None
         """When SIGTERM was heard first, of the monotonic clock."""
         self._unmatched = 0
@@ -89,58 +89,55 @@ class NoticeWatch:
         self._thread = threading.Thread(target=self._work, name="everstep-notice", daemon=True)
         self._thread.start()
 
+    @property
+    def descriptor(self) -> int:
+        """What the interpreter writes signals to while this watch is the first one."""
+        return self._mouth.fileno()
+
     def at_boundary(self) -> None:
         """Take the wake-up descriptor back if nobody has it; on any thread, every few seconds."""
         if self._hears_signal and time.monotonic() >= self._looks_at_s:
             self._looks_at_s = time.monotonic() + POLL_S
-            self._take_descriptor()
+            _take_descriptor()
 
     def handled(self) -> None:
-        """The signal's Python handler runs: between any two instructions of the main thread, so nothing here locks."""
-        if self._closed:
-            _let_signal_go()
-            signal.raise_signal(signal.SIGTERM)
-        self._take_descriptor()
-        with contextlib.suppress(OSError):  # full: then there is enough to hear
-            self._mouth.send(_HANDLED)
+        """The signal's Python handler runs."""
+        self._say(_HANDLED)
+
+    def passed_on(self) -> None:
+        """Another watch has heard SIGTERM; on that one's thread."""
+        self._say(_PASSED_ON)
 
     def close(self) -> None:
         """Give the signal back, if this is the main thread, and end the thread. Else its handler gives it back."""
+        self.is_closed = True
         if self._hears_signal and threading.current_thread() is threading.main_thread():
-            _let_signal_go()
-        self._closed = True
+            _forget_closed()
         self._mouth.send(_CLOSE)
         self._thread.join()
         self._ear.close()
         if not self._hears_signal or threading.current_thread() is threading.main_thread():
             self._mouth.close()  # else the interpreter still writes to it
 
+    def _say(self, what: bytes) -> None:
+        with contextlib.suppress(OSError):  # full: then there is enough to hear
+            self._mouth.send(what)
+
     def _take_signal(self) -> bool:
         """Return whether SIGTERM is heard from now on."""
+        handler = signal.getsignal(signal.SIGTERM)
         if threading.current_thread() is not threading.main_thread():
             why = "attach() was not called on the main thread"
-        elif signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        elif handler not in (signal.SIG_DFL, _on_signal):
             why = "somebody else has a handler for it"
-        elif not self._take_descriptor():
-            why = "somebody else, asyncio maybe, has the interpreter's wake-up descriptor"
         else:
             _hearing.append(self)  # first: each signal's Python handler must speak
-            signal.signal(signal.SIGTERM, _on_signal)
-            return True
+            if _take_descriptor() or handler is _on_signal:
+                signal.signal(signal.SIGTERM, _on_signal)
+                return True
+            _hearing.remove(self)
+            why = "somebody else, asyncio maybe, has the interpreter's wake-up descriptor"
         logger.info("sigterm_not_heard reason=%s", why)
-        return False
-
-    def _take_descriptor(self) -> bool:
-        """Tell whether the wake-up descriptor is this watch's now; who has one keeps it."""
-        if threading.current_thread() is not threading.main_thread():
-            return False
-        other = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
-        if other in (-1, self._mouth.fileno()):
-            return True
-        try:
-            signal.set_wakeup_fd(other)
-        except (OSError, ValueError):  # its owner has closed it
-            return True
         return False
 
     # -- the thread
@@ -195,6 +192,8 @@ class NoticeWatch:
             if said == _CLOSE:
                 return ""
             if self._is_signal(said) and self._counts():
+                if said != _PASSED_ON:
+                    self._pass_on()
                 return SIGTERM
 
     def _counts(self) -> bool:
@@ -216,7 +215,12 @@ class NoticeWatch:
         if said == bytes([signal.SIGTERM]):
             self._unmatched += 1
             return True
-        return False
+        return said == _PASSED_ON
+
+    def _pass_on(self) -> None:
+        for other in tuple(_hearing):
+            if other is not self:
+                other.passed_on()
 
     def _poll(self) -> str | None:
         """Return what the file or the command announces, or what was heard meanwhile; None: nothing."""
@@ -244,15 +248,34 @@ def end_now() -> NoReturn:
 
 
 _hearing: list[NoticeWatch] = []
-"""The one that hears SIGTERM, if any."""
+"""Who hears SIGTERM: the first one from the interpreter, the others from that one."""
 
 
-def _let_signal_go() -> None:
-    """SIGTERM ends the process again; in a forked child, whose signals are none of its parent's."""
-    if _hearing:
-        signal.set_wakeup_fd(-1)
+def _take_descriptor() -> bool:
+    """Tell whether the wake-up descriptor is that of the first watch that is open; who else has one keeps it.
+
+    Closed ones are forgotten. A signal's handler does this between any two instructions of others: nothing here locks.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    known = tuple(_hearing)  # open at least until the interpreter has another descriptor
+    _hearing[:] = [watch for watch in known if not watch.is_closed]
+    first = _hearing[0].descriptor if _hearing else -1
+    other = signal.set_wakeup_fd(first, warn_on_full_buffer=False)
+    if other in (-1, *(watch.descriptor for watch in known)):
+        return True
+    try:
+        signal.set_wakeup_fd(other)
+    except (OSError, ValueError):  # its owner has closed it
+        return True
+    return False
+
+
+def _forget_closed() -> None:
+    """Closed watches hear nothing any more; with the last one SIGTERM ends the process, unless others handle it."""
+    _take_descriptor()
+    if not _hearing and signal.getsignal(signal.SIGTERM) is _on_signal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _hearing.clear()
 
 
 class _Mask(threading.local):
@@ -277,7 +300,11 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    _let_signal_go()
+    """A forked child's signals are none of its parent's."""
+    if _hearing:
+        for watch in _hearing:
+            watch.is_closed = True
+        _forget_closed()
     _after_fork()
 
 
@@ -286,5 +313,8 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     del number, frame
-    for watch in tuple(_hearing):
-        watch.handled()
+    _forget_closed()
+    if _hearing:
+        _hearing[0].handled()
+    elif signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.raise_signal(signal.SIGTERM)

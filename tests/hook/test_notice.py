@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from types import FrameType
 
 import pytest
 from pausing import wait_until
@@ -208,6 +209,38 @@ def test_a_handler_of_somebody_else_is_left_alone(watch: Watch) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_handler_and_a_descriptor_of_somebody_who_comes_later_are_left_to_them() -> None:
+    leaving = NoticeWatch(Preemption(), lambda notice: None, lambda: None)
+    ear, mouth = socket.socketpair()
+    mouth.setblocking(False)
+    ours = signal.signal(signal.SIGTERM, ignore)
+    signal.set_wakeup_fd(mouth.fileno())
+    try:
+        leaving.close()
+        assert signal.getsignal(signal.SIGTERM) is ignore
+        assert signal.set_wakeup_fd(-1) == mouth.fileno()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ear.close()
+        mouth.close()
+    assert ours is not signal.SIG_DFL
+
+
+def ignore(number: int, frame: FrameType | None) -> None:
+    del number, frame
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_keeps_the_handler_of_somebody_else(watch: Watch) -> None:
+    watch(Preemption())
+    ours = signal.signal(signal.SIGTERM, ignore)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if signal.getsignal(signal.SIGTERM) is ignore else 1)
+    signal.signal(signal.SIGTERM, ours)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_whoever_does_not_want_sigterm_keeps_its_default(watch: Watch) -> None:
     watch(Preemption(sigterm=False))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -230,7 +263,17 @@ def test_a_forked_child_dies_of_its_own_sigterm_and_its_parent_hears_nothing(wat
 HEARS = """
 import asyncio, signal, sys, threading
 from everstep.hook.notice import NoticeWatch, Preemption
-watch = NoticeWatch(Preemption(grace_s=1000.0), lambda notice: print(notice.reason, flush=True), lambda: None)
+def print_reason(notice):
+    print(f"{notice.reason}\\n", end="", flush=True)  # in one piece, on whatever thread
+watch = NoticeWatch(Preemption(grace_s=1000.0), print_reason, lambda: None)
+"""
+
+OTHER = HEARS.replace("watch =", "other =")
+
+CLOSES = """
+closer = threading.Thread(target=watch.close)
+closer.start()
+closer.join()
 """
 
 LOOP = """
@@ -277,6 +320,44 @@ def program(*arguments: str) -> Generator[tuple[subprocess.Popen[str], Callable[
         finally:
             process.kill()
             reader.join()
+
+
+class TestTwoWatches:
+    """Of two runs in one process."""
+
+    @pytest.mark.parametrize("closes", ["first", "second", "nobody"])
+    def test_all_that_are_open_hear_sigterm_and_the_last_one_gives_it_back(self, closes: str) -> None:
+        told: dict[str, SimpleQueue[Notice]] = {"first": SimpleQueue(), "second": SimpleQueue()}
+        watches = {name: NoticeWatch(Preemption(), each.put, lambda: None) for name, each in told.items()}
+        if closes != "nobody":
+            watches.pop(closes).close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        for name in watches:
+            assert told[name].get(timeout=DEADLINE_S).reason == SIGTERM
+        while watches:
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            watches.popitem()[1].close()
+        assert all(each.empty() for each in told.values()), "once"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.set_wakeup_fd(-1) == -1
+
+    @pytest.mark.parametrize("stands", [WAITS, BLOCKS], ids=["waits", "blocks"])
+    def test_both_hear_it_while_the_main_thread_stands_in_a_call(self, stands: str) -> None:
+        with program(HEARS + OTHER + stands) as (process, line):
+            process.send_signal(signal.SIGTERM)
+            assert [line(), line()] == ["SIGTERM\n"] * 2
+            time.sleep(SECOND_S)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+    def test_one_that_another_thread_has_closed_is_followed_by_the_other(self) -> None:
+        with program(HEARS + OTHER + CLOSES + WAITS) as (process, line):
+            process.send_signal(signal.SIGTERM)
+            assert line() == "SIGTERM\n"
+            time.sleep(SECOND_S)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
 class TestWhereSomebodyElseHasTakenTheWakeUpDescriptor:
@@ -338,8 +419,7 @@ def test_two_signals_at_nearly_the_same_moment_are_one(stands: str) -> None:
 
 
 def test_a_watch_that_another_thread_has_closed_keeps_no_sigterm_from_the_process() -> None:
-    closes = "closer = threading.Thread(target=watch.close)\ncloser.start()\ncloser.join()\n"
-    with program(HEARS + closes + WAITS) as (process, _):
+    with program(HEARS + CLOSES + WAITS) as (process, _):
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == -signal.SIGTERM
 
