@@ -53,7 +53,7 @@ class Boundary:
     at_s: float
     """Of the monotonic clock."""
     step_s: float
-    """What a step takes."""
+    """What a step takes, but for pauses."""
     needed_s: float | None
     """From a checkpoint's boundary until it is durable, with room; None: nobody knows."""
 

@@ -3,12 +3,14 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
 from ..checkpoint.frequency_format import dump_memory, load_memory
 from ..checkpoint.frequency_machine import FixedInterval, Frequency, FrequencyMachine, FrequencyMemory
+from ..checkpoint.frequency_meter_machine import PAUSES_MAX
 from ..checkpoint.frequency_plan import DEADLINE_ROOM
 from ..checkpoint.frequency_types import (
     BoundKind,
@@ -33,6 +35,9 @@ from .steering_machine import Steering
 
 logger = logging.getLogger(__name__)
 
+NEWEST_STEPS = 16
+"""Enough that each fourth step may be a long one, as where gradients are accumulated, and is no pause."""
+
 
 class Pace:
     """One rank's controller. Used by the training thread, but for `persisted`, `failed` and `skipped_elsewhere`."""
@@ -47,6 +52,7 @@ class Pace:
         """When the copy of each snapshot that is not durable yet began."""
         self.step_s = 0.0
         """What the newest step took; 0 before the first."""
+        self._newest_s = deque[float](maxlen=NEWEST_STEPS)
         self._held_s = self._stall_s = 0.0
         """Of the newest snapshot that became durable, from the begin of its copy on; of the newest checkpoint."""
         self._stalled_s: float | None = None
@@ -127,6 +133,7 @@ class Pace:
                 self._stall_s, self._stalled_s = self._stalled_s, None
         if step is not None:
             self.step_s = step.step_s
+            self._newest_s.append(step.step_s)
             self._frequency.observe(step)
 
     def taken(self, checkpoint: CheckpointId) -> None:
@@ -175,6 +182,15 @@ class Pace:
     def memory(self) -> object:
         """What the next attempt should know, as a JSON value for the checkpoint."""
         return dump_memory(self._frequency.memory)
+
+    @property
+    def usual_step_s(self) -> float:
+        """What the newest steps took at most, but for as many as may be pauses: evaluations, the end of an epoch.
+
+        0 before the first one.
+        """
+        longest = sorted(self._newest_s, reverse=True)
+        return longest[min(PAUSES_MAX, len(longest) - 1)] if longest else 0.0
 
     @property
     def needed_s(self) -> float | None:

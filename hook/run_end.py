@@ -98,7 +98,7 @@ class RunEnd:
         return Boundary(
             progress=progress,
             at_s=time.monotonic(),
-            step_s=self._pace.step_s,
+            step_s=self._pace.usual_step_s,
             needed_s=self._pace.needed_s,
         )
 

@@ -1,5 +1,6 @@
 """What a run measures reaches its frequency controller, and what that decides reaches the run."""
 
+import itertools
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from everstep.checkpoint.frequency_machine import PROFILE_STEPS
 from everstep.checkpoint.frequency_meter_machine import FAILURES_NEEDED, WARMUP_STEPS
 from everstep.checkpoint.frequency_types import BoundKind, FailureKind, Limits, StepEnded
 from everstep.core.ids import CheckpointId
+from everstep.hook.end_machine import LEASE_ENDS, Ask, Boundary, EndMachine, Notice, Progress
 from everstep.hook.pace import Pace
 from everstep.proto import frames
 
@@ -112,6 +114,51 @@ def test_the_wear_of_the_drives_binds() -> None:
     loop.run(3000, stall_s=0.0001)
     assert pace.decision.kind is BoundKind.ENDURANCE
     assert loop.interval * STEP_S >= 86400 / 0.01 * 1e6 / 1e12
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "usual_s"),
+    [
+        ([], 0.0),
+        ([10.0], 10.0),
+        ([10.0, 0.05], 0.05),
+        ([0.05] * 20 + [10.0], 0.05),
+        ([0.05] * 20 + [10.0, 10.0], 0.05),
+        ([0.05] * 20 + [10.0] * 3, 10.0),
+        ([0.05, 0.05, 0.05, 0.5] * 5, 0.5),
+        ([10.0] * 20 + [0.05] * 14, 0.05),
+    ],
+    ids=["none", "first", "second", "pause", "two pauses", "all long", "each fourth long", "short again"],
+)
+def test_what_a_step_takes_does_not_count_pauses(steps_s: list[float], usual_s: float) -> None:
+    pace = begun()
+    stepped(pace, steps_s)
+    assert pace.usual_step_s == usual_s
+
+
+def stepped(pace: Pace, steps_s: list[float]) -> None:
+    """Reach the boundaries after these steps."""
+    for at_s, step_s in zip(itertools.accumulate(steps_s), steps_s, strict=True):
+        pace.arrived(StepEnded(at_s=at_s, step_s=step_s, is_busy=False), guard_s=0.0, copying=False)
+
+
+def ask_of(pace: Pace, *, left_s: float) -> Ask | None:
+    """Return what a lease that ends so soon makes of the next boundary."""
+    machine = EndMachine(rank=0, world_size=1)
+    machine.leased(Notice(reason=LEASE_ENDS, until_s=100.0 + left_s, ends=True))
+    progress = Progress(step=100, saved=90, tried=90, under_way=False, is_busy=False)
+    return machine.at_boundary(
+        Boundary(progress=progress, at_s=100.0, step_s=pace.usual_step_s, needed_s=1.0)
+    )
+
+
+def test_one_evaluation_ends_no_lease_early_and_long_steps_do() -> None:
+    evaluates, slow = begun(), begun()
+    stepped(evaluates, [0.05] * 20 + [10.0])
+    stepped(slow, [0.05] * 20 + [10.0] * 3)
+    assert ask_of(evaluates, left_s=20.0) is None
+    assert ask_of(evaluates, left_s=1.1) == Ask(end=LEASE_ENDS)
+    assert ask_of(slow, left_s=20.0) == Ask(end=LEASE_ENDS)
 
 
 def test_a_copy_that_goes_on_over_several_steps_is_one_stall() -> None:
