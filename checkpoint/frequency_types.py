@@ -10,6 +10,8 @@ from .drift_machine import Spread
 
 BUDGET_DEFAULT = 0.035
 DRIVE_WRITES_PER_DAY_DEFAULT = 1.0
+BUDGET_LEAST, DRIVE_WRITES_LEAST, MOST_S = 1e-9, 1e-6, 1e12
+"""Below and above nothing can be meant (30,000 years), and numbers overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +38,18 @@ class Limits:
     """How often a day the drives may be written full."""
 
     def __post_init__(self) -> None:
-        _check("budget", self.budget, 0 < self.budget < 1, "a share of the time, such as 0.035")
+        _check("budget", self.budget, BUDGET_LEAST <= self.budget < 1, "a share of the time, such as 0.035")
         _check("least_steps", self.least_steps, self.least_steps >= 1, "1 or more")
-        _check("least_s", self.least_s, 0 <= self.least_s < math.inf, "0 or more")
+        _check("least_s", self.least_s, 0 <= self.least_s <= MOST_S, f"0 to {MOST_S:g}")
         for name in ("most_steps", "most_s", "mtbf_s"):
             value: float | None = getattr(self, name)
-            _check(name, value, value is None or 0 < value < math.inf, "more than 0, or leave it out")
+            holds = value is None or 0 < value <= MOST_S
+            _check(name, value, holds, f"more than 0, at most {MOST_S:g}, or leave it out")
         writes = self.drive_writes_per_day
         _check(
             "drive_writes_per_day",
             writes,
-            0 < writes < math.inf,
+            DRIVE_WRITES_LEAST <= writes < math.inf,
             "what the drives are made for, often 1 to 3",
         )
 

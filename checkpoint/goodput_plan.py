@@ -47,7 +47,10 @@ def budget_loss(
     """
     if not 0 < other_s < interval_s or cost_s <= 0:
         return None
-    share = 1 - goodput(interval_s, cost_s, mtbf_s) / goodput(other_s, cost_s, mtbf_s)
+    best = goodput(other_s, cost_s, mtbf_s)
+    if not best:
+        return None  # so many failures leave nothing to lose
+    share = 1 - goodput(interval_s, cost_s, mtbf_s) / best
     if share < WORTH_SAYING:
         return None
     return BudgetLoss(share=share, best_budget=min(room * cost_s / other_s, _BUDGET_MAX), mtbf_s=mtbf_s)

@@ -23,6 +23,18 @@ SLOWER_COPY = 0.02
 GUARD_AT = 0.9
 """Share of a step that forward and backward take: the copy has so long before the optimizer waits."""
 
+BOUNDS = {
+    "parameters": (1, 1e18),
+    "bytes_per_parameter": (1e-3, 1e6),
+    "gpus": (1, 10**7),
+    "gpus_per_node": (1, 10**7),
+    "copy_bytes_per_s": (1, 1e18),
+    "memory_bytes": (1, 10**24),
+    "step_s": (1e-6, 1e7),
+}
+"""Beyond these nothing can be meant, and numbers overflow."""
+SLOTS_MAX = 64
+
 _STATES = {"sgd": 0, "momentum": 1, "lion": 1, "muon": 1, "adam": 2, "adamw": 2, "amsgrad": 3}
 OPTIMIZERS = tuple(_STATES)
 """By how many numbers they keep for each parameter."""
@@ -62,19 +74,16 @@ class PlannedJob:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "bytes_per_parameter", "gpus", "gpus_per_node", "copy_bytes_per_s"):
-            value: float = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise UsageError(f"{name} is {value}", hint="it must be more than 0")
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise UsageError(f"memory_bytes is {self.memory_bytes}", hint="it must be more than 0")
-        if self.step_s is not None and not 0 < self.step_s < math.inf:
-            raise UsageError(f"step_s is {self.step_s}", hint="the time of one step, or leave it out")
+        for name, (least, most) in BOUNDS.items():
+            value: float | None = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"{name} is {value}", hint=f"{least:g} to {most:g}")
         if not self.devices:
             raise UsageError("no devices", hint="such as 4x3GBps: four drives of 3 GB/s in each node")
-        if self.slot_count < 2:
+        if not 2 <= self.slot_count <= SLOTS_MAX:
             raise UsageError(
-                f"slots is {self.slot_count}", hint="2 or more: one is kept while the next is copied"
+                f"slots is {self.slot_count}",
+                hint=f"2 to {SLOTS_MAX}: one is kept while the next is copied",
             )
         if self.gpus % self.gpus_per_node and self.gpus > self.gpus_per_node:
             raise UsageError(
@@ -119,7 +128,7 @@ class Prediction:
     """Most work that the loss of a node costs."""
     node_written_per_day_bytes: float
     drive_writes_per_day: float | None
-    """None where nobody says how large the drives are."""
+    """Of the drive that is written full most often; None where nobody says how large they are."""
 
 
 def bytes_per_parameter(optimizer: str, precision: str) -> float:
@@ -157,7 +166,7 @@ def _group(text: str) -> DeviceGroup:
 
 def predict(job: PlannedJob) -> Prediction:
     """Return what checkpointing this job will take."""
-    state_bytes = round(job.parameters * job.bytes_per_parameter)
+    state_bytes = math.ceil(job.parameters * job.bytes_per_parameter)
     rank_bytes = state_bytes if job.is_replicated else math.ceil(state_bytes / job.gpus)
     ranks = min(job.gpus, job.gpus_per_node)
     node_bytes = ranks * rank_bytes
@@ -169,14 +178,14 @@ def predict(job: PlannedJob) -> Prediction:
     beside_s = GUARD_AT * job.step_s if job.step_s else (copy_s if slots else 0.0)
     stall_s = EAGER_S + max(0.0, copied_s - beside_s)
     slower_s = SLOWER_COPY * copy_s
-    capacity_bytes = _capacity_bytes(job.devices)
+    fill = _fill(job.devices, node_bytes)
     figures = Figures(
         step=exactly(job.step_s) if job.step_s else None,
         stall=exactly(stall_s),
         persist=exactly(persist_s),
         held=exactly(copy_s + persist_s),
         slot_count=max(slots, 1),
-        fill={"node": node_bytes / capacity_bytes} if capacity_bytes else {},
+        fill={"node": fill} if fill is not None else {},
     )
     limits = _checked(job)
     target = find_target(figures, limits, mtbf_s=limits.mtbf_s, slower_s=slower_s)
@@ -203,7 +212,7 @@ def predict(job: PlannedJob) -> Prediction:
         lost_by_crash_s=interval_s + copied_s,
         lost_by_node_s=interval_s + copy_s + persist_s,
         node_written_per_day_bytes=node_bytes * per_day,
-        drive_writes_per_day=node_bytes * per_day / capacity_bytes if capacity_bytes else None,
+        drive_writes_per_day=fill * per_day if fill is not None else None,
     )
 
 
@@ -233,10 +242,15 @@ def _checked(job: PlannedJob) -> Limits:
     return replace(job.limits, least_steps=1)
 
 
-def _capacity_bytes(devices: Sequence[DeviceGroup]) -> int | None:
-    sizes = [group.count * group.capacity_bytes for group in devices if group.capacity_bytes is not None]
-    if sizes and len(sizes) < len(devices):
+def _fill(devices: Sequence[DeviceGroup], node_bytes: int) -> float | None:
+    """Return the largest share of a drive that one checkpoint writes: each drive gets bytes by its speed."""
+    sized = [group for group in devices if group.capacity_bytes is not None]
+    if sized and len(sized) < len(devices):
         raise UsageError(
             "only some devices have a size", hint="give each kind its size, such as 4x3GBps/7.68TB"
         )
-    return sum(sizes) or None
+    persist_s = node_bytes / sum(group.count * group.bytes_per_s for group in devices)
+    fills = [
+        group.bytes_per_s * persist_s / group.capacity_bytes for group in devices if group.capacity_bytes
+    ]
+    return max(fills, default=None)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RUNS_MAX = 100
 STEPS_MAX = 20_000_000
+FAILURES_MAX = 100_000
 """Of a job: more would take minutes."""
 
 Outcomes = Mapping[str, Mapping[FailureProcess, Sequence[Outcome]]]
@@ -92,7 +93,7 @@ def _job(arguments: argparse.Namespace) -> Job:
     return Job(
         phases=(Phase(begin_s=0.0, costs=costs), *changes),
         duration_s=arguments.duration,
-        mtbf_s=arguments.mtbf if arguments.mtbf is not None else mtbf_of_gpus(arguments.gpus),
+        mtbf_s=_mtbf_s(arguments),
         epoch_steps=arguments.epoch,
         fixed_steps=arguments.fixed,
         slot_count=arguments.slots,
@@ -124,6 +125,15 @@ def _check(arguments: argparse.Namespace) -> None:
             f"{duration_text(arguments.duration)} of steps of {duration_text(arguments.step)} are too many",
             hint=f"at most {STEPS_MAX} steps: shorten --duration",
         )
+    if arguments.duration / _mtbf_s(arguments) > FAILURES_MAX:
+        raise UsageError(
+            f"{duration_text(arguments.duration)} with a failure each {duration_text(_mtbf_s(arguments))} are too many",
+            hint=f"at most {FAILURES_MAX} failures: shorten --duration",
+        )
+
+
+def _mtbf_s(arguments: argparse.Namespace) -> float:
+    return arguments.mtbf if arguments.mtbf is not None else mtbf_of_gpus(arguments.gpus)
 
 
 def _budget_loss(job: Job) -> BudgetLoss | None:

@@ -1,9 +1,21 @@
+import math
+from dataclasses import asdict
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from everstep.checkpoint.frequency_types import BoundKind, Limits
+from everstep.checkpoint.frequency_types import (
+    BUDGET_LEAST,
+    DRIVE_WRITES_LEAST,
+    MOST_S,
+    BoundKind,
+    Limits,
+)
 from everstep.checkpoint.prediction_plan import (
+    BOUNDS,
+    SLOTS_MAX,
     DeviceGroup,
     PlannedJob,
     bytes_per_parameter,
@@ -68,6 +80,46 @@ def test_drives_of_a_known_size_are_spared() -> None:
     assert found.reason == "bound by endurance: 0.521 % of the drives each time, 1 drive write a day"
     assert found.interval_s == pytest.approx(450, rel=0.01)
     assert found.drive_writes_per_day == pytest.approx(1.0)
+
+
+def test_the_drive_that_is_filled_soonest_is_spared() -> None:
+    """Bytes go to drives by their speed: the small one gets 7 of 8."""
+    found = predict(job(devices=parse_devices("1x7GBps/1TB,1x1GBps/15TB"), step_s=0.8))
+    assert found.reason.startswith("bound by endurance: 8.58 % of the drives each time")
+    assert found.drive_writes_per_day == pytest.approx(1.0, rel=0.001)
+    assert found.node_written_per_day_bytes == pytest.approx(8 / 7 * TB, rel=0.001)
+
+
+def test_a_part_of_a_byte_is_one() -> None:
+    assert predict(job(parameters=1, bytes_per_parameter=0.125)).state_size_bytes == 1
+
+
+@given(
+    changes=st.fixed_dictionaries(
+        {
+            **{name: st.sampled_from(bounds) for name, bounds in BOUNDS.items() if name != "gpus_per_node"},
+            "gpus_per_node": st.just(1),
+            "is_replicated": st.booleans(),
+            "slot_count": st.sampled_from([2, SLOTS_MAX]),
+            "devices": st.sampled_from([parse_devices("1x1Bps/1B"), parse_devices("9999x1e15TBps/1e15TB")]),
+        }
+    ),
+    limits=st.fixed_dictionaries(
+        {
+            "budget": st.sampled_from([BUDGET_LEAST, 0.999]),
+            "drive_writes_per_day": st.sampled_from([DRIVE_WRITES_LEAST, 1e300]),
+            "least_s": st.sampled_from([0.0, MOST_S]),
+            "most_s": st.sampled_from([None, 1e-12, MOST_S]),
+            "mtbf_s": st.sampled_from([None, 1e-12, MOST_S]),
+        }
+    ),
+)
+def test_what_is_just_allowed_is_predicted_in_finite_numbers(
+    changes: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    found = predict(job(**changes, limits=Limits(**limits)))
+    numbers = [value for value in asdict(found).values() if isinstance(value, int | float)]
+    assert all(map(math.isfinite, numbers)), found
 
 
 def test_replicated_ranks_write_everything() -> None:
@@ -145,6 +197,11 @@ def test_other_text_is_refused(text: str) -> None:
         ({"gpus": 0}, "gpus is 0"),
         ({"devices": []}, "no devices"),
         ({"slot_count": 1}, "slots is 1"),
+        ({"slot_count": 65}, "slots is 65"),
+        ({"bytes_per_parameter": 1e308}, "bytes_per_parameter is 1e"),
+        ({"parameters": 1e30}, "parameters is 1e"),
+        ({"parameters": math.nan}, "parameters is nan"),
+        ({"step_s": 1e-9}, "step_s is 1e-09"),
         ({"step_s": -1.0}, "step_s is -1.0"),
         ({"memory_bytes": 0}, "memory_bytes is 0"),
         ({"gpus": 12}, "12 GPUs do not fill nodes of 8"),

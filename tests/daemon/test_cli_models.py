@@ -94,6 +94,9 @@ def test_plan_for_a_small_memory(answer: Any, memory: str, said: str) -> None:
         (("--budget", "0"), "budget is 0.0"),
         (("--drive-writes-per-day", "-1"), "drive_writes_per_day is -1.0"),
         (("--bytes-per-param", "0"), "bytes_per_parameter is 0.0"),
+        (("--bytes-per-param", "1e308"), "bytes_per_parameter is 1e+308 (0.001 to 1e+06"),
+        (("--drive-writes-per-day", "1e-300", "--step", "0.000001ms"), "drive_writes_per_day is 1e-300"),
+        (("--params", "1e30", "--step", "999999999w", "--budget", "0.00000000001"), "budget is 1e-11"),
     ],
 )
 def test_plan_names_what_is_wrong(answer: Any, changes: tuple[str, ...], said: str) -> None:
@@ -185,6 +188,7 @@ def test_the_page_shows_what_the_command_answers(answer: Any) -> None:
         (("--runs", "0"), "--runs is 0"),
         (("--budget", "1.5"), "--budget is 1.5"),
         (("--step", "1ms", "--duration", "100d"), "are too many"),
+        (("--mtbf", "1ms", "--duration", "1h"), "with a failure each 1 ms are too many"),
         (("--png", "/nowhere/at/all.png"), "lies in no directory"),
     ],
 )
