@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ...checkpoint.frequency_types import BUDGET_LEAST
 from ...core.durations import duration_text
 from ...core.errors import DeadlineError, NotFoundError, RanksLostError, RunBusyError, UsageError
 from ...core.ids import CheckpointId
@@ -68,7 +69,7 @@ class ControllerDesk:
         Raises:
             UsageError: it is no share, or the run's interval is fixed.
         """
-        if not 0 < budget < 1:
+        if not BUDGET_LEAST <= budget < 1:
             raise UsageError(f"budget is {budget:g}", hint="a share of the time, such as 0.035 for 3.5 %")
         if self._view(run).state is ControllerState.FIXED:
             raise UsageError(
