@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -438,11 +439,11 @@ def test_a_restore_into_what_has_no_memory_is_refused_and_changes_nothing(
     build: Callable[[], nn.Sequential], message: str, hint: str
 ) -> None:
     saved, fresh = nn.Sequential(nn.Linear(1, 1), nn.Linear(3, 4)), build()
-    before = bits(fresh[0].weight)
+    before = bits(cast("torch.Tensor", fresh[0].weight))
     with pytest.raises(StateTypeError, match=message) as caught:
         transfer({"model": saved}, {"model": fresh})
     assert hint in caught.value.hint
-    assert bits(fresh[0].weight) == before
+    assert bits(cast("torch.Tensor", fresh[0].weight)) == before
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
