@@ -18,6 +18,7 @@ from overlapping import (
     Loop,
     Slow,
     attached,
+    bounded,
     data,
     exercise,
     facts,
@@ -365,22 +366,6 @@ def embedded(seed: int) -> Loop:
     def iterate(number: int, run: Run) -> None:
         optimizer.zero_grad()
         model(torch.tensor([number, 2 * number + 1])).square().sum().backward()
-        optimizer.step()
-
-    return Loop({"model": model, "optimizer": optimizer}, iterate)
-
-
-def bounded(seed: int) -> Loop:
-    """Forward renormalises the rows that it reads, in place."""
-    torch.manual_seed(seed)
-    words, bags = nn.Embedding(20, 4, max_norm=0.5), nn.EmbeddingBag(20, 4, max_norm=0.5)
-    model = nn.ModuleDict({"words": words, "bags": bags, "last": nn.Linear(4, 4)})
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-
-    def iterate(number: int, run: Run) -> None:
-        optimizer.zero_grad()
-        rows = torch.tensor([[number, 2 * number + 1]])
-        model["last"](words(rows).sum(1) + bags(rows)).square().sum().backward()
         optimizer.step()
 
     return Loop({"model": model, "optimizer": optimizer}, iterate)

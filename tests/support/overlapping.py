@@ -198,3 +198,19 @@ def normalised() -> nn.Module:
 
 def spectral() -> nn.Module:
     return nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 6)), nn.Linear(6, 6))
+
+
+def bounded(seed: int) -> Loop:
+    """Forward renormalises the rows that it reads, in place."""
+    torch.manual_seed(seed)
+    words, bags = nn.Embedding(20, 4, max_norm=0.5), nn.EmbeddingBag(20, 4, max_norm=0.5)
+    model = nn.ModuleDict({"words": words, "bags": bags, "last": nn.Linear(4, 4)})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def iterate(number: int, run: Run) -> None:
+        optimizer.zero_grad()
+        rows = torch.tensor([[number, 2 * number + 1]])
+        model["last"](words(rows).sum(1) + bags(rows)).square().sum().backward()
+        optimizer.step()
+
+    return Loop({"model": model, "optimizer": optimizer}, iterate)
