@@ -26,7 +26,9 @@ its manifest takes the place of the one before, which it names (docs/adr/0020-th
 import contextlib
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from ..core.errors import NoSpaceError, StorageError
 from .catalogue import SegmentRef

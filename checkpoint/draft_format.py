@@ -6,10 +6,11 @@ announces it.
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..core.errors import CorruptDataError, StateTypeError
 from ..core.ids import CheckpointId

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from .dtype_format import itemsize_bytes
 
@@ -10,8 +12,7 @@ NAME_LENGTH_MAX = 4096
 """Characters of a leaf's name. A manifest repeats names, and is read whole."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeafSpec:
+class LeafSpec(Struct, frozen=True, kw_only=True, gc=False):
     """Name and memory shape of one leaf.
 
     `strides` are in elements, as torch gives them; a leaf is *dense*: its elements fill
@@ -28,8 +29,8 @@ class LeafSpec:
     replicas: int = 1
     global_shape: tuple[int, ...]
     global_offset: tuple[int, ...]
-    size_bytes: int = field(init=False, repr=False, compare=False)
-    """Bytes of the leaf's elements; 0 for an empty tensor."""
+    size_bytes: int = 0
+    """Bytes of the leaf's elements, whatever is given; 0 for an empty tensor."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -40,7 +41,7 @@ class LeafSpec:
             )
         if min(self.shape, default=0) < 0 or min(self.strides, default=0) < 0:
             raise ValueError(f"leaf {self.name!r}: negative size or stride")
-        object.__setattr__(self, "size_bytes", math.prod(self.shape) * itemsize_bytes(self.dtype))
+        force_setattr(self, "size_bytes", math.prod(self.shape) * itemsize_bytes(self.dtype))
 
     @property
     def is_contiguous(self) -> bool:
@@ -71,8 +72,7 @@ def whole_leaf(name: str, dtype: str, shape: tuple[int, ...], *, replicas: int =
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alias:
+class Alias(Struct, frozen=True, kw_only=True, gc=False):
     """A leaf whose bytes lie inside another leaf's (tied weights, views of one storage): stored once, listed here."""
 
     name: str

@@ -1,15 +1,15 @@
 """Where the bytes of each leaf lie in the segment files of a shard, by the manifest and the files' own headers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ..core.errors import CorruptDataError, IncompleteError
 from .manifest_types import Manifest, Piece, SegmentRecord
 from .segment_format import header_size_of, parse_header
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeafRun:
+class LeafRun(Struct, frozen=True, kw_only=True, gc=False):
     """Consecutive bytes [begin, end) of a leaf, and where they lie."""
 
     begin: int

@@ -31,23 +31,24 @@ Time = Annotated[float, Meta(ge=0, le=1e18)]
 Point = tuple[Positive, Count]
 
 
-class PlannedPieceDoc(Struct, forbid_unknown_fields=True):
+class PlannedPieceDoc(Struct, forbid_unknown_fields=True, gc=False):
     segment: Count
     key: _Key
     offset_in_leaf: Count
     size: Count
 
 
-class PieceDoc(Struct, forbid_unknown_fields=True):
-    device_id: Id
+class PieceDoc(Struct, forbid_unknown_fields=True, gc=False):
+    device_id: str
+    """As `generation` one of a segment's, which `check_manifest` holds it to: looked at once there, not per piece."""
     segment: Count
     key: _Key
     offset_in_leaf: Count
     size: Count
-    generation: Id
+    generation: str
 
 
-class _LeafFacts(Struct, forbid_unknown_fields=True):
+class _LeafFacts(Struct, forbid_unknown_fields=True, gc=False):
     name: Name
     dtype: str
     shape: _Sizes
@@ -57,15 +58,15 @@ class _LeafFacts(Struct, forbid_unknown_fields=True):
     replicas: Positive
 
 
-class DraftLeafDoc(_LeafFacts, forbid_unknown_fields=True):
+class DraftLeafDoc(_LeafFacts, forbid_unknown_fields=True, gc=False):
     pieces: tuple[PlannedPieceDoc, ...]
 
 
-class LeafDoc(_LeafFacts, forbid_unknown_fields=True):
+class LeafDoc(_LeafFacts, forbid_unknown_fields=True, gc=False):
     pieces: tuple[PieceDoc, ...]
 
 
-class AliasDoc(Struct, forbid_unknown_fields=True):
+class AliasDoc(Struct, forbid_unknown_fields=True, gc=False):
     name: Name
     of: Name
     offset: Count
@@ -74,7 +75,7 @@ class AliasDoc(Struct, forbid_unknown_fields=True):
     strides: _Sizes
 
 
-class RecordDoc(Struct, forbid_unknown_fields=True):
+class RecordDoc(Struct, forbid_unknown_fields=True, gc=False):
     segment: Count
     device_id: Id
     generation: Id
@@ -85,7 +86,7 @@ class RecordDoc(Struct, forbid_unknown_fields=True):
     """16 hex digits (big-endian) for each 4 MiB block, in order; a JSON number would lose bits in other languages."""
 
 
-class _EntryDoc(Struct, forbid_unknown_fields=True):
+class _EntryDoc(Struct, forbid_unknown_fields=True, gc=False):
     key: _Key
     dtype: str
     shape: _Sizes
@@ -93,7 +94,7 @@ class _EntryDoc(Struct, forbid_unknown_fields=True):
     end: Count
 
 
-class PlanDoc(Struct, forbid_unknown_fields=True):
+class PlanDoc(Struct, forbid_unknown_fields=True, gc=False):
     segment: Count
     slot_offset: Count
     header_size: Count

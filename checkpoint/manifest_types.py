@@ -1,6 +1,6 @@
 """The parts of a manifest as values: what one rank contributed at one step, and where every byte of it lies."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from ..core.ids import CheckpointId
 from .leaf import Alias, LeafSpec
@@ -12,8 +12,7 @@ HEADER_ALIGNMENT_BYTES = 4096
 """A segment's data begin at a multiple of this, so that they are aligned for direct I/O on every known device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedPiece:
+class PlannedPiece(Struct, frozen=True, kw_only=True, gc=False):
     """A run of bytes of one leaf inside one segment of a layout, which knows no device."""
 
     leaf: str
@@ -24,16 +23,14 @@ class PlannedPiece:
     """Name in the safetensors header: the leaf's name, or `<name>@<start>:<stop>` for rows of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece(PlannedPiece):
+class Piece(PlannedPiece, frozen=True, kw_only=True, gc=False):
     """A piece as written. It may lie in another rank's or an older generation's segment."""
 
     device_id: str
     generation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentEntry:
+class SegmentEntry(Struct, frozen=True, kw_only=True, gc=False):
     """One entry of a safetensors header; `begin` and `end` are bytes from the start of the data."""
 
     key: str
@@ -44,8 +41,7 @@ class SegmentEntry:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentPlan:
+class SegmentPlan(Struct, frozen=True, kw_only=True, gc=False):
     """One segment file as the layout places it in a slot: header, then the entries' bytes without holes.
 
     Which device gets it is dealt when it is written (deal_plan.py).
@@ -65,8 +61,7 @@ class SegmentPlan:
         return self.header_size_bytes + self.data_size_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRecord:
+class SegmentRecord(Struct, frozen=True, kw_only=True, gc=False):
     """One committed segment file: where it is, how long it is, and the checksum of each of its blocks."""
 
     segment: int
@@ -80,8 +75,7 @@ class SegmentRecord:
     """XXH3-64 of each 4 MiB block, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(Struct, frozen=True, kw_only=True):
     """What the hook says about a sealed snapshot: no device, no generation. Checked before it is believed."""
 
     checkpoint: CheckpointId
@@ -99,8 +93,7 @@ class Draft:
     """Small facts shown by `everstep show`: epoch, finished, torch and python version, intra-op threads, …"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestHead:
+class ManifestHead(Struct, frozen=True, kw_only=True):
     """A manifest without leaves and values: what recovery keeps of it."""
 
     run_id: str
@@ -116,8 +109,7 @@ class ManifestHead:
     segments: tuple[SegmentRecord, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestOverview(ManifestHead):
+class ManifestOverview(ManifestHead, frozen=True, kw_only=True):
     """A manifest with some of its leaves: what a person is shown of it."""
 
     leaves: tuple[LeafSpec, ...]
@@ -127,8 +119,7 @@ class ManifestOverview(ManifestHead):
     aliases: tuple[Alias, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest(ManifestHead):
+class Manifest(ManifestHead, frozen=True, kw_only=True):
     """One rank's shard of one checkpoint, as committed; immutable."""
 
     layout_digest: str

@@ -9,12 +9,13 @@ The stamp comes first and has a fixed width, so that a header's size depends on 
 before there is a generation) and the stamp can be read from the first 512 bytes of a file.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta, Struct
 
 from ..core.errors import CorruptDataError, FormatVersionError, StateTypeError
 from ..core.ids import CheckpointId, is_id
@@ -51,6 +52,18 @@ _STAMP_TEXT = re.compile(
     rb'\{"__metadata__":\{"format":"everstep-segment-v(\d{1,9})","generation":"([0-9a-f]{32})",'
     rb'"run_id":"([0-9a-f]{32})","attempt":"(\d{20})","step":"(\d{20})","rank":"(\d{20})","segment":"(\d{20})"\}'
 )
+
+
+_Size = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+
+
+class _EntryDoc(Struct, forbid_unknown_fields=True, gc=False):
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+
+_ENTRIES_DECODER = msgspec.json.Decoder(dict[str, _EntryDoc])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +152,7 @@ def _header_text(entries: Sequence[SegmentEntry], stamp: SegmentStamp) -> bytes:
     for entry in entries:
         if entry.key in document:
             raise ValueError(f"the key {entry.key!r} stands twice in one segment, or is reserved")
-        document[entry.key] = {
-            "dtype": entry.dtype,
-            "shape": entry.shape,
-            "data_offsets": (entry.begin, entry.end),
-        }
+        document[entry.key] = _EntryDoc(entry.dtype, entry.shape, (entry.begin, entry.end))
     return msgspec.json.encode(document)  # as it stands: no spaces, UTF-8
 
 
@@ -172,6 +181,11 @@ def read_stamp(prefix: bytes) -> SegmentStamp:
         CorruptDataError: these are not the first bytes of an everstep segment.
         FormatVersionError: written by a newer format version.
     """
+    return _read_stamp(prefix)[0]
+
+
+def _read_stamp(prefix: bytes) -> tuple[SegmentStamp, int]:
+    """Return the stamp and where its text ends."""
     found = _STAMP_TEXT.match(prefix, _LENGTH_FIELD_BYTES)
     if found is None:
         raise CorruptDataError("the header does not begin with the stamp of an everstep segment")
@@ -182,7 +196,7 @@ def read_stamp(prefix: bytes) -> SegmentStamp:
             hint="upgrade everstep",
         )
     try:
-        return SegmentStamp(
+        stamp = SegmentStamp(
             generation=found[2].decode(),
             run_id=found[3].decode(),
             checkpoint=CheckpointId(int(found[4]), int(found[5])),
@@ -191,13 +205,14 @@ def read_stamp(prefix: bytes) -> SegmentStamp:
         )
     except ValueError as exc:
         raise CorruptDataError(f"the stamp of the segment is out of range: {exc}") from exc
+    return stamp, found.end()
 
 
 def parse_header(prefix: bytes, file_size_bytes: int) -> tuple[SegmentStamp, tuple[SegmentEntry, ...]]:
     """Return stamp and entries of a file that has this size and begins with `prefix` (at least its whole header).
 
-    Everything is checked: padding, UTF-8, no key twice, dtype x shape = bytes, entries in order without holes or
-    overlap and covering the file exactly.
+    Everything is checked: dtype x shape = bytes, entries in order without holes or overlap and covering the file
+    exactly, and that the text is what `build_header` writes of them (no key twice, nothing but spaces behind it).
 
     Raises:
         CorruptDataError: anything of that does not hold; the message says what.
@@ -206,10 +221,8 @@ def parse_header(prefix: bytes, file_size_bytes: int) -> tuple[SegmentStamp, tup
     size = header_size_of(prefix, file_size_bytes)
     if len(prefix) < size:
         raise CorruptDataError(f"the header has {size} bytes, only {len(prefix)} are there")
-    stamp = read_stamp(prefix)
-    document = _load_json(prefix[_LENGTH_FIELD_BYTES:size])
-    document.pop(_METADATA_KEY)
-    entries = tuple(_entry(key, value) for key, value in document.items())
+    stamp, stamp_end = _read_stamp(prefix)
+    entries = _parse_entries(prefix[stamp_end:size].rstrip(b" "))
     end = check_entries(entries)
     if size + end != file_size_bytes:
         raise CorruptDataError(
@@ -217,6 +230,29 @@ def parse_header(prefix: bytes, file_size_bytes: int) -> tuple[SegmentStamp, tup
             hint="the file was cut off or extended",
         )
     return stamp, entries
+
+
+def _parse_entries(text: bytes) -> tuple[SegmentEntry, ...]:
+    """Return the entries of the text behind the stamp: a comma, unless there are none, and the rest of the object."""
+    try:
+        document = _ENTRIES_DECODER.decode(b"{" + text.removeprefix(b","))
+        written = b"," * bool(document) + msgspec.json.encode(document)[1:]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        raise CorruptDataError(f"the header does not list entries: {exc}") from exc
+    if written != text:
+        raise CorruptDataError(
+            "the header is not as everstep writes it: a key stands twice, or JSON is laid out otherwise"
+        )
+    return tuple(
+        SegmentEntry(
+            key=key,
+            dtype=found.dtype,
+            shape=found.shape,
+            begin=found.data_offsets[0],
+            end=found.data_offsets[1],
+        )
+        for key, found in document.items()
+    )
 
 
 def check_entries(entries: Iterable[SegmentEntry]) -> int:
@@ -254,53 +290,3 @@ def _element_count(shape: Sequence[int], count_max: int) -> int:
         if count > count_max:
             break
     return count
-
-
-def _load_json(text: bytes) -> dict[str, object]:
-    try:
-        document: object = json.loads(
-            text.decode(), object_pairs_hook=_object_without_repeats, parse_constant=_refuse_constant
-        )
-    except (ValueError, RecursionError) as exc:
-        raise CorruptDataError(f"the header is not valid JSON: {exc}") from exc
-    return _as_object(document, "the header")
-
-
-def _object_without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _as_object(value: object, what: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise CorruptDataError(f"{what} is not a JSON object")
-    return value  # pyright: ignore[reportUnknownVariableType] (JSON objects have str keys)
-
-
-def _entry(key: str, value: object) -> SegmentEntry:
-    fields = _as_object(value, f"entry {key!r}")
-    if fields.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CorruptDataError(f"entry {key!r} has the fields {sorted(fields)}")
-    dtype = fields["dtype"]
-    shape = _integers(fields["shape"], key)
-    offsets = _integers(fields["data_offsets"], key)
-    if not isinstance(dtype, str) or len(offsets) != 2:
-        raise CorruptDataError(f"entry {key!r} has no dtype or not two offsets")
-    return SegmentEntry(key=key, dtype=dtype, shape=shape, begin=offsets[0], end=offsets[1])
-
-
-def _integers(value: object, key: str) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise CorruptDataError(f"entry {key!r}: a list of numbers is missing")
-    numbers: list[int] = []
-    for number in value:  # pyright: ignore[reportUnknownVariableType] (checked in the next line)
-        if type(number) is not int or not 0 <= number <= INTEGER_MAX:  # pyright: ignore[reportUnknownArgumentType] (bool is an int)
-            raise CorruptDataError(f"entry {key!r}: {number!r} is not a size")
-        numbers.append(number)
-    return tuple(numbers)

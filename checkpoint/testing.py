@@ -7,10 +7,12 @@ import random
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import cast
+
+from msgspec.structs import replace
 
 from ..core.ids import CheckpointId
 from .commit import FailedTry, ignore_try, persist_again, persist_shard

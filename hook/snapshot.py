@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.value_format import dump_values
@@ -359,7 +361,11 @@ class Snapshotter:
         if known is not None and what == self._layout_of_what and known.has_room_for(values_size_bytes):
             return known
         specs = capture.specs
-        leaves = [replace(spec, replicas=self._world_size) for spec in specs] if self._replicated else specs
+        leaves = (
+            [structs.replace(spec, replicas=self._world_size) for spec in specs]
+            if self._replicated
+            else specs
+        )
         layout = plan_layout(
             leaves,
             capture.aliases,

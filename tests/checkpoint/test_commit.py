@@ -1,11 +1,11 @@
 import errno
 import os
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.checkpoint import shard_write
 from everstep.checkpoint.aio_engine import AioEngine

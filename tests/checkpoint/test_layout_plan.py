@@ -1,12 +1,12 @@
 """Layouts: every byte once, without holes, aligned, balanced, a pure function of the structure."""
 
-import dataclasses
 import itertools
 
 import pytest
 from any_leaves import leaves
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from everstep.checkpoint.dtype_format import itemsize_bytes, safetensors_dtype
 from everstep.checkpoint.layout_plan import (
@@ -114,11 +114,11 @@ def test_the_digest_tells_every_change_of_structure() -> None:
         plan_layout([base], (), segment_count=1).digest,
         plan_layout([base], (), segment_count=2).digest,
         plan_layout([base], (tied,), segment_count=1).digest,
-        plan_layout([base], (dataclasses.replace(tied, offset_bytes=4),), segment_count=1).digest,
+        plan_layout([base], (structs.replace(tied, offset_bytes=4),), segment_count=1).digest,
         plan_layout([whole_leaf("a", "int32", (8, 4))], (), segment_count=1).digest,
         plan_layout([whole_leaf("c", "float32", (8, 4))], (), segment_count=1).digest,
         plan_layout([whole_leaf("a", "float32", (4, 8))], (), segment_count=1).digest,
-        plan_layout([dataclasses.replace(base, strides=(1, 8))], (), segment_count=1).digest,
+        plan_layout([structs.replace(base, strides=(1, 8))], (), segment_count=1).digest,
         plan_layout([whole_leaf("a", "float32", (8, 4), replicas=2)], (), segment_count=1).digest,
     ]
     for left, right in itertools.combinations(digests, 2):
@@ -136,7 +136,7 @@ def test_a_big_tensor_is_cut_by_rows() -> None:
 
 
 def test_a_tensor_in_another_order_is_stored_in_its_own_order() -> None:
-    spec = dataclasses.replace(whole_leaf("w", "float32", (2, 3, 5, 7)), strides=(105, 1, 21, 3))
+    spec = structs.replace(whole_leaf("w", "float32", (2, 3, 5, 7)), strides=(105, 1, 21, 3))
     (plan,) = plan_layout([spec], (), segment_count=1).segments
     assert plan.entries[0].shape == (2, 5, 7, 3)
 

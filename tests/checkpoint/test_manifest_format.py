@@ -5,13 +5,13 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from everstep.checkpoint.draft_format import (
     DraftEncoder,

@@ -4,10 +4,10 @@ import random
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.checkpoint.catalogue import CheckpointState
 from everstep.checkpoint.manifest_format import encode_manifest

@@ -1,11 +1,10 @@
 """Layouts of a ring: every byte once, no file larger than its window, whatever the leaves are."""
 
-import dataclasses
-
 import pytest
 from any_leaves import leaves
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from everstep.checkpoint.layout_plan import CUT_MIN_BYTES, plan_layout
 from everstep.checkpoint.leaf import LeafSpec, whole_leaf
@@ -82,7 +81,7 @@ def test_a_large_tensor_fills_its_windows() -> None:
 
 def test_what_cannot_be_cut_makes_windows_larger_and_fewer() -> None:
     row = whole_leaf("row", "int8", (1, 20 * MIB))
-    turned = dataclasses.replace(whole_leaf("turned", "int8", (1024, 20 * 1024)), strides=(1, 1024))
+    turned = structs.replace(whole_leaf("turned", "int8", (1024, 20 * 1024)), strides=(1, 1024))
     for leaf in (row, turned):
         full = plan_layout([leaf, whole_leaf("rest", "int8", (90 * MIB,))], [], segment_count=4)
         slot = full.draft_capacity_bytes + 50 * MIB

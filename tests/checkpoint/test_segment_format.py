@@ -102,27 +102,44 @@ METADATA = json.dumps(json.loads(build_header((), STAMP)[8:])["__metadata__"], s
         ('"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}', 4, "does not fill"),
         ('"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}', 8, "expected to begin at 0"),
         ('"a":{"dtype":"Q3","shape":[2],"data_offsets":[0,8]}', 8, "unknown dtype"),
-        ('"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}', 8, "not a size"),
-        ('"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}', 4, "not a size"),
-        ('"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}', 8, "not a size"),
-        ('"a":{"dtype":"F32","shape":[99999999999999999999],"data_offsets":[0,8]}', 8, "not a size"),
-        ('"a":{"dtype":"F32","shape":[2]}', 8, "has the fields"),
-        ('"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}', 8, "has the fields"),
-        ('"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}', 8, "list of numbers"),
-        ('"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8,8]}', 8, "not two offsets"),
-        ('"a":{"dtype":1,"shape":[2],"data_offsets":[0,8]}', 8, "no dtype"),
-        ('"a":3', 0, "not a JSON object"),
-        ('"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},' * 2 + '"b":1', 0, "stands twice"),
-        ('"a":NaN', 0, "NaN is not JSON"),
-        ('"a":' + "[" * 3000, 0, "not valid JSON"),
-        ('"\udcff":{}', 0, "not valid JSON"),
-        ('"a":', 0, "not valid JSON"),
+        ('"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}', 8, "`int` >= 0"),
+        ('"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}', 4, "Expected `int`"),
+        ('"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}', 8, "Expected `int`"),
+        ('"a":{"dtype":"F32","shape":[99999999999999999999],"data_offsets":[0,8]}', 8, "out of range|`int`"),
+        ('"a":{"dtype":"F32","shape":[2]}', 8, "required field `data_offsets`"),
+        ('"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}', 8, "unknown field `x`"),
+        ('"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}', 8, "Expected `array`"),
+        ('"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8,8]}', 8, "Expected `array` of length 2"),
+        ('"a":{"dtype":1,"shape":[2],"data_offsets":[0,8]}', 8, "Expected `str`"),
+        ('"a":3', 0, "Expected `object`"),
+        (
+            '"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},' * 2
+            + '"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}',
+            0,
+            "stands twice",
+        ),
+        ('"a": {"dtype":"U8","shape":[0],"data_offsets":[0,0]}', 0, "laid out otherwise"),
+        ('"a":{"shape":[0],"dtype":"U8","data_offsets":[0,0]}', 0, "laid out otherwise"),
+        ('"a":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}', 0, "stands twice"),
+        ('"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}{', 0, "does not list entries"),
+        ('"a":NaN', 0, "malformed"),
+        ('"a":' + "[" * 3000, 0, "does not list entries"),
+        ('"\udcff":{}', 0, "does not list entries"),
+        ('"a":', 0, "does not list entries"),
     ],
 )
 def test_a_wrong_header_is_refused_with_its_reason(entries: str, data_bytes: int, reason: str) -> None:
     prefix, size = with_text(f'{{"__metadata__":{METADATA},{entries}}}', data_bytes)
     with pytest.raises(CorruptDataError, match=reason):
         parse_header(prefix, size)
+
+
+@pytest.mark.parametrize(
+    "behind", [",}", '"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', ",,}", "} }", "}\n"]
+)
+def test_what_follows_the_stamp_is_refused_unless_it_is_a_header(behind: str) -> None:
+    with pytest.raises(CorruptDataError):
+        parse_header(*with_text(f'{{"__metadata__":{METADATA}{behind}'))
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import os
 import shutil
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.checkpoint.commit import lost_segments
 from everstep.checkpoint.device import Device

@@ -2,11 +2,11 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from everstep.checkpoint.leaf import Alias, LeafSpec, contiguous_strides, whole_leaf
 from everstep.checkpoint.manifest_types import Manifest

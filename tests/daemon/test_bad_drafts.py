@@ -1,10 +1,10 @@
 """Drafts that are well-formed and say what cannot be: refused when they are sealed, and the daemon goes on."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.checkpoint.draft_format import encode_draft
 from everstep.checkpoint.manifest_types import Draft

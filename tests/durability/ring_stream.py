@@ -4,6 +4,8 @@ import queue
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from msgspec import structs
+
 from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.copy_gate import CopyGate
 from everstep.checkpoint.layout_plan import plan_layout
@@ -25,7 +27,8 @@ def ring_state(state: State, window_count: int) -> State:
     assert len(layout.segments) > window_count, "so few segments need no ring"
     size = max(align_up(plan.file_size_bytes) for plan in layout.segments)
     plans = tuple(
-        replace(plan, slot_offset_bytes=plan.segment % window_count * size) for plan in layout.segments
+        structs.replace(plan, slot_offset_bytes=plan.segment % window_count * size)
+        for plan in layout.segments
     )
     return State(replace(layout, segments=plans), state.content)
 

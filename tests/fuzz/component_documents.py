@@ -5,11 +5,11 @@ meet the same objects. What the frequency controller kept is put to use as well:
 """
 
 import random
-from dataclasses import replace
 
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from everstep.checkpoint.drift_machine import Block, Spread

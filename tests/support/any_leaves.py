@@ -1,8 +1,7 @@
 """Leaves of any kind, for properties of layouts."""
 
-import dataclasses
-
 from hypothesis import strategies as st
+from msgspec import structs
 
 from everstep.checkpoint.leaf import LeafSpec, whole_leaf
 
@@ -29,5 +28,5 @@ def leaf(draw: st.DrawFn, name: str) -> LeafSpec:
     )
     spec = whole_leaf(name, dtype, shape, replicas=draw(st.integers(1, 3)))
     if len(shape) == 2 and all(shape) and draw(st.booleans()):
-        return dataclasses.replace(spec, strides=(1, shape[0]))
+        return structs.replace(spec, strides=(1, shape[0]))
     return spec

@@ -9,8 +9,9 @@ import json
 import random
 import shutil
 import tempfile
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.layout_plan import plan_layout
