@@ -26,7 +26,8 @@ class PersistResult:
     """A committed shard."""
 
     manifest: Manifest
-    manifest_size_bytes: int
+    content: bytes
+    """The manifest's file."""
     copy_count: int
     """Devices on which the manifest is durable; at least one."""
     device_count: int
@@ -120,7 +121,7 @@ class Publication:
         self._refuse_leaving([result.device for result in durable])
         return PersistResult(
             manifest=self._manifest,
-            manifest_size_bytes=len(content),
+            content=content,
             copy_count=len(durable),
             device_count=len(self._run.store.devices),
             problems=self._problems(results),

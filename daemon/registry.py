@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 from ..checkpoint.copy_gate import CopyGate
 from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.keep import Keep
-from ..checkpoint.manifest_types import Draft, Manifest
+from ..checkpoint.manifest_format import encode_manifest
+from ..checkpoint.manifest_types import Draft, Manifest, SegmentRecord
 from ..checkpoint.run_store import RunStore
 from ..core.errors import FencedError, NotFoundError, UsageError
 from ..core.ids import CheckpointId
@@ -89,13 +90,26 @@ class Lease:
             )
 
 
+class KeptManifest(NamedTuple):
+    """A manifest as a restart will ask for it."""
+
+    content: bytes
+    """Of its file."""
+    segments: tuple[SegmentRecord, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Encode it."""
+        return cls(encode_manifest(manifest), manifest.segments)
+
+
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
     """A sealed snapshot in a slot."""
 
     checkpoint: CheckpointId
     world_size: int
-    manifest: Manifest
+    manifest: KeptManifest
     """What is or will be committed: complete with checksums, so that memory is verified like a disk."""
     draft: Draft
     """What the manifest was made of, to write it again."""

@@ -15,7 +15,7 @@ from ...core.ids import CheckpointId
 from ...proto import frames
 from ..arena import Arena
 from ..blocking import in_executor, in_thread
-from ..registry import RankRecord, Snapshot
+from ..registry import KeptManifest, RankRecord, Snapshot
 from ..slot_machine import SlotState
 from .restore import verify_memory
 
@@ -83,7 +83,7 @@ class Mender:
             work.snapshot.again_failed_for = work.lost
             self._failed(work, error)
         else:
-            work.snapshot.manifest = result.manifest
+            work.snapshot.manifest = KeptManifest(result.content, result.manifest.segments)
             self._done(work, result)
         if work.arena.machine.slots[work.slot].state is SlotState.PERSISTING:
             self._node.free_slots(work.rank, work.arena.number, work.arena.machine.settle(work.slot))
@@ -109,7 +109,8 @@ class Mender:
             raise
         except EverstepError:
             # The headers in the slot may be those of a generation that was abandoned.
-            work.snapshot.manifest = await in_thread(slot_manifest, store, work.snapshot.draft, place)
+            manifest = await in_thread(slot_manifest, store, work.snapshot.draft, place)
+            work.snapshot.manifest = await in_thread(KeptManifest.of, manifest)
             raise
         finally:
             place.map.release()

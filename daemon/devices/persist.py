@@ -16,7 +16,7 @@ from ...checkpoint.commit import FailedTry, persist_shard
 from ...checkpoint.copy_gate import CopyAbandonedError, CopyGate
 from ...checkpoint.draft_format import DraftReader
 from ...checkpoint.late_writes import LateWrites
-from ...checkpoint.manifest_types import Draft, Manifest
+from ...checkpoint.manifest_types import Draft
 from ...checkpoint.publication import PersistResult
 from ...checkpoint.slot_manifest import slot_manifest
 from ...core.errors import CorruptDataError, DeadlineError, EverstepError, NoSpaceError, StorageError
@@ -26,7 +26,7 @@ from ..access.usage import check_disk
 from ..arena import Arena
 from ..blocking import in_executor, in_thread
 from ..processor_class import take_turn_at_once
-from ..registry import Overlap, RankRecord, RunRecord, Snapshot
+from ..registry import KeptManifest, Overlap, RankRecord, RunRecord, Snapshot
 from ..slot_machine import Drop, SlotState
 from .completer import Completer
 from .mend import Mender, Mending
@@ -316,12 +316,12 @@ class Persister:
                 self._end_early(rank, arena, slot, overlap, error)
                 return
             manifest = await in_thread(slot_manifest, rank.run.store, draft, place)
-            self._keep(rank, arena, slot, draft, manifest)
+            self._keep(rank, arena, slot, draft, await in_thread(KeptManifest.of, manifest))
             self._report_failure(rank, draft.checkpoint, error)
         else:
             arena.forget(slot)
             if not arena.is_ring:
-                self._keep(rank, arena, slot, draft, result.manifest)
+                self._keep(rank, arena, slot, draft, KeptManifest(result.content, result.manifest.segments))
             sealed_at_s = overlap.sealed_at_s if overlap else None
             persist_s = time.monotonic() - (sealed_at_s or began_s)
             trace = self._node.traces.committed(
@@ -375,7 +375,7 @@ class Persister:
             self._settled.notify_all()
         self._node.lifetime.changed()
 
-    def _keep(self, rank: RankRecord, arena: Arena, slot: int, draft: Draft, manifest: Manifest) -> None:
+    def _keep(self, rank: RankRecord, arena: Arena, slot: int, draft: Draft, manifest: KeptManifest) -> None:
         rank.snapshots[arena.number, slot] = Snapshot(
             checkpoint=draft.checkpoint,
             world_size=draft.world_size,

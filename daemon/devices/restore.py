@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...checkpoint.catalogue import CheckpointInfo
 from ...checkpoint.checksum import first_bad_block
-from ...checkpoint.manifest_format import decode_manifest, encode_manifest
+from ...checkpoint.manifest_format import decode_manifest
 from ...checkpoint.segment_check import CHUNK_SIZE_BYTES
 from ...checkpoint.shard_reader import ShardReader
 from ...core.errors import CorruptDataError, DataError
@@ -85,8 +85,8 @@ class Restorer:
         if frame.from_devices:
             self._node.metrics.restores.failed_total.labels(CorruptDataError.__name__).inc()
             logger.error("memory_damaged run=%s checkpoint=%s", lease.rank.run.run_id, checkpoint)
-        elif found is not None and (reply := await self._from_memory(lease, *found, frame.request_id)):
-            return reply
+        elif found is not None:
+            return self._from_memory(lease, *found, frame.request_id)
         try:
             return await self._from_disk(lease, checkpoint, frame)
         except DataError as error:
@@ -108,15 +108,12 @@ class Restorer:
                 return arena, snapshot
         return None
 
-    async def _from_memory(
+    def _from_memory(
         self, lease: Lease, arena: Arena, snapshot: Snapshot, request_id: int
-    ) -> tuple[frames.Fetched, int] | None:
-        """Return where the snapshot lies; None when a fenced trainer has come to share its memory meanwhile."""
-        rank = lease.rank
-        encoded = await in_thread(encode_manifest, snapshot.manifest)
+    ) -> tuple[frames.Fetched, int]:
+        """Return where the snapshot lies."""
         lease.check()
-        if rank.arena(arena.number).shared_with_dead:
-            return None
+        rank = lease.rank
         rank.current = arena.number
         if arena.stored is not None:
             arena.stored.state.add_mapper(lease.holder.pid)
@@ -134,7 +131,7 @@ class Restorer:
             slot_size_bytes=arena.slot_size_bytes,
             slot_count=len(arena.machine.slots),
             layout_digest=arena.layout_digest,
-            manifest=encoded,
+            manifest=snapshot.manifest.content,
             segment_offsets_bytes=list(snapshot.offsets_bytes),
             free_slots=arena.machine.usable_slots,
         )
