@@ -17,8 +17,8 @@ _LEAST_BYTES = 64 * 1024
 """Smaller leaves lie together, where memory is mapped already or soon is."""
 _GAP_BYTES = 2 * _PAGE_BYTES
 """What an allocator keeps between two large pieces at most; of both one range is made."""
-_CALL_BYTES = 32 * 1024 * 1024
-"""At most this much per call, some 10 ms: so long does `stop` wait."""
+_CALL_BYTES = 4 * 1024 * 1024
+"""At most this much per call, some 2 ms: so long wait `stop`, and whoever needs memory mapped meanwhile."""
 _MADV_POPULATE_WRITE = 23
 """Since Linux 5.14; changes no byte."""
 

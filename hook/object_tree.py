@@ -267,7 +267,8 @@ def leaf_names(data: object) -> list[str]:
             for key, item in cast(dict[str, object], part).items():
                 leaf = _leaf_of(key, item)
                 if leaf is None:
-                    pending.append(item)
+                    if isinstance(item, list | dict):
+                        pending.append(cast(object, item))
                 elif isinstance(leaf, str):
                     found.append(leaf)
                 else:

@@ -62,6 +62,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
+@functools.cache
 def torch_dtype(name: str) -> torch.dtype:
     """Return the dtype of that name. Raises StateTypeError when the format or this torch does not know it."""
     itemsize_bytes(name)
