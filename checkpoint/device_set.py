@@ -81,7 +81,7 @@ class DeviceSet:
         self.calls = DeviceCalls([device.device_id for device in self._present])
         self.on_change: Callable[[], object] = _nobody_listens
         """Called when a device's state has changed, by the thread that noticed; must not block."""
-        self._locks = tuple(locks or ())
+        self._locks = {lock.path.parent: lock for lock in locks or ()}
         self._lock = threading.Condition()
         self._changing = threading.Lock()
         self._membership = membership
@@ -100,7 +100,7 @@ class DeviceSet:
         with self._lock:
             self._lock.wait_for(lambda: not self._late, CHANGE_DEADLINE_S)
         self.pool.close()
-        for lock in self._locks:
+        for lock in self._locks.values():
             lock.release()
 
     # --- who belongs to it ----------------------------------------------------------------------------------------
@@ -317,12 +317,22 @@ class DeviceSet:
         for device in self.trusted:
             try:
                 with self.watching(device.device_id):
+                    self._check_in_place(device)
                     work(device)
                 done.add(device.device_id)
             except StorageError as exc:
                 failed = failed or exc
         if failed is not None and any(device.device_id not in done for device in self.trusted):
             raise failed
+
+    def _check_in_place(self, device: Device) -> None:
+        """Raise where the path leads elsewhere by now: what is written there nobody will find again."""
+        lock = self._locks.get(device.path)
+        if lock is not None and not lock.is_in_place():
+            raise StorageError(
+                f"{device.path} is not the directory that was opened: it was emptied, unmounted or replaced",
+                hint="put it back, or end the daemon (everstep stop) and begin with what is there now",
+            )
 
     @contextmanager
     def reading(self, device_id: str) -> Generator[None]:

@@ -34,7 +34,17 @@ def _named(path: Path, doing: str) -> Generator[None]:
 
 @dataclass(slots=True)
 class _FileLock:
+    path: Path
     fd: int
+
+    def is_in_place(self) -> bool:
+        """See LockHandle."""
+        with _named(self.path, "looking at"):
+            try:
+                found = self.path.lstat()
+            except FileNotFoundError:
+                return False
+            return os.path.samestat(found, os.fstat(self.fd))
 
     def release(self) -> None:
         """Let go of the lock; a second call does nothing."""
@@ -220,7 +230,7 @@ class RealStorage:
             except OSError:
                 os.close(fd)
                 raise
-        return _FileLock(fd)
+        return _FileLock(path, fd)
 
     def open_new_segment(self, path: Path) -> SegmentHandle:
         """See StorageOps."""

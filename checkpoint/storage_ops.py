@@ -80,6 +80,13 @@ class SegmentHandle:
 class LockHandle(Protocol):
     """A held lock; lets go when released or when the process ends."""
 
+    path: Path
+
+    def is_in_place(self) -> bool:
+        """Tell whether the locked file is still what its path names: not so where the directory was emptied, unmounted
+        or replaced meanwhile."""
+        ...
+
     def release(self) -> None:
         """Let go of the lock; a second call does nothing."""
         ...

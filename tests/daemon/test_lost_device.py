@@ -1,5 +1,6 @@
 """A device that dies or fills under a daemon: what is sealed goes to the rest, and everybody is told."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,6 +201,39 @@ def test_a_job_that_comes_when_a_device_has_died_is_the_first_to_see_it_and_is_l
                 str(devices[0]): DeviceStatus.SUSPECT,
                 str(devices[1]): DeviceStatus.OK,
             }
+
+
+@pytest.mark.parametrize("name", ["known", "new"])
+def test_a_job_that_comes_when_a_directory_was_emptied_writes_nothing_there(
+    node_config: Path, devices: list[Path], socket_path: Path, name: str
+) -> None:
+    """It would be acknowledged, and the next daemon would not know the directory any more."""
+    with node_daemon(node_config, socket_path):
+        with FakeTrainer(socket_path) as trainer:
+            assert isinstance(trainer.open_run(NAMES, name="known"), frames.RunOpened)
+            assert isinstance(trainer.begin_attempt(1), frames.Done)
+        shutil.rmtree(devices[0])
+        devices[0].mkdir()
+        with FakeTrainer(socket_path) as trainer:
+            assert isinstance(trainer.open_run(NAMES, name=name, takeover=True), frames.RunOpened)
+            assert isinstance(trainer.begin_attempt(2), frames.Done)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(2, 1), seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            arena.close()
+        with connected(socket_path) as client:
+            (store,) = client.status().stores
+            (emptied,) = (device for device in store.devices if device.path == str(devices[0]))
+        assert emptied.state is DeviceStatus.SUSPECT
+        assert "is not the directory that was opened" in emptied.reason
+        assert list(devices[0].rglob("*")) == []
+        shutil.rmtree(devices[1])
+        devices[1].mkdir()
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(NAMES, name=name, takeover=True)
+            refused = trainer.begin_attempt(3)
+            assert isinstance(refused, frames.Failure)
+            assert "was emptied, unmounted or replaced" in refused.message
 
 
 def test_where_nothing_is_left_the_trainer_is_told(tmp_path: Path, disk: LoopDisk, socket_path: Path) -> None:

@@ -144,13 +144,17 @@ def _file_stat(device: int, number: int, size_bytes: int) -> FileStat:
 
 
 class _Lock:
-    def __init__(self, held: set[str], path: str) -> None:
+    def __init__(self, held: set[str], path: Path) -> None:
         self._held = held
-        self._path = path
+        self.path = path
+
+    def is_in_place(self) -> bool:
+        """See LockHandle: nobody empties a directory of the model."""
+        return str(self.path) in self._held
 
     def release(self) -> None:
         """Let go of the lock."""
-        self._held.discard(self._path)
+        self._held.discard(str(self.path))
 
 
 class ModelStorage:
@@ -388,7 +392,7 @@ class ModelStorage:
             if self._find(path) is None:
                 self.recorder.add(Sync(self._new(path, is_directory=False)))
                 self.recorder.add(Sync(self._parent(path, "locking")))
-            return _Lock(self._held, str(path))
+            return _Lock(self._held, path)
 
     def open_new_segment(self, path: Path) -> SegmentHandle:
         """See StorageOps."""
