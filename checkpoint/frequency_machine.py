@@ -32,6 +32,8 @@ PROFILE_S = 60.0
 PROFILE_STEPS_MIN = 3 + WARMUP_STEPS
 UNKNOWN_MAX = 8
 """So many times as far apart are checkpoints at most while none has become durable."""
+STALLS_NEEDED = 3
+"""Until so many were measured, each new one counts at once: the first is often dear, and never again (ADR 0090)."""
 
 CALM_CHECKPOINTS = 5
 """Between two changes of the interval, but for what is urgent or new."""
@@ -157,7 +159,9 @@ class FrequencyMachine:
         self._meter = CostMeter(memory.meter)
         self._interval = memory.interval_steps
         self._slower_s = memory.slower_s
-        self._is_settled = memory.interval_steps is not None
+        self._is_known = self._interval is not None
+        """All that a checkpoint costs was measured at least once."""
+        self._is_settled = self._is_known and self._has_stalls(self._meter.figures)
         self._changed_at = self._drifts_known = 0
         self._has_fallen, self._fell_at, self._taken_back = False, -FALL_WAIT_MAX, 0
         """What the last change was, when the last fall was, and how many in a row were none."""
@@ -196,7 +200,7 @@ class FrequencyMachine:
     @property
     def memory(self) -> FrequencyMemory:
         """What the next attempt should know."""
-        interval = self._interval if self._is_settled else None
+        interval = self._interval if self._is_known else None
         return FrequencyMemory(meter=self._meter.memory, interval_steps=interval, slower_s=self._slower_s)
 
     # -- rank 0
@@ -213,7 +217,8 @@ class FrequencyMachine:
     def due(self, start: int, horizon: int) -> tuple[int, ...]:
         """Return the boundaries among [start, horizon) that get a checkpoint, by what is known now."""
         interval = self._interval or 1
-        look_at = min(self._last_listed + interval, self._looked_at + 1 + interval // LOOKS_PER_INTERVAL)
+        looked_for = interval if self._is_settled else min(interval, PROFILE_STEPS)
+        look_at = min(self._last_listed + interval, self._looked_at + 1 + looked_for // LOOKS_PER_INTERVAL)
         if self._is_asked or horizon > look_at:
             self._decide()
             self._looked_at = start
@@ -267,11 +272,17 @@ class FrequencyMachine:
         return min(CALM_CHECKPOINTS << self._taken_back, FALL_WAIT_MAX)
 
     def _settle(self, aim: int) -> None:
-        """Until all that a checkpoint costs was measured once, each new figure counts at once."""
-        self._is_settled = self._figures.stall is not None and self._figures.persist is not None
-        if not self._is_settled:
+        """Until enough checkpoints were measured, each new figure counts at once."""
+        self._is_known = self._figures.stall is not None and self._figures.persist is not None
+        self._is_settled = self._is_known and self._has_stalls(self._figures)
+        if not self._is_known:
             aim = max(aim, PROFILE_STEPS * min(self._meter.taken, UNKNOWN_MAX))
-        self._change(aim)
+        if aim != self._interval:
+            self._change(aim)
+
+    @staticmethod
+    def _has_stalls(figures: Figures) -> bool:
+        return figures.stall is not None and figures.stall.count >= STALLS_NEEDED
 
     def _should_change(self, target: Target, step: Spread, aim: int, most: float) -> bool:
         assert self._interval is not None
@@ -300,9 +311,14 @@ class FrequencyMachine:
         )
 
     def _count_slower_steps(self, step_s: float) -> None:
-        """Let slower steps count once they are known well enough, and then by the upper end: so the budget is safe."""
+        """Let slower steps count once they are known well enough, and then by the upper end: so the budget is safe.
+
+        Not beside a first stall that may never come again: what is little of its interval may be much of the next one.
+        """
         stall, slower = self._figures.stall, self._figures.slower
         if stall is None or slower is None or self._interval is None:
+            return
+        if not self._is_settled and not self._has_stalls(self._figures):
             return
         allowed_s = self._limits.budget * self._interval * step_s
         if _is_decided(stall, slower, allowed_s):
@@ -311,7 +327,7 @@ class FrequencyMachine:
     def _retry_steps(self) -> int:
         """Return how soon a checkpoint is tried again that could not be taken."""
         soon = max(RETRY_STEPS_MIN, self.interval_steps // LOOKS_PER_INTERVAL)
-        return min(soon, self.interval_steps) if self._is_settled else soon
+        return min(soon, self.interval_steps) if self._is_known else soon
 
     # -- the profile, and looking again
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import assert_never
 
+from .cost_window_machine import CostWindow
 from .drift_machine import DRIFT_Z, Block, DriftWindow, Spread
 from .frequency_types import (
     CheckpointPersisted,
@@ -159,9 +160,9 @@ class CostMeter:
     def __init__(self, memory: MeterMemory | None = None) -> None:
         memory = memory or MeterMemory()
         self._step = DriftWindow(memory.step, check_every=STEPS_PER_CHECK)
-        self._stall = DriftWindow(memory.stall)
+        self._stall = CostWindow(memory.stall)
         self._slower = DriftWindow(memory.slower)
-        self._persist, self._held = DriftWindow(memory.persist), DriftWindow(memory.held)
+        self._persist, self._held = CostWindow(memory.persist), CostWindow(memory.held)
         self._size_bytes, self._trained_s = memory.size_bytes, memory.trained_s
         self._failures = {
             FailureKind.TRAINER: memory.trainer_failures,

@@ -148,6 +148,56 @@ def test_the_budget_holds_where_steps_become_much_shorter_and_storage_is_always_
     assert training.share(training.taken[changed + SETTLED]) <= budget
 
 
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("once_count", [1, 2])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_what_the_first_checkpoints_pay_once_is_repaid_once(
+    budget: float, once_count: int, noise: float, lookahead: int
+) -> None:
+    """10 s that no later one takes: each that took them is repaid within the budget, and then all is as usual.
+
+    With noise, slower steps count by the upper end of what is known of them: another bound, the same for all.
+    """
+    usual = Training(lambda _: NORMAL, Limits(budget=budget)).run_checkpoints(SETTLED)
+    most = 0.5 / budget / NORMAL.step_s if noise else 1.5 * usual.decision.interval_steps
+    world = replace(NORMAL, noise=noise, once_s=10.0, once_count=once_count)
+    training = Training(lambda _: world, Limits(budget=budget), lookahead=lookahead)
+    training.run_checkpoints(once_count + 1)
+    repaid_s = sum(training.base_s[training.taken[0] + 1 : training.taken[-1] + 1])
+    assert repaid_s * budget >= 10.0 * once_count
+    assert repaid_s * budget <= 12.5 * once_count
+    training.run_checkpoints(SETTLED - once_count)
+    assert training.decision.interval_steps <= most
+    assert training.taken[-1] - training.taken[once_count] <= SETTLED * most
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_what_the_first_checkpoint_of_a_restart_pays_once_changes_nothing(budget: float) -> None:
+    world = replace(NORMAL, once_s=10.0)
+    training = Training(lambda _: world, Limits(budget=budget)).run_checkpoints(20)
+    training.run(training.decision.interval_steps)
+    learnt = training.decision.interval_steps
+    training.restart()
+    for _ in range(2 * SETTLED):
+        training.run_checkpoints(1)
+        assert training.decision.interval_steps == learnt
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("stalls_s", [(10.0, 0.005), (0.005, 10.0), (10.0, 10.0, 0.005)])
+def test_stalls_that_are_dear_again_and_again_are_believed_at_the_next_one(
+    stalls_s: tuple[float, ...], budget: float
+) -> None:
+    """A cheap one among them is followed once: by the tenth checkpoint at the latest the budget holds."""
+    now = [replace(NORMAL, eager_s=stalls_s[0])]
+    training = Training(lambda _: now[0], Limits(budget=budget))
+    for number in range(1, 60):
+        training.run_checkpoints(1)
+        now[0] = replace(NORMAL, eager_s=stalls_s[number % len(stalls_s)])
+    assert training.share(training.taken[SETTLED]) <= budget
+
+
 @pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("drive_noise", [0.0, 0.3])
 def test_a_device_that_recovers_takes_the_interval_along_though_its_speed_varies(

@@ -44,6 +44,9 @@ class World:
     late_s: float = 0.0
     late_after: int = 0
     """Each checkpoint makes one step longer by so much, so many steps after it: memory that is given back, a commit."""
+    once_s: float = 0.0
+    once_count: int = 1
+    """So many first checkpoints of a process stall so much longer: memory is touched, CUDA begins."""
     pause_s: float = 0.0
     """Of an evaluation, each `pause_every` steps."""
     pause_every: int = 100
@@ -89,6 +92,7 @@ class Training:
         self._in_flight: deque[tuple[float, CheckpointPersisted, Durable]] = deque()
         self._durable: Durable | None = None
         self._attempt = 1
+        self._taken_before = 0
         self._device_free_s = 0.0
         self._due: set[int] = set()
         self._horizon = 1
@@ -135,6 +139,7 @@ class Training:
         if kind is not None:
             self.machine.observe(Failed(kind=kind, attempts=self._attempt - found.attempt))
         self.taken = [step for step in self.taken if step <= self.step]
+        self._taken_before = len(self.taken)
         self._in_flight.clear()
         self._due.clear()
         self._horizon, self._guard_until_s = self.step + 1, None
@@ -201,13 +206,16 @@ class Training:
             self.skipped.append(self.step)
             self.machine.observe(CheckpointSkipped(step=self.step))
             return
+        eager_s = world.eager_s
+        if len(self.taken) - self._taken_before < world.once_count:
+            eager_s += world.once_s
         self.taken.append(self.step)
         holds = Durable(self.step, self._attempt, self.machine.memory)
         self.machine.observe(CheckpointTaken(step=self.step))
         begun_s = self.now_s
-        self.now_s += world.eager_s
-        self._eager_s = world.eager_s
-        self.excess_s[-1] += world.eager_s
+        self.now_s += eager_s
+        self._eager_s = eager_s
+        self.excess_s[-1] += eager_s
         copied_s = self.now_s + world.copy_s
         self._guard_until_s = copied_s
         persist_s = world.persist_s * self._noise(world.drive_noise)
