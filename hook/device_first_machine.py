@@ -64,7 +64,8 @@ class DeviceFirstMachine:
 
     way: Way = Way.HOST
     """Of the newest snapshot."""
-    _times: CopyTimes | None = None
+    _misfit: CopyTimes | None = None
+    """The newest times that were late."""
     _needed_bytes: int = 0
     _late: int = 0
     _early: int = 0
@@ -81,7 +82,7 @@ class DeviceFirstMachine:
 
     def measured(self, times: CopyTimes) -> None:
         """Take what one snapshot took, whichever way it went."""
-        self._times = times
+        self._misfit = times if times.is_late else self._misfit
         self._late = self._late + 1 if times.is_late else 0
         self._early = self._early + 1 if times.is_early else 0
         if not self._is_too_long and self._late >= STREAK:
@@ -114,9 +115,9 @@ class DeviceFirstMachine:
     @property
     def reason(self) -> str:
         """Return why snapshots go the way they do, for people; empty where copies to the host fit, or nobody knows."""
-        if self._times is None or not self._is_too_long:
+        if self._misfit is None or not self._is_too_long:
             return ""
-        copy, window = duration_text(self._times.copy_s), duration_text(self._times.window_s)
+        copy, window = duration_text(self._misfit.copy_s), duration_text(self._misfit.window_s)
         misfit = f"do not fit in {window} between boundary and optimizer step"
         memory = f"{size_text(self._needed_bytes)} of GPU memory"
         if self.way is Way.DEVICE:

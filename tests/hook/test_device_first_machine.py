@@ -111,6 +111,13 @@ class TestReason:
             "optimizer step; 1.0 GiB of GPU memory"
         )
 
+    def test_tells_the_newest_times_that_did_not_fit(self) -> None:
+        """Single copies that fit, as from a clone, are no reason to take memory."""
+        machine = on_device()
+        take(machine, CopyTimes(copy_s=0.4, window_s=0.1))
+        take(machine, EARLY_TIMES, count=STREAK - 1)
+        assert ": 400 ms to the host do not fit in 100 ms between" in machine.reason
+
     def test_tells_what_memory_is_missing(self) -> None:
         machine = on_device()
         take(machine, free_bytes=0)
