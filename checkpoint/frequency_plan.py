@@ -7,7 +7,7 @@ in seconds between two checkpoints. `everstep plan` predicts with the same funct
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 from ..core.durations import duration_text
 from .drift_machine import SURE_Z, Spread, student_t
@@ -135,6 +135,21 @@ def _budget(figures: Figures, stall: Spread, slower_s: float, budget: float) -> 
         aim_s=ROOM * need_s,
         text=f"the budget: {parts} / {100 * budget:.3g} %",
     )
+
+
+def full_after_bytes(drives: Iterable[tuple[float, float]]) -> float:
+    """Return how much is written until the first drive is written full once; 0 where nobody knows how large any is.
+
+    `drives`: speed in bytes/s and capacity in bytes of each; 0 where unknown. Each gets bytes by its speed, of whatever
+    size it is; one of unknown speed gets as many as the median of the others (`deal_plan`).
+    """
+    each = list(drives)
+    typical = median([speed for speed, _ in each if speed] or [1.0])
+    speeds = [speed or typical for speed, _ in each]
+    sizes = [
+        capacity * sum(speeds) / speed for speed, (_, capacity) in zip(speeds, each, strict=True) if capacity
+    ]
+    return min(sizes, default=0.0)
 
 
 def _measured(kind: BoundKind, spread: Spread, share: int) -> Bound:

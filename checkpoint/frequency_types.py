@@ -123,7 +123,7 @@ class StorageKnown:
     node: str
     """Which ranks share these devices: any name of the node."""
     capacity_bytes: int
-    """Of the devices; 0 where nobody knows."""
+    """Written to the devices until the first of them is full; 0 where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 from ..core.errors import UsageError
 from ..core.sizes import parse_size
 from .drift_machine import exactly
-from .frequency_plan import DAY_S, Target, find_target, hard_bounds, steps_at_least, steps_at_most
+from .frequency_plan import (
+    DAY_S,
+    Target,
+    find_target,
+    full_after_bytes,
+    hard_bounds,
+    steps_at_least,
+    steps_at_most,
+)
 from .frequency_types import Bound, Figures, Limits
 
 COPY_BYTES_PER_S = 25e9
@@ -249,8 +257,6 @@ def _fill(devices: Sequence[DeviceGroup], node_bytes: int) -> float | None:
         raise UsageError(
             "only some devices have a size", hint="give each kind its size, such as 4x3GBps/7.68TB"
         )
-    persist_s = node_bytes / sum(group.count * group.bytes_per_s for group in devices)
-    fills = [
-        group.bytes_per_s * persist_s / group.capacity_bytes for group in devices if group.capacity_bytes
-    ]
-    return max(fills, default=None)
+    drives = [(group.bytes_per_s, group.capacity_bytes or 0) for group in devices for _ in range(group.count)]
+    full_bytes = full_after_bytes(drives)
+    return node_bytes / full_bytes if full_bytes else None

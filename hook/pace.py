@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from ..checkpoint.frequency_format import dump_memory, load_memory
 from ..checkpoint.frequency_machine import FixedInterval, Frequency, FrequencyMachine, FrequencyMemory
 from ..checkpoint.frequency_meter_machine import PAUSES_MAX
-from ..checkpoint.frequency_plan import DEADLINE_ROOM
+from ..checkpoint.frequency_plan import DEADLINE_ROOM, full_after_bytes
 from ..checkpoint.frequency_types import (
     BoundKind,
     CheckpointPersisted,
@@ -31,6 +31,7 @@ from ..checkpoint.frequency_types import (
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
+from ..proto.frames import DeviceCondition
 from .steering_machine import Steering
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Pace:
             self._storage = StorageKnown(
                 slot_count=self._slots,
                 node=min(device.device_id for device in devices),
-                capacity_bytes=sum(device.capacity_bytes for device in devices),
+                capacity_bytes=_full_after_bytes(devices),
             )
             self._frequency.observe(self._storage)
 
@@ -246,3 +247,9 @@ class Pace:
         self._begun_s.pop(checkpoint, None)
         if skipped:
             self._from_threads.put(CheckpointSkipped(step=checkpoint.step))
+
+
+def _full_after_bytes(devices: Sequence[frames.DeviceInfo]) -> int:
+    """Return how much is written until the first device that gets any is full; 0 where nobody knows."""
+    written = [each for each in devices if each.condition in (DeviceCondition.OK, DeviceCondition.SLOW)]
+    return int(full_after_bytes((each.write_bytes_per_s, each.capacity_bytes) for each in written))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from everstep.checkpoint.drift_machine import Spread, exactly
 from everstep.checkpoint.frequency_plan import (
     find_target,
+    full_after_bytes,
     hard_bounds,
     merge,
     steps_at_least,
@@ -211,3 +212,10 @@ def test_steps_of_an_interval(interval_s: float, step_s: float) -> None:
 def test_a_whole_number_of_steps_is_not_rounded_up() -> None:
     assert steps_at_least(0.3, 0.1) == 3
     assert steps_at_most(0.3, 0.1) == 3
+
+
+def test_the_first_drive_to_be_full_decides_how_much_can_be_written() -> None:
+    assert full_after_bytes([]) == full_after_bytes([(1.0, 0)]) == 0
+    assert full_after_bytes([(0, 100)] * 4) == 400
+    assert full_after_bytes([(7, 100), (1, 1500)]) == pytest.approx(100 * 8 / 7)
+    assert full_after_bytes([(7, 100), (1, 1500), (0, 10)]) == pytest.approx(10 * 12 / 4)

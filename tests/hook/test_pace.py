@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.checkpoint.frequency_format import load_memory
 from everstep.checkpoint.frequency_machine import PROFILE_STEPS
@@ -114,6 +115,32 @@ def test_the_wear_of_the_drives_binds() -> None:
     loop.run(3000, stall_s=0.0001)
     assert pace.decision.kind is BoundKind.ENDURANCE
     assert loop.interval * STEP_S >= 86400 / 0.01 * 1e6 / 1e12
+
+
+@pytest.mark.parametrize(
+    ("devices", "fill"),
+    [
+        ({"a": (0.0, 10**12), "b": (0.0, 15 * 10**12)}, 0.5 * 1e6 / 1e12),
+        ({"a": (7e9, 10**12), "b": (1e9, 15 * 10**12)}, 7 / 8 * 1e6 / 1e12),
+        ({"a": (7e9, 10**12), "b": (7e9, 10**12), "c": (0.0, 15 * 10**12)}, 1 / 3 * 1e6 / 1e12),
+        ({"a": (1e9, 10**12), "b": (1e9, 0)}, 0.5 * 1e6 / 1e12),
+        ({"a": (1e9, 0), "b": (1e9, 0)}, None),
+    ],
+    ids=["unknown speeds", "small and fast", "one unknown speed", "one unknown size", "unknown sizes"],
+)
+def test_the_wear_that_binds_is_that_of_the_drive_that_is_full_soonest(
+    devices: dict[str, tuple[float, int]], fill: float | None
+) -> None:
+    """Each gets bytes by its speed; their sum would say that a small one lasts as long as the large ones."""
+    pace = Pace(every=None, limits=Limits())
+    drained = replace(DEVICE, device_id="z", condition=frames.DeviceCondition.DRAINING, capacity_bytes=10**6)
+    present = [
+        replace(DEVICE, device_id=name, write_bytes_per_s=speed, capacity_bytes=capacity_bytes)
+        for name, (speed, capacity_bytes) in devices.items()
+    ]
+    pace.begin(0, devices=[*present, drained])
+    Loop(pace).run(100)
+    assert pace.figures.fill == ({"a": pytest.approx(fill, rel=1e-6)} if fill else {})
 
 
 @pytest.mark.parametrize(
