@@ -1,12 +1,13 @@
 """What checkpointing cost this run, measured, and what went wrong: nothing is hidden from the training loop."""
 
+import math
 import re
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..checkpoint.frequency_types import Decision, SlowerSteps, StepEnded
+from ..checkpoint.frequency_types import BUDGET_DEFAULT, Decision, SlowerSteps, StepEnded
 from ..core.durations import duration_text
 from ..core.ids import CheckpointId
 from ..dataloader import data_wait
@@ -15,6 +16,11 @@ from ..proto.frames import SkipReason
 
 STEPS_KEPT = 2000
 """Step times kept per kind: enough for a steady median, 16 KiB each."""
+
+BOUNDARIES_KEPT, BOUNDARIES_NEEDED = 256, 64
+"""The same of boundaries; from so many on they are spoken of: the first ones compile, and ask for memory."""
+FAIR_SHARE = 0.5
+"""Of the budget that boundaries without a checkpoint may take: more, and steps are too short for one after each."""
 
 FAILURES_KEPT = 100
 
@@ -88,6 +94,10 @@ class Report:
     """Of `train_s`: the loop waited for batches of everstep's loaders. No cost of checkpoints."""
     seal_s: float = 0.0
     """Beside training, after the copies: the copy thread described the snapshots and handed them to the daemon."""
+    plain_s: float = 0.0
+    """Of `boundary_s`: boundaries at which no checkpoint was due. No interval makes that less."""
+    plain_boundary_s: float = 0.0
+    """Median of the newest of those; 0 while there were few."""
 
     def as_frame(self) -> frames.Costs:
         """Return what the daemon is told of it."""
@@ -122,6 +132,7 @@ class Report:
             "  at this rate": self._rate(),
             "goal missed": self.decision.goal_missed,
             "cost": self._cost(),
+            "steps too short": self.steps_too_short,
             "  boundaries": self._boundaries(),
             "  guard": f"{duration_text(self.guard_s)} in optimizers",
             "  slower steps": self._slower_steps(),
@@ -136,14 +147,33 @@ class Report:
     def _cost(self) -> str:
         if not self.train_s:
             return "not known: nothing was trained yet"
-        return f"{100 * self.slowdown:.2f} % of {duration_text(self.train_s)} of training"
+        text = f"{100 * self.slowdown:.2f} % of {duration_text(self.train_s)} of training"
+        checkpoints, plain = 100 * self.checkpoint_share, 100 * self.plain_share
+        return f"{text}: checkpoints {checkpoints:.2f} %, boundaries without one {plain:.2f} %"
+
+    @property
+    def steps_too_short(self) -> str:
+        """What boundaries take of steps too short for one after each, and what to do; empty where they are not.
+
+        The budget cannot be kept by any interval then: that decides about checkpoints alone.
+        """
+        step_s = self.step_quiet_s or self.step_busy_s
+        allowed_s = FAIR_SHARE * (self.decision.budget or BUDGET_DEFAULT) * step_s
+        if not step_s or self.plain_boundary_s <= allowed_s:
+            return ""
+        boundary, step = duration_text(self.plain_boundary_s), duration_text(step_s)
+        share, steps = 100 * self.plain_boundary_s / step_s, math.ceil(self.plain_boundary_s / allowed_s)
+        return (
+            f"run.step() takes {boundary} without a checkpoint, {share:.3g} % of a step of {step}, whatever the "
+            f"interval; call it once in {steps} such steps"
+        )
 
     def _rate(self) -> str:
         """Return what the interval costs by what is known now, and how well that is known."""
         share, half_width = self.decision.cost_share, self.decision.cost_half_width
         if share is None:
             return ""
-        text = f"{100 * share:.2f} % of training"
+        text = f"checkpoints take {100 * share:.2f} % of training"
         if half_width is not None:
             low, high = max(share - half_width, 0.0), share + half_width
             text = f"{text}, by 95 % confidence {100 * low:.2f} to {100 * high:.2f} %"
@@ -192,9 +222,25 @@ class Report:
 
     @property
     def slowdown(self) -> float:
-        """The whole cost as a share of the time without it; the budget bounds this."""
-        cost_s = self.stall_s + max(self.slower_steps_s, 0.0)
-        return cost_s / (self.train_s - cost_s) if self.train_s > cost_s else 0.0
+        """The whole cost as a share of the time without it: `checkpoint_share` and `plain_share` together."""
+        return self._share(self._cost_s)
+
+    @property
+    def checkpoint_share(self) -> float:
+        """What checkpoints cost, as such a share: the interval keeps this within the budget."""
+        return self._share(self._cost_s - self.plain_s)
+
+    @property
+    def plain_share(self) -> float:
+        """What boundaries without a checkpoint cost, as such a share, whatever the interval."""
+        return self._share(self.plain_s)
+
+    @property
+    def _cost_s(self) -> float:
+        return self.stall_s + max(self.slower_steps_s, 0.0)
+
+    def _share(self, part_s: float) -> float:
+        return part_s / (self.train_s - self._cost_s) if self.train_s > self._cost_s else 0.0
 
 
 _FIGURES = re.compile(r"[0-9]+")
@@ -233,6 +279,8 @@ class CostBook:
     cuda_wait_s: float = 0.0
     train_s: float = 0.0
     boundary_s: float = 0.0
+    plain_s: float = 0.0
+    _plain: deque[float] = field(default_factory=lambda: deque[float](maxlen=BOUNDARIES_KEPT))
     _quiet: deque[float] = field(default_factory=lambda: deque[float](maxlen=STEPS_KEPT))
     _busy: deque[float] = field(default_factory=lambda: deque[float](maxlen=STEPS_KEPT))
     _quiet_count: int = 0
@@ -265,8 +313,8 @@ class CostBook:
         self._quiet_count += not is_busy
         return StepEnded(at_s=arrived_s, step_s=step_s, is_busy=is_busy)
 
-    def left(self, left_s: float, *, opens_busy: bool) -> None:
-        """The boundary is passed.
+    def left(self, left_s: float, *, opens_busy: bool, due: bool = False) -> None:
+        """The boundary is passed. `due`: it should have got a checkpoint.
 
         `opens_busy`: as it is left, something runs beside training. Only boundaries begin such work, so a step that
         opens without any has none in it, and one that opens with some is busy however soon that ends.
@@ -274,6 +322,9 @@ class CostBook:
         assert self._left_s is not None
         self.train_s += left_s - self._left_s
         self.boundary_s += left_s - self._arrived_s
+        if not due:
+            self.plain_s += left_s - self._arrived_s
+            self._plain.append(left_s - self._arrived_s)
         self.steps += 1
         self._left_s, self._opened_busy = left_s, opens_busy
 
@@ -321,5 +372,7 @@ class CostBook:
             slower_steps_s=slower.total_s / slower.steps * self._busy_count if slower.steps else 0.0,
             train_s=self.train_s,
             decision=decision,
+            plain_s=self.plain_s,
+            plain_boundary_s=statistics.median(self._plain) if len(self._plain) >= BOUNDARIES_NEEDED else 0.0,
             data_wait_s=0.0 if self._left_s is None else data_wait.total_s() - self._data_before_s,
         )

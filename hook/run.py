@@ -28,7 +28,7 @@ from .restore import Restored, check_may_restore
 from .rng_state import RngState
 from .run_checkpoints import RunCheckpoints, RunParts
 from .run_end import RunEnd
-from .run_messages import say_closed
+from .run_messages import say_closed, say_steps_too_short
 from .run_restore import RunRestore
 from .run_state import RunState
 from .shard_stream import StreamEvents
@@ -84,7 +84,7 @@ class Run:
         self._storage_notes = StorageNotes(name, link.devices, self._costs)
         self._unusable: FencedError | CorruptDataError | None = None
         self._stream_events: StreamEvents = SimpleQueue()
-        self._asked_restore = self._started = self._closed = False
+        self._asked_restore = self._started = self._closed = self._told_too_short = False
         self._guard_s = self._costs_at_s = 0.0
         self._notes = environment_notes()
         self._snapshotter = self._make_snapshotter(
@@ -230,7 +230,7 @@ class Run:
         self._forgotten.boundary()
         busy = begun or self._checkpoints.busy
         left_s = time.perf_counter()
-        self._costs.left(left_s, opens_busy=busy)
+        self._costs.left(left_s, opens_busy=busy, due=due)
         self._pace.left(left_s - arrived_s, taken=begun)
         self._tell_costs(left_s)
 
@@ -238,7 +238,11 @@ class Run:
         """Let the daemon's status and metrics know what checkpoints cost, every few seconds."""
         if now_s >= self._costs_at_s:
             self._costs_at_s = now_s + COSTS_S
-            said = self.report().as_frame()
+            report = self.report()
+            if report.steps_too_short and not self._told_too_short:
+                self._told_too_short = True
+                say_steps_too_short(self.name, report.steps_too_short)
+            said = report.as_frame()
             self._link.tell(replace(said, step=self._state.step, step_s=self._pace.step_s))
 
     def checkpoint(self) -> None:

@@ -59,17 +59,23 @@ def say_nothing_restored(name: str, link: Link) -> None:
     logger.warning("%s run=%s at=%s: %s", event, name, where, why)
 
 
+def say_steps_too_short(name: str, text: str) -> None:
+    """Say that boundaries alone take more of each step than is fair."""
+    logger.warning("steps_too_short run=%s: %s", name, text)
+
+
 def say_closed(name: str, step: int, report: Report) -> None:
     """Sum the attempt up."""
     logger.info(
         "run_closed run=%s step=%d complete=%d last_complete=%s stall_per_checkpoint_ms=%.2f slowdown_percent=%.2f "
-        "busy_steps=%d quiet_steps=%d skipped=%d failed=%d interval=%d",
+        "boundaries_percent=%.2f busy_steps=%d quiet_steps=%d skipped=%d failed=%d interval=%d",
         name,
         step,
         report.checkpoints_complete,
         report.last_complete or "none",
         report.stall_per_checkpoint_s * 1000,
         report.slowdown * 100,
+        report.plain_share * 100,
         report.busy_steps,
         report.quiet_steps,
         sum(each.count for each in report.skipped.values()),

@@ -5,10 +5,17 @@ from typing import Any
 import pytest
 
 from everstep.checkpoint.frequency_machine import FixedInterval
-from everstep.checkpoint.frequency_types import BoundKind, Decision, Limits, SlowerSteps, StepEnded
+from everstep.checkpoint.frequency_types import (
+    BUDGET_DEFAULT,
+    BoundKind,
+    Decision,
+    Limits,
+    SlowerSteps,
+    StepEnded,
+)
 from everstep.core.ids import CheckpointId
 from everstep.hook.pace import Pace
-from everstep.hook.report import FAILURES_KEPT, STEPS_KEPT, CostBook, Report, Skipped
+from everstep.hook.report import BOUNDARIES_NEEDED, FAILURES_KEPT, STEPS_KEPT, CostBook, Report, Skipped
 from everstep.hook.skip_reasons import NO_SLOT, skip_reason
 from everstep.proto.frames import SkipReason
 from everstep.proto.wire import decode_request, pack
@@ -96,6 +103,42 @@ def test_the_first_boundary_counts_like_any_other() -> None:
     pass_boundary(book, 11.5, 11.5, opens_busy=False, guard_s=0.0)
     assert report_of(book).train_s == pytest.approx(1.5)
     assert report_of(book).slowdown == pytest.approx(0.5)
+
+
+def of_steps(step_s: float, *, boundary_s: float, checkpoint_s: float = 0.0, steps: int = 1000) -> Report:
+    """Return what is said where each tenth boundary gets a checkpoint, and all others take `boundary_s`."""
+    book, now_s = CostBook(), 0.0
+    for number in range(steps):
+        now_s += step_s
+        book.arrived(now_s, guard_s=0.0)
+        is_due = number % 10 == 9
+        now_s += checkpoint_s if is_due else boundary_s
+        book.left(now_s, opens_busy=False, due=is_due)
+    return report_of(book)
+
+
+def test_what_checkpoints_cost_and_what_boundaries_without_one_cost_are_told_apart() -> None:
+    """The interval keeps the first within the budget; nothing but longer steps makes the second less."""
+    report = of_steps(0.0003, boundary_s=0.00008, checkpoint_s=0.00003)
+    assert report.checkpoint_share == pytest.approx(0.01, rel=0.01)
+    assert report.plain_share == pytest.approx(0.9 * 8 / 30, rel=0.01)
+    assert report.slowdown == pytest.approx(report.checkpoint_share + report.plain_share)
+    assert ": checkpoints 1.00 %, boundaries without one 24.02 %" in str(report)
+
+
+def test_steps_too_short_for_a_boundary_after_each_are_told_with_what_to_do() -> None:
+    told = lines_of(of_steps(0.0003, boundary_s=0.00008))["steps too short"]
+    assert told == (
+        "run.step() takes 80 us without a checkpoint, 26.7 % of a step of 300 us, whatever the interval; "
+        "call it once in 16 such steps"
+    )
+    followed = of_steps(16 * 0.0003, boundary_s=0.00008)
+    assert followed.plain_share < BUDGET_DEFAULT / 2
+    assert followed.steps_too_short == ""
+
+
+def test_of_few_boundaries_nothing_is_said() -> None:
+    assert of_steps(0.0003, boundary_s=0.00008, steps=BOUNDARIES_NEEDED).steps_too_short == ""
 
 
 class Loop:
@@ -225,7 +268,7 @@ def test_people_read_what_it_cost_and_why() -> None:
     assert str(report_of(book, SlowerSteps(steps=1, total_s=0.5))).splitlines() == [
         "checkpoints     1 complete, the newest is 1.10",
         "interval        10 steps, every=10, as asked",
-        "cost            19.09 % of 13.1 s of training",
+        "cost            19.09 % of 13.1 s of training: checkpoints 9.09 %, boundaries without one 10.00 %",
         "  boundaries    1.1 s, of it eager copies 0 us",
         "  guard         0 us in optimizers",
         "  slower steps  1 s in 2 of 12 steps, 1 compared with quiet ones of their time",
@@ -242,12 +285,15 @@ def lines_of(report: Report) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        ({}, "1.71 % of training"),
-        ({"cost_half_width": 0.004}, "1.71 % of training, by 95 % confidence 1.31 to 2.11 %"),
+        ({}, "checkpoints take 1.71 % of training"),
+        (
+            {"cost_half_width": 0.004},
+            "checkpoints take 1.71 % of training, by 95 % confidence 1.31 to 2.11 %",
+        ),
         (
             {"cost_half_width": 0.03, "steps_undecided": 2258},
             (
-                "1.71 % of training, by 95 % confidence 0.00 to 4.71 %; "
+                "checkpoints take 1.71 % of training, by 95 % confidence 0.00 to 4.71 %; "
                 "whether slower steps keep the budget is known in about 2258 steps"
             ),
         ),
