@@ -6,7 +6,9 @@ next: its busy steps against its quiet ones, which see the same neighbours and t
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
 from statistics import median
 from typing import assert_never
 
@@ -52,6 +54,8 @@ QUIET_ENOUGH = 8
 UNPAIRED_MAX = 4
 """Checkpoints without a quiet step between them, after which the next one should wait for some."""
 UNPAIRED_QUIET = 2
+BUSY_KEPT = 32
+"""Newest busy steps, which show that quiet ones have become shorter where there are none to measure."""
 UNPAIRED_LIMIT = 64
 """The same where waiting was in vain: each time twice as many, up to this."""
 
@@ -174,6 +178,8 @@ class CostMeter:
         """Quiet steps that may be pauses."""
         self._newest_s = deque[float](maxlen=PAUSE_NEEDS)
         """Steps of whatever kind but busy."""
+        self._newest_busy_s = deque[float](maxlen=BUSY_KEPT)
+        """But for those that look like pauses."""
         self._since_taken = 0
         self._long_at = deque[set[int]](maxlen=PLACES_KEPT)
         """For each of the newest checkpoints: how many steps after it long ones came; the first ones are one place."""
@@ -258,7 +264,17 @@ class CostMeter:
         return cycle.checkpoints >= self._unpaired_max
 
     def give_up_quiet(self) -> None:
-        """No quiet steps came: what the busy ones cost stays unknown for some time."""
+        """No quiet steps came: what the busy ones cost stays unknown for some time.
+
+        A quiet step takes no longer than a busy one. Where those that are known surely do, steps have become shorter
+        since, and the busy ones are the better guess until a quiet one comes.
+        """
+        known, busy = self._step.spread, _all_of(self._newest_busy_s)
+        if known is not None and _is_surely_shorter(busy, known):
+            self._step, self._measured = DriftWindow(check_every=STEPS_PER_CHECK), busy
+            self._newest_s.clear()
+            self._held_back.clear()
+            self._steps_changed()
         self._cycle = None
         self._unpaired_max = min(max(2 * self._unpaired_max, UNPAIRED_MAX), UNPAIRED_LIMIT)
 
@@ -307,7 +323,9 @@ class CostMeter:
         (cycle.long if is_long else cycle.busy).add(step_s)
         self._long_steps.add_busy(is_long=is_long)
         self._busy_until[-1] = self._since_taken
-        if is_long:
+        if not is_long:
+            self._newest_busy_s.append(step_s)
+        else:
             self._long_at[-1].add(max(self._since_taken, FIRST_STEPS))
 
     def _quiet_step(self, step_s: float) -> None:
@@ -384,3 +402,13 @@ class CostMeter:
         known = self._slower.spread
         if known is not None and known.count > 1:
             self._unpaired_max = UNPAIRED_MAX
+
+
+def _all_of(values: Iterable[float]) -> Block:
+    return reduce(Block.joined, (Block(1, value, 0.0) for value in values), Block(0, 0.0, 0.0))
+
+
+def _is_surely_shorter(busy: Block, known: Spread) -> bool:
+    """Tell whether busy steps are shorter than the known ones by more than chance explains."""
+    few = Spread(mean=busy.mean, deviation=math.sqrt(busy.variance), count=busy.samples)
+    return few.mean + few.half_width_at(DRIFT_Z) < known.mean - known.half_width_at(DRIFT_Z)

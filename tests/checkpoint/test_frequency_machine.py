@@ -148,6 +148,19 @@ def test_the_budget_holds_where_steps_become_much_shorter_and_storage_is_always_
     assert training.share(training.taken[changed + SETTLED]) <= budget
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_budget_holds_where_steps_become_shorter_and_none_is_quiet_any_more(
+    budget: float, noise: float
+) -> None:
+    """Waiting for a quiet step is in vain: what is known of them is of the past, as the busy ones show."""
+    now = [replace(NORMAL, noise=noise, slower=0.0)]
+    training = Training(lambda _: now[0], Limits(budget=budget)).run_checkpoints(30)
+    now[0], changed = replace(now[0], step_s=NORMAL.step_s / 3, always_busy=True), len(training.taken)
+    training.run_checkpoints(40)
+    assert training.share(training.taken[changed + SETTLED]) <= budget
+
+
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("once_count", [1, 2])

@@ -207,3 +207,27 @@ def test_the_time_between_failures_is_learnt_from_enough_of_them() -> None:
     assert meter.mtbf_s == pytest.approx(900 / FAILURES_NEEDED)
     assert (meter.memory.trainer_failures, meter.memory.node_failures) == (1, FAILURES_NEEDED - 1)
     assert CostMeter(meter.memory).mtbf_s == meter.mtbf_s
+
+
+def unpaired(busy_s: list[float]) -> Meter:
+    """Return a meter that gave up waiting for quiet steps among busy ones that took so long."""
+    meter = warm()
+    for _ in range(UNPAIRED_MAX):
+        meter.take().steps_of(*busy_s, busy=True)
+    assert meter.wants_quiet
+    meter.give_up_quiet()
+    return meter
+
+
+def test_quiet_steps_longer_than_all_that_is_seen_now_are_forgotten_when_none_comes() -> None:
+    meter = unpaired([0.06, 0.08] * 4)
+    assert step_s(meter) == pytest.approx(0.07), "a quiet one is no longer than the busy ones"
+    assert (meter.quiet_steps, meter.drifts) == (0, 1)
+    assert step_s(meter.steps_of(0.05, 0.05)) == pytest.approx(0.05), "the first quiet one is known better"
+
+
+@pytest.mark.parametrize("busy_s", [[0.2], [0.25], [0.1, 0.3, 0.1, 0.25, 0.1, 0.2]], ids=str)
+def test_quiet_steps_that_busy_ones_are_not_surely_shorter_than_stay_known(busy_s: list[float]) -> None:
+    meter = unpaired(busy_s)
+    assert step_s(meter) == pytest.approx(STEP_S)
+    assert (meter.quiet_steps, meter.drifts) == (20, 0)

@@ -47,6 +47,8 @@ class World:
     once_s: float = 0.0
     once_count: int = 1
     """So many first checkpoints of a process stall so much longer: memory is touched, CUDA begins."""
+    always_busy: bool = False
+    """Something else runs beside each step."""
     pause_s: float = 0.0
     """Of an evaluation, each `pause_every` steps."""
     pause_every: int = 100
@@ -165,7 +167,7 @@ class Training:
     def _train(self) -> None:
         self.step += 1
         world = self.world(self.step)
-        is_busy = bool(self._in_flight)
+        is_busy = bool(self._in_flight) or world.always_busy
         base_s = world.step_s * self._noise(world.noise)
         pause_s = world.pause_s if world.pause_s and self.step % world.pause_every == 0 else 0.0
         is_late = bool(self.taken) and self.step == self.taken[-1] + world.late_after
