@@ -41,7 +41,9 @@ PAUSE_NEEDS = 8
 PAUSES_MAX = 2
 """Of quiet steps in a row; one more, and they are the rule."""
 FIRST_STEPS, PLACES_KEPT, PLACES_NEEDED = 2, 8, 2
-"""Long busy steps are no pauses where they come at one place after half of so many checkpoints, and not after one."""
+"""Long steps are no pauses where they come at one place after half of so many checkpoints, and not after one."""
+STEPS_AFTER = 2
+"""Beside which nothing is written any more, but which a checkpoint still makes long: its commit, memory given back."""
 LONG_KEPT = 128
 """Long steps that are counted; then half of them are forgotten, with half of the others."""
 ALIKE_NEEDS = 2
@@ -98,7 +100,7 @@ class _Cycle:
     checkpoints: int = 0
     busy: _Steps = field(default_factory=_Steps)
     long: _Steps = field(default_factory=_Steps)
-    """Busy ones that look like pauses."""
+    """Busy ones, and the first ones after them, that look like pauses."""
     quiet: _Steps = field(default_factory=_Steps)
 
     def slower_s(self, *, with_long: bool) -> float | None:
@@ -116,46 +118,46 @@ class _Cycle:
 
 @dataclass(slots=True)
 class _LongSteps:
-    """How often steps are long beside checkpoints, and how often away from them: pauses come to both alike."""
+    """How often steps are long near checkpoints, and how often far from them: pauses come to both alike."""
 
-    busy: int = 0
-    busy_long: int = 0
-    quiet: int = 0
-    quiet_long: int = 0
+    near: int = 0
+    near_long: int = 0
+    far: int = 0
+    far_long: int = 0
 
-    def add_busy(self, *, is_long: bool) -> None:
-        self.busy += 1
-        self.busy_long += is_long
-        if self.busy_long + self.quiet_long > LONG_KEPT:
+    def add_near(self, *, is_long: bool) -> None:
+        self.near += 1
+        self.near_long += is_long
+        if self.near_long + self.far_long > LONG_KEPT:
             self._forget_half()
 
     @property
     def are_alike(self) -> bool:
-        """Tell whether both kinds of steps are long, and the busy ones no more often."""
-        return self.quiet_long >= ALIKE_NEEDS and not self._differ(ALIKE_Z)
+        """Tell whether both kinds of steps are long, and the near ones no more often."""
+        return self.far_long >= ALIKE_NEEDS and not self._differ(ALIKE_Z)
 
     @property
     def are_surely_more(self) -> bool:
-        """Tell whether busy steps are long more often than chance explains."""
-        return self.busy_long >= PLACES_NEEDED and self._differ(DRIFT_Z)
+        """Tell whether near steps are long more often than chance explains."""
+        return self.near_long >= PLACES_NEEDED and self._differ(DRIFT_Z)
 
     def _differ(self, z: float) -> bool:
-        """Tell whether so many of the long steps would be busy by chance more rarely than `z` deviations.
+        """Tell whether so many of the long steps would be near by chance more rarely than `z` deviations.
 
         By Chernoff's bound of the binomial distribution, which holds for few steps, too.
         """
-        count = self.busy_long + self.quiet_long
-        found, expected = self.busy_long / count, self.busy / (self.busy + self.quiet)
+        count = self.near_long + self.far_long
+        found, expected = self.near_long / count, self.near / (self.near + self.far)
         if found <= expected:
             return False
         surprise = found * math.log(found / expected)
-        if self.quiet_long:
+        if self.far_long:
             surprise += (1 - found) * math.log((1 - found) / (1 - expected))
         return count * surprise > z * z / 2
 
     def _forget_half(self) -> None:
-        self.busy, self.quiet = self.busy // 2, self.quiet // 2
-        self.busy_long, self.quiet_long = self.busy_long // 2, self.quiet_long // 2
+        self.near, self.far = self.near // 2, self.far // 2
+        self.near_long, self.far_long = self.near_long // 2, self.far_long // 2
 
 
 class CostMeter:
@@ -176,6 +178,8 @@ class CostMeter:
         self._cycle: _Cycle | None = None
         self._held_back: list[float] = []
         """Quiet steps that may be pauses."""
+        self._pauses_far = 0
+        """Of them, too long after a checkpoint to be its cost."""
         self._newest_s = deque[float](maxlen=PAUSE_NEEDS)
         """Steps of whatever kind but busy."""
         self._newest_busy_s = deque[float](maxlen=BUSY_KEPT)
@@ -185,7 +189,7 @@ class CostMeter:
         """For each of the newest checkpoints: how many steps after it long ones came; the first ones are one place."""
         self._long_steps = _LongSteps()
         self._busy_until = deque[int](maxlen=PLACES_KEPT)
-        """For each of them: how many steps after it the last busy one came. A pause lets writing end in fewer steps."""
+        """For each of them: how many steps after it the last busy one came."""
         self.pauses = 0
         """Steps that were none: evaluations and their like."""
         known = self._slower.spread
@@ -320,24 +324,34 @@ class CostMeter:
     def _busy_step(self, step_s: float, cycle: _Cycle) -> None:
         """Put long ones aside: whether they are pauses is seen when the cycle is compared."""
         is_long = self._is_long(step_s)
-        (cycle.long if is_long else cycle.busy).add(step_s)
-        self._long_steps.add_busy(is_long=is_long)
         self._busy_until[-1] = self._since_taken
+        self._near_step(step_s, cycle, is_long=is_long)
         if not is_long:
+            cycle.busy.add(step_s)
             self._newest_busy_s.append(step_s)
-        else:
+
+    def _near_step(self, step_s: float, cycle: _Cycle, *, is_long: bool) -> None:
+        self._long_steps.add_near(is_long=is_long)
+        if is_long:
+            cycle.long.add(step_s)
             self._long_at[-1].add(max(self._since_taken, FIRST_STEPS))
 
     def _quiet_step(self, step_s: float) -> None:
         """Hold long ones back, until there are too many in a row for pauses."""
-        if self._is_long(step_s):
+        is_long, is_near = self._is_long(step_s), self._is_near
+        if is_near and self._cycle is not None:
+            self._near_step(step_s, self._cycle, is_long=is_long)
+        if is_long:
             self._held_back.append(step_s)
+            self._pauses_far += not is_near
             if len(self._held_back) <= PAUSES_MAX:
                 return
         else:
-            self._count_quiet(len(self._held_back))
-            self.pauses += len(self._held_back)
+            self._long_steps.far += self._pauses_far + (not is_near)
+            self._long_steps.far_long += self._pauses_far
+            self.pauses += self._pauses_far
             self._held_back = [step_s]
+        self._pauses_far = 0
         for each_s in self._held_back:
             if self._step.add(each_s):
                 self._steps_changed()
@@ -349,11 +363,10 @@ class CostMeter:
             self._compare(cycle)
             self._cycle = None
 
-    def _count_quiet(self, pauses: int) -> None:
-        """Count a quiet step and the pauses before it, unless it may be quiet only because of a pause: none is near."""
-        if self._since_taken > max(self._busy_until, default=0):
-            self._long_steps.quiet += 1 + pauses
-            self._long_steps.quiet_long += pauses
+    @property
+    def _is_near(self) -> bool:
+        """Tell whether a checkpoint may make this step long: so many steps after one lately were busy, or nearly."""
+        return bool(self._busy_until) and self._since_taken <= max(self._busy_until) + STEPS_AFTER
 
     def _steps_changed(self) -> None:
         """Steps are no longer what they were: nothing to compare the older ones with."""

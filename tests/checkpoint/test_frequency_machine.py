@@ -124,12 +124,24 @@ def test_the_budget_holds_again_after_a_change_and_after_its_end(
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("late_after", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("drive_noise", [0.0, 0.3])
+@pytest.mark.parametrize("late_after", [1, 2, 3, 4, 6, 7, 8])
 def test_the_budget_holds_where_each_checkpoint_makes_a_later_step_long(
-    late_after: int, budget: float
+    late_after: int, drive_noise: float, budget: float
 ) -> None:
-    """It looks like an evaluation, but comes with each checkpoint: storage is busy all the time, at first."""
-    world = World(step_s=0.02, copy_s=0.01, eager_s=0.002, persist_s=0.1, late_s=0.2, late_after=late_after)
+    """It looks like an evaluation, but comes with each checkpoint: storage is busy all the time, at first.
+
+    Writing ends after 6 steps, or where drives vary, now before the long step, now after it.
+    """
+    world = World(
+        step_s=0.02,
+        copy_s=0.01,
+        eager_s=0.002,
+        persist_s=0.1,
+        late_s=0.2,
+        late_after=late_after,
+        drive_noise=drive_noise,
+    )
     training = Training(lambda _: world, Limits(budget=budget)).run_checkpoints(40)
     assert training.share(training.taken[SETTLED]) <= budget
 

@@ -138,6 +138,19 @@ def test_a_long_step_as_many_steps_after_each_checkpoint_is_its_cost(after: int)
     assert slower_s(meter.take()) == pytest.approx(5 * 0.05 + 1.8)
 
 
+@pytest.mark.parametrize("busy", [(4, 4), (6, 4), (6, 6), (5, 3)], ids=str)
+def test_a_long_step_soon_after_writing_ended_is_the_cost_of_checkpoints(busy: tuple[int, int]) -> None:
+    """A commit, memory that is given back: the sixth step after each, whether or not something is still written."""
+    meter = warm()
+    for number in range(20):
+        meter.take()
+        for step in range(1, 17):
+            meter.steps_of(2.0 if step == 6 else 0.2, busy=step <= busy[number % 2])
+    meter.take()
+    assert slower_s(meter) == pytest.approx(1.8)
+    assert meter.compared.total_s == pytest.approx(1.8 * 20, rel=0.1), "the first one may be a pause"
+
+
 def test_long_steps_anywhere_among_busy_ones_are_a_cost_where_quiet_ones_have_none() -> None:
     meter = warm()
     for number in range(20):

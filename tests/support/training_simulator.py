@@ -170,7 +170,7 @@ class Training:
         is_busy = bool(self._in_flight) or world.always_busy
         base_s = world.step_s * self._noise(world.noise)
         pause_s = world.pause_s if world.pause_s and self.step % world.pause_every == 0 else 0.0
-        is_late = bool(self.taken) and self.step == self.taken[-1] + world.late_after
+        is_late = self.step - world.late_after in self.taken[-8:]
         step_s = base_s * (1 + world.slower * is_busy) + world.late_s * is_late
         guard_s = 0.0
         if self._guard_until_s is not None:
