@@ -167,13 +167,15 @@ class FrequencyMachine:
         """What the last change was, when the last fall was, and how many in a row were none."""
         self._low_since: int | None = None
         """Checkpoints that were taken when the interval could first have been shorter, as it can be since."""
-        self._last_listed = self._looked_at = step
+        self._last_listed, self._looked_at = step, float(step)
         self._peers: Sequence[Figures] = ()
         self._figures = self._meter.figures
         """Of the newest decision."""
         self._target: Target | None = None
         self._probe_until_s: float | None = None
         """When storage should be idle, though steps may be shorter than is known; None while no checkpoint waits."""
+        self._withdrawn, self._withdrawn_at = 0, -1
+        """How often a cost turned out to be none, and after how many checkpoints the last one did."""
         self._is_asked = False
         """Somebody has changed the budget, and nothing was decided since."""
 
@@ -217,7 +219,8 @@ class FrequencyMachine:
     def due(self, start: int, horizon: int) -> tuple[int, ...]:
         """Return the boundaries among [start, horizon) that get a checkpoint, by what is known now."""
         interval = self._interval or 1
-        looked_for = interval if self._is_settled else min(interval, PROFILE_STEPS)
+        self._hear_what_is_withdrawn()
+        looked_for = interval if self._is_settled and not self._is_withdrawn else min(interval, PROFILE_STEPS)
         look_at = min(self._last_listed + interval, self._looked_at + 1 + looked_for // LOOKS_PER_INTERVAL)
         if self._is_asked or horizon > look_at:
             self._decide()
@@ -249,6 +252,17 @@ class FrequencyMachine:
         elif (self._is_asked or self._should_change(target, step, aim, most)) and aim != self._interval:
             self._move(aim)
         self._is_asked = False
+
+    def _hear_what_is_withdrawn(self) -> None:
+        """A cost that was none holds no interval up: what counts of slower steps is decided anew."""
+        if self._meter.withdrawn > self._withdrawn:
+            self._withdrawn, self._withdrawn_at = self._meter.withdrawn, self._meter.taken
+            self._slower_s, self._looked_at = 0.0, -math.inf
+
+    @property
+    def _is_withdrawn(self) -> bool:
+        """Tell whether that was since the newest checkpoint."""
+        return self._withdrawn_at == self._meter.taken
 
     def _change(self, interval: int) -> None:
         self._interval = interval
@@ -288,6 +302,8 @@ class FrequencyMachine:
         assert self._interval is not None
         interval = self._interval + ROUNDING_STEPS
         may_fall = self._may_fall(aim)
+        if self._is_withdrawn and aim <= LOWER_SHARE * self._interval:
+            return True
         if self._meter.taken < self._changed_at + CALM_CHECKPOINTS:
             # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many some always see one by chance.
             is_new = self._meter.drifts > self._drifts_known

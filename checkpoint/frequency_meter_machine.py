@@ -1,13 +1,9 @@
-"""What one rank measures of its own training: observations in, figures out. Pure.
-
-The slow-down of steps is a difference of two noisy means. So it is taken within each cycle, from one checkpoint to the
-next: its busy steps against its quiet ones, which see the same neighbours and the same length of sequences.
-"""
+"""What one rank measures of its own training: observations in, figures out. Pure."""
 
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from statistics import median
 from typing import assert_never
@@ -27,6 +23,7 @@ from .frequency_types import (
     StepEnded,
     StorageKnown,
 )
+from .slow_down_machine import Cycle, SlowDown
 
 STEPS_PER_CHECK = 32
 """Steps are many; what a checkpoint costs is compared with its past more often."""
@@ -44,12 +41,14 @@ FIRST_STEPS, PLACES_KEPT, PLACES_NEEDED = 2, 8, 2
 """Long steps are no pauses where they come at one place after half of so many checkpoints, and not after one."""
 STEPS_AFTER = 2
 """Beside which nothing is written any more, but which a checkpoint still makes long: its commit, memory given back."""
-LONG_KEPT = 128
-"""Long steps that are counted; then half of them are forgotten, with half of the others."""
+LONG_KEPT = 64
+"""Long steps of each kind that are counted; then half of the kind is forgotten: the rarer kind stays known."""
 ALIKE_NEEDS = 2
 """Pauses among quiet steps, from which on it may be said that the busy ones have as many."""
 ALIKE_Z = 2.0
 """By chance one of seven times is as far apart."""
+WITHDRAW_NEEDS = 8
+"""The same, from which on what was taken for a cost is withdrawn."""
 
 QUIET_ENOUGH = 8
 """Quiet steps, besides twice the busy ones, that make a cycle's comparison as good as it can become."""
@@ -82,41 +81,6 @@ class MeterMemory:
 
 
 @dataclass(slots=True)
-class _Steps:
-    """Some steps, by what is needed of them."""
-
-    count: int = 0
-    sum_s: float = 0.0
-
-    def add(self, step_s: float) -> None:
-        self.count += 1
-        self.sum_s += step_s
-
-
-@dataclass(slots=True)
-class _Cycle:
-    """The steps since the last checkpoint that was compared with quiet ones."""
-
-    checkpoints: int = 0
-    busy: _Steps = field(default_factory=_Steps)
-    long: _Steps = field(default_factory=_Steps)
-    """Busy ones, and the first ones after them, that look like pauses."""
-    quiet: _Steps = field(default_factory=_Steps)
-
-    def slower_s(self, *, with_long: bool) -> float | None:
-        """Return what each checkpoint's busy steps took longer than quiet ones; None where all of them were pauses."""
-        step_s = self.quiet.sum_s / self.quiet.count
-        slower_s = self.busy.sum_s - self.busy.count * step_s
-        if with_long:
-            slower_s += self.long.sum_s - self.long.count * step_s
-        elif self.long.count:
-            if not self.busy.count:
-                return None
-            slower_s *= 1 + self.long.count / self.busy.count  # a pause hides a busy step like the others
-        return slower_s / self.checkpoints
-
-
-@dataclass(slots=True)
 class _LongSteps:
     """How often steps are long near checkpoints, and how often far from them: pauses come to both alike."""
 
@@ -128,13 +92,24 @@ class _LongSteps:
     def add_near(self, *, is_long: bool) -> None:
         self.near += 1
         self.near_long += is_long
-        if self.near_long + self.far_long > LONG_KEPT:
-            self._forget_half()
+        if self.near_long > LONG_KEPT:
+            self.near, self.near_long = self.near // 2, self.near_long // 2
+
+    def add_far(self, others: int, *, long: int) -> None:
+        self.far += others + long
+        self.far_long += long
+        if self.far_long > LONG_KEPT:
+            self.far, self.far_long = self.far // 2, self.far_long // 2
 
     @property
     def are_alike(self) -> bool:
         """Tell whether both kinds of steps are long, and the near ones no more often."""
         return self.far_long >= ALIKE_NEEDS and not self._differ(ALIKE_Z)
+
+    @property
+    def are_surely_alike(self) -> bool:
+        """Tell the same of so many that what was said before was wrong."""
+        return self.far_long >= WITHDRAW_NEEDS and self.are_alike
 
     @property
     def are_surely_more(self) -> bool:
@@ -155,10 +130,6 @@ class _LongSteps:
             surprise += (1 - found) * math.log((1 - found) / (1 - expected))
         return count * surprise > z * z / 2
 
-    def _forget_half(self) -> None:
-        self.near, self.far = self.near // 2, self.far // 2
-        self.near_long, self.far_long = self.near_long // 2, self.far_long // 2
-
 
 class CostMeter:
     """One rank's measuring."""
@@ -167,7 +138,7 @@ class CostMeter:
         memory = memory or MeterMemory()
         self._step = DriftWindow(memory.step, check_every=STEPS_PER_CHECK)
         self._stall = CostWindow(memory.stall)
-        self._slower = DriftWindow(memory.slower)
+        self._slower = SlowDown(memory.slower)
         self._persist, self._held = CostWindow(memory.persist), CostWindow(memory.held)
         self._size_bytes, self._trained_s = memory.size_bytes, memory.trained_s
         self._failures = {
@@ -175,7 +146,7 @@ class CostMeter:
             FailureKind.NODE: memory.node_failures,
         }
         self._storage: StorageKnown | None = None
-        self._cycle: _Cycle | None = None
+        self._cycle: Cycle | None = None
         self._held_back: list[float] = []
         """Quiet steps that may be pauses."""
         self._pauses_far = 0
@@ -205,8 +176,6 @@ class CostMeter:
         """That this attempt has trained."""
         self.taken = 0
         """Checkpoints of this attempt."""
-        self.compared = SlowerSteps()
-        """All comparisons of this attempt together, however old."""
 
     def observe(self, observation: Observation) -> None:
         """Take one observation."""
@@ -246,6 +215,16 @@ class CostMeter:
             slot_count=storage.slot_count if storage else 2,
             fill={storage.node: self._size_bytes / storage.capacity_bytes} if storage and knows_fill else {},
         )
+
+    @property
+    def compared(self) -> SlowerSteps:
+        """All comparisons of this attempt together, however old."""
+        return self._slower.compared
+
+    @property
+    def withdrawn(self) -> int:
+        """How often long steps that were taken for a cost turned out to be pauses."""
+        return self._slower.withdrawn
 
     @property
     def mtbf_s(self) -> float | None:
@@ -321,7 +300,7 @@ class CostMeter:
         elif self._cycle is not None:
             self._busy_step(step.step_s, self._cycle)
 
-    def _busy_step(self, step_s: float, cycle: _Cycle) -> None:
+    def _busy_step(self, step_s: float, cycle: Cycle) -> None:
         """Put long ones aside: whether they are pauses is seen when the cycle is compared."""
         is_long = self._is_long(step_s)
         self._busy_until[-1] = self._since_taken
@@ -330,7 +309,7 @@ class CostMeter:
             cycle.busy.add(step_s)
             self._newest_busy_s.append(step_s)
 
-    def _near_step(self, step_s: float, cycle: _Cycle, *, is_long: bool) -> None:
+    def _near_step(self, step_s: float, cycle: Cycle, *, is_long: bool) -> None:
         self._long_steps.add_near(is_long=is_long)
         if is_long:
             cycle.long.add(step_s)
@@ -347,8 +326,9 @@ class CostMeter:
             if len(self._held_back) <= PAUSES_MAX:
                 return
         else:
-            self._long_steps.far += self._pauses_far + (not is_near)
-            self._long_steps.far_long += self._pauses_far
+            self._long_steps.add_far(int(not is_near), long=self._pauses_far)
+            if self._slower.counts_long and self._long_steps.are_surely_alike:
+                self._slower.withdraw_long()  # they came in step with checkpoints, and come without them as often
             self.pauses += self._pauses_far
             self._held_back = [step_s]
         self._pauses_far = 0
@@ -388,7 +368,7 @@ class CostMeter:
         if cycle is not None and cycle.quiet.count > 0:
             self._compare(cycle)
             cycle = None
-        self._cycle = cycle or _Cycle()
+        self._cycle = cycle or Cycle()
         self._cycle.checkpoints += 1
 
     @property
@@ -400,18 +380,12 @@ class CostMeter:
             return not self._long_steps.are_alike
         return sum(map(bool, self._long_at)) >= needed and self._long_steps.are_surely_more
 
-    def _compare(self, cycle: _Cycle) -> None:
+    def _compare(self, cycle: Cycle) -> None:
         """Count what a cycle's busy steps took longer, the long ones only where checkpoints bring them about."""
         with_long = self._come_with_checkpoints
         if not with_long:
             self.pauses += cycle.long.count
-        slower_s = cycle.slower_s(with_long=with_long)
-        if slower_s is not None:
-            self.drifts += self._slower.add(slower_s)
-            self.compared = SlowerSteps(
-                steps=self.compared.steps + cycle.busy.count + cycle.long.count,
-                total_s=self.compared.total_s + slower_s * cycle.checkpoints,
-            )
+        self.drifts += self._slower.add(cycle, with_long=with_long)
         known = self._slower.spread
         if known is not None and known.count > 1:
             self._unpaired_max = UNPAIRED_MAX

@@ -342,6 +342,48 @@ def test_evaluations_are_no_cost(budget: float, noise: float) -> None:
     assert intervals[0] == pytest.approx(intervals[1], rel=0.35 if noise else 0)
 
 
+@pytest.mark.parametrize(
+    ("budget", "persist_s", "every"),
+    [(0.01, 0.8, 15), (0.01, 3.0, 19), (0.01, 3.0, 36)]
+    + [(budget, 3.0, every) for budget in (0.035, 0.1) for every in (18, 19, 36)],
+)
+def test_evaluations_in_step_with_checkpoints_hold_them_up_for_a_moment_only(
+    budget: float, persist_s: float, every: int
+) -> None:
+    """Nearly all steps are busy, and each evaluation comes as many steps after a checkpoint: it looks like its cost.
+
+    The interval that follows from that shows that it is none: evaluations go on to come as often.
+    """
+    steps = 20_000
+    world = replace(NORMAL, persist_s=persist_s)
+    usual = Training(lambda _: world, Limits(budget=budget)).run_checkpoints(40).decision.interval_steps
+    evaluates = replace(world, pause_s=60.0, pause_every=every)
+    training = Training(lambda _: evaluates, Limits(budget=budget)).run(steps)
+    assert training.share(training.taken[SETTLED]) <= budget
+    assert len(training.taken) >= 0.75 * steps / usual
+
+
+@pytest.mark.parametrize("every", [20, 37, 100])
+@pytest.mark.parametrize("late_after", [1, 3, 8])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_budget_holds_where_both_checkpoints_and_evaluations_make_steps_long(
+    budget: float, late_after: int, every: int
+) -> None:
+    """However many more evaluations than checkpoints there are: few of those are near one."""
+    world = World(
+        step_s=0.02,
+        copy_s=0.01,
+        eager_s=0.002,
+        persist_s=0.1,
+        late_s=0.2,
+        late_after=late_after,
+        pause_s=2.0,
+        pause_every=every,
+    )
+    training = Training(lambda _: world, Limits(budget=budget)).run(40_000)
+    assert training.share(training.taken[SETTLED]) <= budget
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_the_budget_holds_after_restarts(budget: float, noise: float) -> None:

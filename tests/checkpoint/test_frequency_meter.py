@@ -168,6 +168,19 @@ def test_pauses_in_step_with_checkpoints_are_no_cost_where_quiet_steps_have_as_m
     assert meter.pauses >= 38
 
 
+def test_pauses_that_were_taken_for_a_cost_are_withdrawn_once_they_come_as_often_without() -> None:
+    meter = warm()
+    for _ in range(10):
+        meter.take().steps_of(0.25, 0.25, 30.0, *[0.25] * 7, busy=True).steps_of(0.2, 0.2)
+    assert slower_s(meter.take()) == pytest.approx(9 * 0.05 + 29.8)
+    meter.steps_of(0.25, busy=True)
+    for number in range(1, 10):
+        assert meter.withdrawn == (number > 8)
+        meter.steps_of(*[0.2] * 11, 30.0, 0.2)
+    assert slower_s(meter) == pytest.approx(10 * 0.05, rel=0.1)
+    assert meter.compared.total_s == pytest.approx(10 * 10 * 0.05, rel=0.1)
+
+
 def test_pauses_that_fall_anywhere_among_busy_steps_are_no_cost() -> None:
     meter = warm()
     for number in range(20):
