@@ -117,24 +117,34 @@ def test_after_a_crash_the_budget_holds_from_the_first_steps_on(
         assert changes([before[-1], *decisions]) <= 2
 
 
-@pytest.mark.parametrize("variation", [0.0, 0.3], ids=["steady", "noisy"])
+@pytest.mark.parametrize(
+    ("variation", "costs"),
+    [(0.0, (BUDGET, STALL_S, STEP_S)), (0.3, (BUDGET, STALL_S, STEP_S)), (0.3, (0.035, 0.015, 0.003))],
+    ids=["steady", "noisy", "noisy, 3.5 %"],
+)
 def test_steady_costs_move_the_interval_rarely(
-    storage: list[Path], monkeypatch: pytest.MonkeyPatch, variation: float
+    storage: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    variation: float,
+    costs: tuple[float, float, float],
 ) -> None:
-    slowly(monkeypatch, STALL_S)
+    """`costs`: budget, and seconds of a copy and of a step."""
+    budget, copy_s, step_s = costs
+    slowly(monkeypatch, copy_s)
     noise = random.Random(5)
-    loop = Loop()
+    loop = Loop(megabytes=1 if copy_s < STALL_S else 4)
 
     def step() -> None:
-        time.sleep(max(STEP_S * noise.gauss(1.0, variation), 0.0))
+        time.sleep(max(step_s * noise.gauss(1.0, variation), 0.0))
 
-    with loop.attach(storage, BUDGET) as run:
+    with loop.attach(storage, budget) as run:
         settled = loop.for_checkpoints(run, SETTLED_IN, inside=step)[-1]
         assert settled.kind is BoundKind.BUDGET, settled
-        assert fits(settled, loop)
+        assert settled.reason.endswith(f"/ {100 * budget:.3g} %")
+        assert fits(settled, loop, copy_s, budget)
         later = loop.for_checkpoints(run, 4 * CALM, inside=step)
         assert changes([settled, *later]) <= 4
-        assert fits(later[-1], loop)
+        assert fits(later[-1], loop, copy_s, budget)
 
 
 @pytest.mark.parametrize(("budget", "copy_s", "step_s"), [(BUDGET, 0.12, STEP_S), (0.035, 0.018, 0.003)])
