@@ -77,7 +77,7 @@ def measure(gib: int, way: Way, alone_s: float) -> tuple[float, float, float, fl
     """Return the seconds of pinning, the longest step beside it, what all steps lost, and the seconds of unpinning."""
     fd = os.memfd_create("bench")
     os.posix_fallocate(fd, 0, gib * 1024 * MIB)
-    arena = MappedArena(1, fd, gib * 1024 * MIB, 1, "")
+    arena = MappedArena(1, fd, gib * 1024 * MIB, 1)
     matrix = torch.zeros(1024, 1024, device="cuda")
     took_s: list[float] = []
     thread = threading.Thread(target=lambda: took_s.append(pin_s(arena, way)))

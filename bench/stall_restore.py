@@ -81,7 +81,7 @@ def _written_memory(size_bytes: int) -> int:
 def _memcpy_s(fd: int, job: Job) -> float:
     """Return the seconds of copying a newly mapped memfd into newly allocated tensors, by as many threads."""
     began_s = time.perf_counter()
-    source = MappedArena(0, os.dup(fd), os.fstat(fd).st_size, 1, "")
+    source = MappedArena(0, os.dup(fd), os.fstat(fd).st_size, 1)
     targets = [torch.empty_like(each) for each in job.planned()]
     pieces: list[tuple[int, int, int]] = []
     offset = 0

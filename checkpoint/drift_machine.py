@@ -7,6 +7,7 @@ times have none, so the difference is judged by Student's t.
 
 import math
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -123,16 +124,19 @@ class DriftWindow:
         return Spread(mean=whole.mean, deviation=math.sqrt(whole.variance), count=whole.samples)
 
     def add(self, value: float) -> bool:
-        """Take a sample; tell whether it showed that the past is over."""
+        """Take a sample; tell whether it showed that the past is over.
+
+        A signal's handler may raise in the middle: then the sample is not taken, and nothing has changed.
+        """
         assert math.isfinite(value), value
         before, single = self._whole, Block(1, value, 0.0)
-        self.blocks.append(single)
-        self._whole = before.joined(single)
-        self._compress()
+        changed = copy(self)
+        changed.blocks, changed._whole = [*self.blocks, single], before.joined(single)
+        changed._compress()
         is_time = before.samples < FEW or before.samples % self._check_every == 0
-        if is_time or self._is_surprising(before):
-            return self._forget_what_is_over()
-        return False
+        is_over = (is_time or changed._is_surprising(before)) and changed._forget_what_is_over()
+        self.blocks, self._whole = changed.blocks, changed._whole
+        return is_over
 
     def _is_surprising(self, before: Block) -> bool:
         limit = SURPRISE_Z * math.sqrt(before.variance) + DRIFT_SHARE * abs(before.mean)

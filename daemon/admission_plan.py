@@ -89,10 +89,17 @@ class Wish:
     slot_count: int
     ring_size_bytes: int = 0
     """A ring of at least this does, too, where not even one slot fits; 0: it does not."""
+    spare_size_bytes: int = 0
+    """So much more in each slot, for a state that grows: as far as there is room, for which no slot is given up."""
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all that is wished for."""
+        return (self.slot_size_bytes + self.spare_size_bytes) * self.slot_count
+
+    @property
+    def needed_size_bytes(self) -> int:
+        """Bytes of all slots without anything to spare."""
         return self.slot_size_bytes * self.slot_count
 
     def text(self) -> str:
@@ -120,24 +127,30 @@ class Grant:
 def grant(wish: Wish, room: Room, *, sharers: int = 1) -> Grant:
     """Return all that is wished for where so many `sharers` can have that, else what fits in an equal share.
 
-    That is as many slots as possible, or a ring as large as possible.
+    That is as many slots as possible, with as much to spare as fits beside them, or a ring as large as possible.
 
     Raises:
         MemoryRefusedError: neither one slot fits nor the least ring.
     """
-    if wish.size_bytes * sharers <= room.size_bytes:
-        return Grant(slot_size_bytes=wish.slot_size_bytes, slot_count=wish.slot_count)
-    why = room.why if sharers == 1 else f"{room.why}, and {sharers} ranks share it"
-    reason = f"{why}: {room.hint}"
     share_bytes = room.size_bytes // sharers
     fitting = min(wish.slot_count, share_bytes // wish.slot_size_bytes)
+    slot_size_bytes = _with_spare(wish, share_bytes // fitting) if fitting >= 1 else 0
+    if fitting == wish.slot_count:
+        return Grant(slot_size_bytes=slot_size_bytes, slot_count=fitting)
+    why = room.why if sharers == 1 else f"{room.why}, and {sharers} ranks share it"
+    reason = f"{why}: {room.hint}"
     if fitting >= 1:
-        return Grant(slot_size_bytes=wish.slot_size_bytes, slot_count=fitting, reason=reason)
+        return Grant(slot_size_bytes=slot_size_bytes, slot_count=fitting, reason=reason)
     if 0 < wish.ring_size_bytes <= share_bytes:
         size_bytes = share_bytes // PAGE_BYTES * PAGE_BYTES
         return Grant(slot_size_bytes=size_bytes, slot_count=1, is_ring=True, reason=reason)
     least_bytes = wish.ring_size_bytes or wish.slot_size_bytes
     raise MemoryRefusedError(f"{wish.text()} needs at least {_mib(least_bytes)}, but {why}", hint=room.hint)
+
+
+def _with_spare(wish: Wish, most_bytes: int) -> int:
+    """Return the size of a slot that has `most_bytes`, which are enough for what is needed."""
+    return min(wish.slot_size_bytes + wish.spare_size_bytes, most_bytes // PAGE_BYTES * PAGE_BYTES)
 
 
 def _mib(size_bytes: int) -> str:

@@ -455,11 +455,12 @@ class Node:
 
     async def make_arena(self, lease: Lease, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
         """Allocate an arena for new snapshots, in the background of the trainer's steps."""
-        aligned = frame.slot_size_bytes > 0 and frame.slot_size_bytes % PAGE_BYTES == 0
+        sizes_bytes = (frame.slot_size_bytes, frame.spare_size_bytes)
+        aligned = frame.slot_size_bytes > 0 and not any(size % PAGE_BYTES for size in sizes_bytes)
         if (
             not aligned
             or not 1 <= frame.slot_count <= 64
-            or min(frame.ring_size_bytes, frame.files_size_bytes) < 0
+            or min(frame.ring_size_bytes, frame.files_size_bytes, frame.spare_size_bytes) < 0
         ):
             raise UsageError(
                 f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible"
@@ -469,9 +470,10 @@ class Node:
             slot_size_bytes=frame.slot_size_bytes,
             slot_count=frame.slot_count,
             ring_size_bytes=frame.ring_size_bytes,
+            spare_size_bytes=frame.spare_size_bytes,
         )
-        check_arena(self, rank.run.uid, wish)
-        arena = await self._allocate(rank, wish, frame.layout_digest)
+        allowed = check_arena(self, rank.run.uid, wish)
+        arena = await self._allocate(rank, allowed, frame.layout_digest)
         await self._store_arena(lease, arena)
         try:
             lease.check()

@@ -23,6 +23,7 @@ from ..proto.wire import FrameError, FrameReader, decode_reply, greet, pack
 CONNECT_DEADLINE_S = 10.0
 REQUEST_DEADLINE_S = 60.0
 SEND_DEADLINE_S = 10.0
+_INTERRUPTED = "a frame to the daemon was interrupted while it was sent"
 
 Answer = tuple[Reply, int | None]
 """A reply and the descriptor that came with it; the caller closes the descriptor."""
@@ -66,19 +67,38 @@ class DaemonClient:
         return self._broken
 
     def send(self, frame: Request) -> None:
-        """Send a frame that is not answered; DaemonUnavailableError when the daemon is gone."""
+        """Send a frame that is not answered; DaemonUnavailableError when the daemon is gone.
+
+        Whoever is interrupted here (Ctrl-C) does not know what is out, perhaps half a frame: that ends the connection.
+        """
         data = pack(frame)
-        with self._lock:
-            if self._broken is not None:
-                raise self._broken
-            try:
-                self._sock.sendall(data)
-            except OSError as error:
-                broken = DaemonUnavailableError(f"the daemon does not take frames: {error}")
-                self._broken = broken
-                with contextlib.suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)  # half a frame may be out
-                raise broken from error
+        try:
+            with self._lock:
+                if self._broken is not None:
+                    raise self._broken
+                self._send_all(data)
+        except EverstepError:
+            raise
+        except BaseException:
+            self._end(_INTERRUPTED)
+            raise
+
+    def _send_all(self, data: bytes) -> None:
+        """Under the lock, whatever happens: behind half a frame nobody else may send."""
+        try:
+            self._sock.sendall(data)
+        except OSError as error:
+            raise self._end(f"the daemon does not take frames: {error}") from error
+        except BaseException:
+            self._end(_INTERRUPTED)
+            raise
+
+    def _end(self, why: str) -> EverstepError:
+        """Let the reader end, who fails what is pending; return why the connection is of no use."""
+        self._broken = self._broken or DaemonUnavailableError(why)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        return self._broken
 
     def ask(self, make: Callable[[int], Request]) -> "Future[Answer]":
         """Send `make(request_id)` and return the future of its answer; a Failure becomes that error."""

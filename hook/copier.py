@@ -42,6 +42,8 @@ class CopyJob:
     """All that CUDA devices copy has been enqueued, or has failed: writers can be ordered behind it."""
     done: threading.Event = field(default_factory=threading.Event)
     copy_s: float = 0.0
+    is_submitted: bool = False
+    """The copy thread has it, and sees to its end."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _compared: bool = False
     _changed: UsageError | None = None
@@ -111,6 +113,9 @@ class Copier:
         """Start a job; the copier must not be busy."""
         with self._changed:
             assert self._job is None
+            job.is_submitted = (
+                True  # nothing comes between this and the next line: no call, no signal's handler
+            )
             self._job = job
             self._changed.notify_all()
 

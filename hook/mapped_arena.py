@@ -42,14 +42,13 @@ class MappedArena:
         fd: int,
         slot_size_bytes: int,
         slot_count: int,
-        layout_digest: str,
         *,
         stands_for_bytes: int | None = None,
     ) -> None:
         """Map the arena and close `fd`. A ring stands for a slot of `stands_for_bytes`, for which there was no room."""
         self.is_ring = stands_for_bytes is not None
-        self._fitting_bytes = slot_size_bytes if stands_for_bytes is None else stands_for_bytes
-        self.number, self.layout_digest = number, layout_digest
+        self.stands_for_bytes = slot_size_bytes if stands_for_bytes is None else stands_for_bytes
+        self.number = number
         self.slot_size_bytes, self.slot_count = slot_size_bytes, slot_count
         self.free: set[int] = set(range(slot_count))
         self.size_bytes = slot_size_bytes * slot_count
@@ -67,11 +66,11 @@ class MappedArena:
             raise NodeError(f"madvise(MADV_DONTFORK) failed: {os.strerror(_ffi.errno)}")
 
     def fits(self, layout: Layout) -> bool:
-        """Tell whether snapshots of this layout go into the slots (the digest says where, the size how much).
+        """Tell whether snapshots of this layout go into the slots: each snapshot says itself where its segments lie.
 
-        Into a ring they do if it was made for them.
+        Through a ring all do for which it is large enough, which their places know.
         """
-        return self.layout_digest == layout.digest and self._fitting_bytes >= layout.slot_size_bytes
+        return self.is_ring or self.slot_size_bytes >= layout.slot_size_bytes
 
     def slot_address(self, slot: int) -> int:
         """Return the address of a slot's first byte."""
@@ -87,9 +86,13 @@ class MappedArena:
         """Map the pages of a range, which begins at one: who comes next need not. A kernel that cannot leaves it be."""
         _libc.madvise(_ffi.cast("void *", self.address + offset_bytes), size_bytes, _MADV_POPULATE_WRITE)
 
-    def take(self) -> int | None:
-        """Return a free slot and take it, or None."""
-        return self.free.pop() if self.free else None
+    def next_free(self) -> int | None:
+        """Return a free slot, which stays free, or None: who is interrupted has taken none."""
+        return min(self.free, default=None)
+
+    def take(self, slot: int) -> None:
+        """The slot is used from now on."""
+        self.free.discard(slot)
 
     def give(self, slot: int) -> None:
         """The slot may be used again."""

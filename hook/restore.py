@@ -277,8 +277,7 @@ class RestoreSearch:
         )
         assert isinstance(reply, frames.Fetched | frames.Streaming)
         assert fd is not None
-        digest = reply.layout_digest if isinstance(reply, frames.Fetched) else ""
-        arena = MappedArena(reply.arena, fd, reply.slot_size_bytes, reply.slot_count, digest)
+        arena = MappedArena(reply.arena, fd, reply.slot_size_bytes, reply.slot_count)
         try:
             return self._open(choice, reply, arena)
         except BaseException:

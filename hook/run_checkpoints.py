@@ -18,7 +18,7 @@ from .rank_protocol import Ranks
 from .report import CostBook
 from .run_end import RunEnd
 from .run_state import RunState
-from .skip_reasons import NO_ARENA, NO_DAEMON, NO_SLOT, PINNING, STILL_COPYING, skip_reason
+from .skip_reasons import PASSING, skip_reason
 from .snapshot import SnapshotFacts, Snapshotter
 
 logger = logging.getLogger(__name__)
@@ -30,8 +30,6 @@ _FIGURES = re.compile(r"[0-9]+")
 _RETRY_S = 0.01
 _LOSS_POLL_S = 0.1
 """How soon a wait notices that the daemon or the ranks are gone: nothing else would wake it."""
-_WAIT_REASONS = (NO_ARENA, PINNING, NO_SLOT, STILL_COPYING, NO_DAEMON)
-"""What the last boundary waits for: it is not taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +111,7 @@ class RunCheckpoints:
         self._state.is_last = True
         while (reason := self._begin()) is not None:
             alone = self._alone
-            if alone or reason not in _WAIT_REASONS or time.monotonic() > until_s:
+            if alone or skip_reason(reason) not in PASSING or time.monotonic() > until_s:
                 self._skip(alone or reason)
                 return False
             time.sleep(_RETRY_S)

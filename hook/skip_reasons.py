@@ -22,6 +22,11 @@ _REASONS = {
 }
 
 
+PASSING = frozenset({SkipReason.ARENA, SkipReason.SLOT, SkipReason.COPYING, SkipReason.DAEMON})
+"""What the last boundary waits for: it is not taken again."""
+
+
 def skip_reason(text: str) -> SkipReason:
-    """Return what a text means; what is none of the above is the message of an error."""
-    return _REASONS.get(text, SkipReason.ERROR)
+    """Return what a text means, which may go on behind a colon; any other one is the message of an error."""
+    found = (kind for known, kind in _REASONS.items() if text == known or text.startswith(f"{known}: "))
+    return next(found, SkipReason.ERROR)

@@ -33,6 +33,7 @@ from .skip_reasons import CAPTURING, NO_ARENA, NO_DAEMON, NO_SLOT, PINNING, STIL
 from .slot_places import Places
 from .slot_sealing import SlotSealing
 from .state_protocol import Captured
+from .structure_machine import StructureMachine
 from .window_gate import WindowGate
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Snapshotter:
         self._lock = threading.Lock()
         self._arena: MappedArena | None = None
         self._asked: tuple[Layout, Future[Answer]] | None = None
+        self._structure = StructureMachine()
         self._last: StateCapture | None = None
         self._layout: Layout | None = None
         self._layout_of_what: object = None
@@ -100,7 +102,7 @@ class Snapshotter:
     # -- arena
 
     def adopt(self, arena: MappedArena) -> None:
-        """Use an arena that came with a restore from memory, if the layout turns out to be the same."""
+        """Use an arena that came with a restore from memory, if its slots turn out to be large enough."""
         self._replace_arena(arena)
 
     def slot_free(self, arena: int, slot: int) -> None:
@@ -166,7 +168,7 @@ class Snapshotter:
     def _fitting_arena(self, layout: Layout, capture: StateCapture) -> MappedArena | None:
         with self._lock:
             arena = self._arena
-        if arena is None or not arena.fits(layout):
+        if arena is None or not arena.fits(layout) or self._structure.is_wasteful:
             return None
         planned = self._places is not None and self._places.serve(layout, capture)
         if arena.is_ring and not planned and arena.slot_size_bytes < ring_size_bytes(layout, capture):
@@ -175,6 +177,7 @@ class Snapshotter:
 
     def _ask_arena(self, layout: Layout, capture: StateCapture) -> "Future[Answer]":
         logger.info("arena_asked slots=%d slot_size_bytes=%d", self._slot_count, layout.slot_size_bytes)
+        spare_size_bytes = self._structure.asking(layout)
         ring = ring_size_bytes(layout, capture)
         return self._link.client.ask(
             lambda number: frames.MakeArena(
@@ -184,6 +187,7 @@ class Snapshotter:
                 slot_count=self._slot_count,
                 ring_size_bytes=ring if ring < layout.slot_size_bytes else 0,
                 files_size_bytes=sum(segment.file_size_bytes for segment in layout.segments),
+                spare_size_bytes=spare_size_bytes,
             )
         )
 
@@ -204,7 +208,6 @@ class Snapshotter:
                 fd,
                 ready.slot_size_bytes,
                 ready.slot_count,
-                layout.digest,
                 stands_for_bytes=stands_for_bytes,
             )
         )
@@ -276,35 +279,57 @@ class Snapshotter:
         except EverstepError as error:
             return error.message
         if arena is None:
-            return NO_ARENA
+            why = self._structure.skipped()
+            return f"{NO_ARENA}: {why}" if why else NO_ARENA
         self._cuda.register(arena)  # CUDA may have come into use since it was mapped
         if self._cuda.is_pinning(arena):
             return PINNING
         with self._lock:
-            slot = arena.take()
+            slot = arena.next_free()
         if slot is None:
             return NO_SLOT
+        return self._begin_in(arena, slot, layout, capture, facts=facts, values=values)
+
+    def _begin_in(
+        self,
+        arena: MappedArena,
+        slot: int,
+        layout: Layout,
+        capture: StateCapture,
+        *,
+        facts: SnapshotFacts,
+        values: bytes,
+    ) -> str | None:
+        """Take the slot; whatever fails or interrupts this before the copy thread has the job gives it back."""
+        is_begun, job = False, None
         try:
+            arena.take(slot)
+            checkpoint = facts.checkpoint
             self._link.client.send(
                 frames.BeginSnapshot(
-                    arena=arena.number,
-                    slot=slot,
-                    attempt=facts.checkpoint.attempt,
-                    step=facts.checkpoint.step,
+                    arena=arena.number, slot=slot, attempt=checkpoint.attempt, step=checkpoint.step
                 )
             )
-        except EverstepError:
-            return NO_DAEMON
-        try:
+            is_begun = True
             places = self._places_for(layout, capture, arena)
-            self._copy(capture, places, arena, slot, facts=facts, values=values)
+            job = self._job(capture, places, arena, slot, facts=facts, values=values)
+            self._copier.submit(job)
         except BaseException as error:
+            if job is not None and job.is_submitted:
+                raise
             self._cuda.finish()  # nothing may write to a slot that is given up
             reason = error.message if isinstance(error, EverstepError) else repr(error)
-            self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=reason[:500]))
+            if is_begun:
+                self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=reason[:500]))
+            else:
+                with self._lock:
+                    arena.give(slot)
             if not isinstance(error, EverstepError):
                 raise
-            return reason
+            return reason if is_begun else NO_DAEMON
+        if warning := self._structure.taken(layout, arena.stands_for_bytes):
+            logger.warning("structure_changes %s", warning)
+            self._costs.notes.append(warning)
         return None
 
     def guard(self) -> float:
@@ -393,7 +418,7 @@ class Snapshotter:
             self._places = places
         return places
 
-    def _copy(
+    def _job(
         self,
         capture: StateCapture,
         places: Places,
@@ -402,7 +427,8 @@ class Snapshotter:
         *,
         facts: SnapshotFacts,
         values: bytes,
-    ) -> None:
+    ) -> CopyJob:
+        """Copy what may change at once; return what the copy thread does."""
         base, layout = arena.slot_address(slot), places.layout
         cuda = self._cuda.copy(
             eager=places.cuda_eager.at(capture.addresses, base),
@@ -434,7 +460,7 @@ class Snapshotter:
             before = _before_on_cuda(sealing, places, capture, windows, cuda.wait)
         self._costs.eager_bytes = places.eager_bytes
         self._costs.largest_eager_leaf = places.largest_eager_leaf
-        job = CopyJob(
+        return CopyJob(
             moves=moves,
             lazy=capture.lazy,
             keep_alive=[capture.parts],
@@ -446,7 +472,6 @@ class Snapshotter:
             finish=lambda copy_s: self._seal(copy_s, sealing, facts.checkpoint),
             fail=lambda error: self._drop(arena, slot, facts.checkpoint, error),
         )
-        self._copier.submit(job)
 
     # -- on the copy thread
 

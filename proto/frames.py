@@ -164,17 +164,21 @@ class Restored(msgspec.Struct, frozen=True, tag="restored"):
 class MakeArena(msgspec.Struct, frozen=True, tag="make_arena"):
     """Ask for an arena; it is admitted and allocated in the background and answered when it is ready.
 
-    Where memory is short it gets fewer slots; where not even one fits, one that is smaller: a ring.
+    Where memory is short it gets fewer slots; where not even one fits, one that is smaller: a ring. Snapshots of any
+    layout may go into a slot that is large enough: each is described by its draft.
     """
 
     request_id: int
     layout_digest: str
+    """Of the structure that it is made for."""
     slot_size_bytes: int
     slot_count: int
     ring_size_bytes: int = 0
     """The least that a slot must have for a snapshot to stream through it; 0: a ring would be of no use."""
     files_size_bytes: int = 0
     """What a snapshot takes on the devices; 0: not said."""
+    spare_size_bytes: int = 0
+    """So much more in each slot where there is room, for a structure that grows; whole pages."""
 
 
 class BeginSnapshot(msgspec.Struct, frozen=True, tag="begin_snapshot"):

@@ -1,12 +1,12 @@
 """What a user has taken of memory, slots and disks, and whether there is room for more within its quota."""
 
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...core.errors import MemoryRefusedError, NoSpaceError
 from ...core.sizes import size_text
-from ..admission_plan import Wish
+from ..admission_plan import PAGE_BYTES, Wish
 from .quota_plan import Limits
 from .section import UNBOUNDED, QuotaSection
 
@@ -76,15 +76,15 @@ def disk_bytes_of(node: "Node", uid: int) -> int:
     return sum(info.size_bytes for run in runs for info in run.checkpoints())
 
 
-def check_arena(node: "Node", uid: int, wish: Wish) -> None:
-    """Return where a user may have one more arena.
+def check_arena(node: "Node", uid: int, wish: Wish) -> Wish:
+    """Return what a user may wish for as one more arena: the wish, with no more to spare than the quota leaves.
 
     Raises:
         MemoryRefusedError: its memory or its slots would be more than its quota.
     """
     section = node.config.quota
     used_bytes = memory_bytes_of(node, uid)
-    if used_bytes + wish.size_bytes > section.memory_bytes:
+    if used_bytes + wish.needed_size_bytes > section.memory_bytes:
         raise MemoryRefusedError(
             f"{wish.text()} is beyond the quota of uid {uid}: {size_text(used_bytes)} of"
             f" {size_text(section.memory_bytes)} are taken",
@@ -96,6 +96,9 @@ def check_arena(node: "Node", uid: int, wish: Wish) -> None:
             f"{wish.text()} is beyond the quota of uid {uid}: it has {used} of {section.slots} slots",
             hint="end other jobs, ask for fewer slots, or raise quota.slots",
         )
+    left_bytes = section.memory_bytes - used_bytes - wish.needed_size_bytes
+    spare_bytes = min(wish.spare_size_bytes, left_bytes // wish.slot_count)
+    return replace(wish, spare_size_bytes=spare_bytes // PAGE_BYTES * PAGE_BYTES)
 
 
 def check_disk(node: "Node", uid: int, size_bytes: int) -> None:

@@ -91,17 +91,19 @@ def test_where_no_slot_fits_the_bound_is_named() -> None:
         grant(wish, room(-MIB))
 
 
-@given(st.integers(1, 50), st.integers(1, 64), st.integers(-10, 5000), st.integers(1, 16))
+@given(st.integers(1, 50), st.integers(1, 64), st.integers(-10, 5000), st.integers(1, 16), st.integers(0, 60))
 def test_nobody_gets_more_than_fits_or_less_than_could_be(
-    size: int, count: int, left: int, sharers: int
+    size: int, count: int, left: int, sharers: int, spare: int
 ) -> None:
-    wish = Wish(slot_size_bytes=size * 4096, slot_count=count)
+    wish = Wish(slot_size_bytes=size * 4096, slot_count=count, spare_size_bytes=spare * 4096)
     try:
         found = grant(wish, room(left * 4096), sharers=sharers)
     except MemoryRefusedError:
         assert left < size * sharers
         return
-    assert found.slot_size_bytes == wish.slot_size_bytes
+    fitting = left * 4096 // sharers // found.slot_count // 4096 * 4096
+    assert found.slot_size_bytes == min((size + spare) * 4096, fitting)
+    assert found.slot_size_bytes >= wish.slot_size_bytes
     assert 1 <= found.slot_count <= count
     assert found.size_bytes * sharers <= left * 4096
     assert (found.reason == "") == (found.slot_count == count)

@@ -34,7 +34,7 @@ ALREADY_REGISTERED = 712
 def arena() -> Iterator[MappedArena]:
     fd = os.memfd_create("everstep-cuda-test")
     os.ftruncate(fd, SIZE_BYTES)
-    made = MappedArena(1, fd, SIZE_BYTES, 1, "digest")
+    made = MappedArena(1, fd, SIZE_BYTES, 1)
     yield made
     made.close()
 
@@ -338,7 +338,7 @@ class TestPinning:
         slot_size_bytes = 2 * SPAN_BYTES
         fd = os.memfd_create("everstep-cuda-test")
         os.ftruncate(fd, slot_size_bytes)
-        arena, copies = MappedArena(1, fd, slot_size_bytes, 1, "digest"), CudaCopies(CostBook())
+        arena, copies = MappedArena(1, fd, slot_size_bytes, 1), CudaCopies(CostBook())
         pin(copies, arena)
         tensor = torch.randint(256, (slot_size_bytes - 1000,), dtype=torch.uint8, device="cuda")
         begun(copies, eager=[], lazy=in_batches(arena, (tensor, 0, tensor.nbytes, 1000)))()

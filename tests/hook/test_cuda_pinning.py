@@ -68,7 +68,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 def arena() -> Iterator[MappedArena]:
     fd = os.memfd_create("everstep-pinning-test")
     os.ftruncate(fd, SIZE_BYTES)
-    made = MappedArena(1, fd, SIZE_BYTES, 1, "digest")
+    made = MappedArena(1, fd, SIZE_BYTES, 1)
     yield made
     made.close()
 
@@ -112,7 +112,7 @@ def large_arena() -> Iterator[MappedArena]:
     slot_size_bytes = 2 * SPAN_BYTES + SIZE_BYTES
     fd = os.memfd_create("everstep-pinning-test")
     os.ftruncate(fd, 2 * slot_size_bytes)
-    made = MappedArena(1, fd, slot_size_bytes, 2, "digest")
+    made = MappedArena(1, fd, slot_size_bytes, 2)
     yield made
     made.close()
 

@@ -91,7 +91,7 @@ def test_what_training_reads_back_comes_between_two_turns(in_turns: bool) -> Non
     count, size_bytes = 64, 64 * SPAN_BYTES
     fd = os.memfd_create("everstep-cuda-test")
     os.ftruncate(fd, size_bytes)
-    arena = MappedArena(1, fd, size_bytes, 1, "digest")
+    arena = MappedArena(1, fd, size_bytes, 1)
     pinning = Pinning(arena)
     pinning.wait()
     source = torch.ones(size_bytes, dtype=torch.uint8, device="cuda")

@@ -23,7 +23,7 @@ def memfd(size_bytes: int = 2 * SIZE_BYTES) -> int:
 
 
 def mapped(fd: int | None = None) -> MappedArena:
-    return MappedArena(3, memfd() if fd is None else fd, SIZE_BYTES, 2, "digest")
+    return MappedArena(3, memfd() if fd is None else fd, SIZE_BYTES, 2)
 
 
 def in_child(check: Callable[[], bool]) -> bool:
@@ -100,11 +100,12 @@ def test_slots_follow_each_other_and_are_taken_once() -> None:
     arena = mapped()
     try:
         assert arena.slot_address(1) - arena.slot_address(0) == SIZE_BYTES
-        taken = {arena.take(), arena.take()}
-        assert taken == {0, 1}
-        assert arena.take() is None
+        for slot in (0, 1):
+            assert arena.next_free() == arena.next_free() == slot
+            arena.take(slot)
+        assert arena.next_free() is None
         arena.give(1)
-        assert arena.take() == 1
+        assert arena.next_free() == 1
     finally:
         arena.close()
 
@@ -114,13 +115,14 @@ def layout(columns: int) -> Layout:
     return plan_layout([leaf], [], segment_count=1)
 
 
-def test_it_fits_the_same_layout_with_room_only() -> None:
-    small, large = layout(4), layout(8)
-    assert small.digest != large.digest
-    arena = MappedArena(1, memfd(small.slot_size_bytes), small.slot_size_bytes, 1, small.digest)
-    tight = MappedArena(1, memfd(4096), 4096, 1, small.digest)
+def test_any_layout_fits_that_it_has_room_for() -> None:
+    small, alike, large = layout(4), layout(8), layout(8192)
+    assert small.digest != alike.digest
+    arena = MappedArena(1, memfd(small.slot_size_bytes), small.slot_size_bytes, 1)
+    tight = MappedArena(1, memfd(4096), 4096, 1)
     try:
         assert arena.fits(small)
+        assert arena.fits(alike)
         assert not arena.fits(large)
         assert not tight.fits(small)
     finally:

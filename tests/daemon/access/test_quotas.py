@@ -51,6 +51,25 @@ def test_memory_and_slots(node_config: Path, socket_path: Path, quota: str, hint
         assert hint in refused.hint
 
 
+def test_room_to_grow_is_given_as_far_as_the_quota_goes(node_config: Path, socket_path: Path) -> None:
+    with node_config.open("a") as file:
+        file.write(f"[quota]\nmemory_bytes = {10 * 4096 + 100}\n")
+    with node_daemon(node_config, socket_path), FakeTrainer(socket_path) as trainer:
+        begin(trainer)
+        ready = trainer.ask(
+            frames.MakeArena(
+                request_id=trainer.number(),
+                layout_digest="",
+                slot_size_bytes=3 * 4096,
+                slot_count=2,
+                spare_size_bytes=100 * 4096,
+            )
+        )
+        os.close(trainer.reader.take_fd())
+        assert isinstance(ready, frames.ArenaReady)
+        assert (ready.slot_size_bytes, ready.slot_count, ready.reason) == (5 * 4096, 2, "")
+
+
 def test_disk(node_config: Path, socket_path: Path) -> None:
     with node_config.open("a") as file:
         file.write("[quota]\ndisk_bytes = 30000\n")
