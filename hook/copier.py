@@ -98,7 +98,9 @@ class Copier:
     """One thread, one job at a time."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """Entered itself: Ctrl-C in the middle of `Condition.__enter__`, which is Python, leaves it locked."""
+        self._changed = threading.Condition(self._lock)
         self._job: CopyJob | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="everstep-copier", daemon=True)
@@ -111,13 +113,13 @@ class Copier:
 
     def submit(self, job: CopyJob) -> None:
         """Start a job; the copier must not be busy."""
-        with self._changed:
+        with self._lock:
             assert self._job is None
+            self._changed.notify_all()  # first: the thread comes to the lock, and then never misses the job
             job.is_submitted = (
-                True  # nothing comes between this and the next line: no call, no signal's handler
+                True  # between this and the next line no call is made, and no signal's handler runs
             )
             self._job = job
-            self._changed.notify_all()
 
     def guard_enqueuing(self) -> float:
         """Return the seconds waited until all that CUDA devices copy for the running job has been enqueued."""
@@ -144,24 +146,24 @@ class Copier:
 
     def drain(self, deadline_s: float) -> bool:
         """Wait until the job is sealed or has failed; False when the deadline passed."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: self._job is None, deadline_s)
 
     def close(self) -> None:
         """End the thread after the running job."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._job is not None or self._closing)
                 job = self._job
             if job is None:
                 return
             job.run()
-            with self._changed:
+            with self._lock:
                 self._job = job = None  # what it refers to is as large as the state's tensors
                 self._changed.notify_all()

@@ -83,12 +83,10 @@ class Link:
 
     def keep_up(self, on_restored: Callable[[], None]) -> None:
         """Called at boundaries: when the daemon is gone, look for another one, beside training and with pauses."""
-        if (
-            not self.broken
-            or self._closed
-            or self._reconnecting is not None
-            or time.monotonic() < self._retry_at_s
-        ):
+        looking = (
+            self._reconnecting is not None and self._reconnecting.is_alive()
+        )  # not if its start was interrupted
+        if not self.broken or self._closed or looking or time.monotonic() < self._retry_at_s:
             return
         self._reconnecting = threading.Thread(
             target=self._reconnect, args=(on_restored,), name="everstep-reconnect", daemon=True

@@ -100,6 +100,6 @@ class MappedArena:
 
     def close(self) -> None:
         """Unmap. Again is nothing."""
-        if self._pointer is not None:
-            _libc.munmap(self._pointer, self.size_bytes)
-            self._pointer = None
+        pointer, self._pointer = self._pointer, None  # first: who is interrupted may come again
+        if pointer is not None:
+            _libc.munmap(pointer, self.size_bytes)

@@ -23,6 +23,7 @@ from .loaders import position_loader
 from .notice import Preemption
 from .pace import Pace
 from .rank_protocol import Ranks
+from .reentry import named_calls, refuse_within
 from .report import CostBook, Report
 from .restore import Restored, check_may_restore
 from .rng_state import RngState
@@ -204,8 +205,11 @@ class Run:
         Raises:
             FencedError: another trainer has taken the run over.
             StateTypeError: an attached object cannot be saved; the path says which.
+            UsageError: the run is closed; two objects have leaves of one name; or a handler of a signal called it in
+                the middle of another call that waits.
             SystemExit: the end that was announced has come; its checkpoint is as durable as time allowed.
         """
+        refuse_within(self, self._CALLS, "run.step()")
         self._start()
         arrived_s = time.perf_counter()
         guard_s, self._guard_s = self._guard_s, 0.0
@@ -262,7 +266,11 @@ class Run:
 
     @contextlib.contextmanager
     def mutating(self) -> Generator[None]:
-        """Wrap code that writes to parameters or optimizer state outside `optimizer.step()`: it waits for the copy."""
+        """Wrap code that writes to parameters or optimizer state outside `optimizer.step()`: it waits for the copy.
+
+        Raises:
+            UsageError: a handler of a signal called it in the middle of `run.step()` or another call that waits.
+        """
         self._before_optimizer()
         yield
 
@@ -286,11 +294,20 @@ class Run:
 
         Returns False when time, the daemon or the other ranks ran out. A rank that does not answer is named in the log
         and in the report: at once if it died on this node, else after $EVERSTEP_RANK_DEADLINE_S (60).
+
+        Raises:
+            UsageError: a handler of a signal called it in the middle of `run.step()` or another call that waits.
         """
+        refuse_within(self, self._CALLS, "run.wait()")
         return self._checkpoints.wait(deadline_s)
 
     def close(self) -> None:
-        """End the run normally: a last boundary, complete before this returns (or its failure is logged)."""
+        """End the run normally: a last boundary, complete before this returns (or its failure is logged).
+
+        Raises:
+            UsageError: a handler of a signal called it in the middle of `run.step()` or another call that waits.
+        """
+        refuse_within(self, self._CALLS, "run.close()")
         self._close(final=True)
 
     def __enter__(self) -> "Run":
@@ -334,6 +351,7 @@ class Run:
             logger.warning("%s run=%s: %s", event, self.name, text)
 
     def _before_optimizer(self) -> None:
+        refuse_within(self, self._CALLS, "run.mutating() or an optimizer's step")
         waited_s = self._snapshotter.guard()
         self._guard_s += waited_s
         self._costs.guard_s += waited_s
@@ -385,7 +403,7 @@ class Run:
         """Save what all ranks have time for: this boundary if it is `due`, or only what is under way; then end."""
         until_s = self._end.until_s
         skipped = due and not self._checkpoints.take_last(until_s)
-        self.wait(max(0.0, until_s - time.monotonic()))
+        self._checkpoints.wait(max(0.0, until_s - time.monotonic()))
         last_complete = self.report().last_complete
         begun = CheckpointId(self.attempt, self._checkpoints.last_taken_step)
         self._end.leave(
@@ -418,7 +436,7 @@ class Run:
         """Take the last boundary and see it complete; taken again when the daemon dies with it."""
         until_s = time.monotonic() + CLOSE_DEADLINE_S
         self._last_boundary()
-        while not self.wait(max(0.0, until_s - time.monotonic())):
+        while not self._checkpoints.wait(max(0.0, until_s - time.monotonic())):
             if not self._link.broken or self._ranks.lost is not None or self._ranks.silent:
                 late = f"not complete after {CLOSE_DEADLINE_S:.0f} s"
                 reason = self._ranks.lost or self._ranks.silent or late
@@ -439,3 +457,6 @@ class Run:
             self._link.client.request(lambda number: frames.Detach(request_id=number), CLOSE_DEADLINE_S)
         except EverstepError as error:
             logger.error("detach_failed run=%s reason=%s", self.name, error)
+
+    _CALLS = named_calls(step=step, wait=wait, close=_close, mutating=_before_optimizer)
+    """What waits for other threads, or holds what they wait for."""

@@ -56,7 +56,9 @@ class RunCheckpoints:
         self._link, self._ranks, self._pace = parts.link, parts.ranks, parts.pace
         self._costs, self._state, self._snapshotter = parts.costs, parts.state, parts.snapshotter
         self._under_way: set[CheckpointId] = set()
-        self._settled = threading.Condition()
+        self._lock = threading.RLock()
+        """Entered itself: Ctrl-C in the middle of `Condition.__enter__`, which is Python, leaves it locked."""
+        self._settled = threading.Condition(self._lock)
         self._told_loss = False
         self.parent: CheckpointId | None = None
         """What the attempt started from."""
@@ -71,7 +73,7 @@ class RunCheckpoints:
     @property
     def last_taken_step(self) -> int:
         """The newest boundary that was taken, and that no other rank is known to have skipped."""
-        with self._settled:
+        with self._lock:
             return max(self._taken_steps, default=self.saved_step)
 
     @property
@@ -82,7 +84,7 @@ class RunCheckpoints:
     @property
     def progress(self) -> Progress:
         """How far this rank is."""
-        with self._settled:
+        with self._lock:
             under_way = [checkpoint.step for checkpoint in self._under_way]
             saved = max(self._complete_step, *under_way) if under_way else self._complete_step
         return Progress(
@@ -137,7 +139,7 @@ class RunCheckpoints:
         if not self._snapshotter.settle(deadline_s):
             return False
         while self._may_settle() and (left_s := until_s - time.monotonic()) > 0:
-            with self._settled:
+            with self._lock:
                 self._settled.wait_for(lambda: not self._under_way, min(left_s, _LOSS_POLL_S))
         if self._under_way and self._ranks.silent:
             self._say_silent()
@@ -152,7 +154,7 @@ class RunCheckpoints:
         return str(self._ranks.lost or self._ranks.silent)
 
     def _say_silent(self) -> None:
-        with self._settled:
+        with self._lock:
             names = ", ".join(map(str, sorted(self._under_way)))
         text = f"{names} will not be complete: {self._ranks.silent}"
         if text not in self._costs.failures:
@@ -165,8 +167,8 @@ class RunCheckpoints:
             self._told_loss = False
             return
         if not self._told_loss:
-            self._told_loss = True
             self._daemon_lost()
+            self._told_loss = True  # last: who is interrupted in the middle has lost it still
         self._link.keep_up(lambda: None)
 
     def _daemon_lost(self) -> None:
@@ -174,7 +176,7 @@ class RunCheckpoints:
             "daemon_lost run=%s: training goes on, checkpoints are skipped meanwhile", self._parts.name
         )
         self._snapshotter.daemon_lost()
-        with self._settled:
+        with self._lock:
             lost = list(self._under_way)
         for checkpoint in lost:
             self._ranks.failed(checkpoint, "the daemon went away before it was committed")
@@ -192,7 +194,7 @@ class RunCheckpoints:
         """Begin the snapshot of this boundary; return the reason when that is not possible now."""
         checkpoint = CheckpointId(self._parts.attempt, self._state.number)
         self._tried_step = checkpoint.step
-        with self._settled:
+        with self._lock:
             self._under_way.add(checkpoint)
         try:
             reason = self._snapshotter.begin(
@@ -203,7 +205,7 @@ class RunCheckpoints:
             raise
         if reason is None:
             self.saved_step = self._state.number
-            with self._settled:
+            with self._lock:
                 self._taken_steps.add(self.saved_step)
             self._pace.taken(checkpoint)
             return None
@@ -211,7 +213,7 @@ class RunCheckpoints:
         return reason
 
     def _settle(self, checkpoint: CheckpointId) -> None:
-        with self._settled:
+        with self._lock:
             self._under_way.discard(checkpoint)
             self._settled.notify_all()
 
@@ -232,7 +234,7 @@ class RunCheckpoints:
     def ranks_lost(self, error: EverstepError) -> None:
         """What is under way may become complete on the devices, but no rank will hear of it: it counts as failed."""
         self._parts.end.ranks_lost()
-        with self._settled:
+        with self._lock:
             names = ", ".join(map(str, sorted(self._under_way)))
             self._under_way.clear()
             self._settled.notify_all()
@@ -251,7 +253,7 @@ class RunCheckpoints:
         self._costs.completed(checkpoint)
         self._take_back_failure(checkpoint)
         self._failing, self._failed_alike = "", 0
-        with self._settled:
+        with self._lock:
             self._complete_step = max(self._complete_step, checkpoint.step)
             self._taken_steps = {step for step in self._taken_steps if step >= self._complete_step}
         self._settle(checkpoint)
@@ -293,7 +295,7 @@ class RunCheckpoints:
 
     def _skipped_elsewhere(self, checkpoint: CheckpointId, reason: str) -> None:
         """A rank had no room or no arena for its part: counted here unless it was this rank, which knows already."""
-        with self._settled:
+        with self._lock:
             self._taken_steps.discard(checkpoint.step)
         if not self._is_mine(reason):
             self._costs.skip(SkipReason.PEER, reason)

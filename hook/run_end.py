@@ -22,7 +22,7 @@ class RunEnd:
 
     def __init__(self, name: str, ranks: Ranks, pace: Pace, preemption: Preemption) -> None:
         self._name, self._ranks, self._pace = name, ranks, pace
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `lease` may come from a signal's handler that interrupts a boundary
         self._machine = EndMachine(rank=ranks.rank, world_size=ranks.world_size)
         self._agreed_until_s: float | None = None
         """The earliest end that all ranks were told of, or have told this one of."""

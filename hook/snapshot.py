@@ -128,8 +128,7 @@ class Snapshotter:
     def daemon_lost(self) -> None:
         """The daemon that owned the arena is gone: nothing of it can be sealed any more."""
         with self._lock:
-            self._retire(self._arena)
-            self._arena = None
+            self._retire_present()
             self._forget_asked()
 
     def prepare(self) -> None:
@@ -160,8 +159,7 @@ class Snapshotter:
         with self._lock:
             if self._asked is None:
                 # What does not fit is of no use any more, and the daemon may need its memory for the new one.
-                self._retire(self._arena)
-                self._arena = None
+                self._retire_present()
                 self._asked = (layout, self._ask_arena(layout, capture))
         return None
 
@@ -234,21 +232,23 @@ class Snapshotter:
 
     def _replace_arena(self, arena: MappedArena) -> None:
         with self._lock:
-            self._retire(self._arena)
-            self._arena = arena
-        self._places = None  # windows lie elsewhere in a ring of another size
+            self._places = None  # windows lie elsewhere in a ring of another size
+            self._retire_present(arena)
         self._on_slots(arena.slot_count)
         self._cuda.register(arena)
 
-    def _retire(self, arena: MappedArena | None) -> None:
-        """Unmap now, or when the running copy has ended."""
-        if arena is not None:
-            self._stale.append(arena)
-        if not self._copier.busy:
-            while self._stale:
-                stale = self._stale.pop()
-                self._cuda.unregister(stale)
-                stale.close()
+    def _retire_present(self, successor: MappedArena | None = None) -> None:
+        """Use another arena, or none, from now on; the present one is unmapped now, or when the copy has ended.
+
+        In this order, so that nobody who is interrupted (Ctrl-C) uses what is unmapped, or keeps it for ever.
+        """
+        former, self._arena = self._arena, successor
+        if former is not None:
+            self._stale.append(former)
+        while self._stale and not self._copier.busy:
+            self._cuda.unregister(self._stale[-1])
+            self._stale[-1].close()
+            self._stale.pop()
 
     # -- snapshots
 
@@ -375,8 +375,7 @@ class Snapshotter:
         self._copier.close()
         self._scratch.close()
         with self._lock:
-            self._retire(self._arena)
-            self._arena = None
+            self._retire_present()
             self._forget_asked()
 
     def _layout_of(self, capture: StateCapture, values_size_bytes: int) -> Layout:

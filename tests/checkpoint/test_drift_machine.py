@@ -1,3 +1,4 @@
+import contextlib
 import math
 import random
 import statistics
@@ -138,6 +139,27 @@ def test_no_change_is_overlooked_for_being_quick(
             sample = abs(mean * (1 + share * noise))
             assert quick.add(sample) == thorough.add(sample)
             assert quick.blocks == thorough.blocks
+
+
+def test_a_sample_that_is_interrupted_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C, wherever: what a window says of its blocks holds."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("_compress", "_is_surprising", "_forget_what_is_over", "_may_be_over"):
+        for count in (0, 1, 41):
+            window = DriftWindow()
+            for _ in range(count):
+                window.add(1.0)
+            blocks, spread = list(window.blocks), window.spread
+            taken = False
+            with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+                patch.setattr(DriftWindow, place, interrupt)
+                window.add(5.0)
+                taken = True  # it does not come by there
+            assert taken or (window.blocks, window.spread) == (blocks, spread)
+            window.add(2.0)
 
 
 def test_comparing_is_quick_where_nothing_changes() -> None:

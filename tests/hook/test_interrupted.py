@@ -1,0 +1,162 @@
+"""Ctrl-C in the middle of a boundary, caught by whoever trains on: the next checkpoints come, and close() returns."""
+
+import linecache
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import everstep
+from everstep.daemon.testing import daemon_process
+from everstep.hook import run as run_module
+from everstep.hook.run import Run
+
+HOOK = str(Path(run_module.__file__).parent)
+STRIDE = 11
+"""Lines between two that are interrupted."""
+DEADLINE_S = 60.0
+"""A slot that leaks would let close() wait for ten minutes."""
+
+
+@pytest.fixture(autouse=True)
+def daemon() -> Iterator[None]:
+    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])):
+        yield
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    (tmp_path / "d").mkdir()
+    return tmp_path / "d"
+
+
+def made() -> dict[str, Any]:
+    model = nn.Linear(64, 64)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)}
+
+
+def train(objects: dict[str, Any]) -> None:
+    objects["optimizer"].zero_grad()
+    objects["model"](torch.ones(2, 64)).sum().backward()
+    objects["optimizer"].step()
+
+
+def until_complete(run: Run, objects: dict[str, Any]) -> None:
+    """Train on until one more checkpoint is complete."""
+    complete, until_s = run.report().checkpoints_complete, time.monotonic() + DEADLINE_S
+    while run.report().checkpoints_complete == complete:
+        assert time.monotonic() < until_s, run.report().skipped
+        train(objects)
+        run.checkpoint()
+        run.step()
+        run.wait(1)
+
+
+def assert_closes(run: Run) -> None:
+    began_s = time.monotonic()
+    run.close()
+    assert time.monotonic() - began_s < DEADLINE_S
+
+
+class InterruptedSocket:
+    """Raises KeyboardInterrupt once, when a frame of a kind has been sent as far as is wanted."""
+
+    def __init__(self, sock: socket.socket, kind: bytes, share: float) -> None:
+        self._sock, self._kind, self._share = sock, kind, share
+        self.done = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def sendall(self, data: bytes) -> None:
+        if self.done or self._kind not in data:
+            return self._sock.sendall(data)
+        self.done = True
+        self._sock.sendall(data[: int(len(data) * self._share)])
+        raise KeyboardInterrupt
+
+
+def train_until(run: Run, objects: dict[str, Any], interrupted: InterruptedSocket) -> None:
+    while not interrupted.done:
+        train(objects)
+        run.checkpoint()
+        run.step()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0], ids=["before", "in the middle", "after"])
+@pytest.mark.parametrize("kind", ["begin_snapshot", "make_arena"])
+def test_while_a_frame_is_sent(
+    device: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: float
+) -> None:
+    objects = made()
+    run = everstep.attach("interrupted", **objects, storage=device, every=10**6)
+    until_complete(run, objects)
+    if kind == "make_arena":  # a structure with more in it asks for one
+        objects["model"].register_buffer("more", torch.zeros(2**20))
+    for _ in range(3):  # more often than there are slots
+        interrupted = InterruptedSocket(run._link.client._sock, kind.encode(), share)
+        monkeypatch.setattr(run._link.client, "_sock", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_until(run, objects, interrupted)
+        until_complete(run, objects)
+        if kind == "make_arena":
+            objects["model"].more = torch.zeros(2 * objects["model"].more.numel())
+    assert_closes(run)
+
+
+def _is_with(frame: FrameType) -> bool:
+    """A tracer comes between the end of a block and `__exit__` of a lock, where no signal's handler ever does."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+
+
+class Interrupting:
+    """A tracer that raises KeyboardInterrupt at the `number`-th line of the hook that this thread comes to."""
+
+    def __init__(self, number: int) -> None:
+        self.left, self.is_done = number, False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> "Interrupting | None":
+        del argument
+        if not frame.f_code.co_filename.startswith(HOOK):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left <= 0 and not _is_with(frame):
+                sys.settrace(None)
+                self.is_done = True
+                raise KeyboardInterrupt
+        return self
+
+
+def test_at_any_line_of_a_boundary(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time somewhere else, from the first line of `run.step()` to its last."""
+    monkeypatch.setattr("everstep.hook.link.RETRY_FIRST_S", 0.05)
+    objects = made()
+    run = everstep.attach("interrupted", **objects, storage=device, every=10**6)
+    until_complete(run, objects)
+    number, interrupts = 1, 0
+    while True:
+        train(objects)
+        run.checkpoint()
+        tracer = Interrupting(number)
+        sys.settrace(tracer)
+        try:
+            run.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+        finally:
+            sys.settrace(None)
+        until_complete(run, objects)
+        if not tracer.is_done:
+            break  # it came to the end
+        number += STRIDE
+    assert interrupts > 20
+    assert_closes(run)
