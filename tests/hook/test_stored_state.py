@@ -1,9 +1,8 @@
 """Reading a checkpoint: leaves over several segments, aliases, and what must be refused."""
 
-import dataclasses
-
 import pytest
 import torch
+from msgspec import structs
 
 from everstep.checkpoint.manifest_types import Manifest, SegmentEntry
 from everstep.checkpoint.segment_format import SegmentStamp, build_header
@@ -186,7 +185,7 @@ def test_manifests_that_do_not_fit_their_segments_are_refused(shard: tuple[Manif
     (leaf,) = manifest.leaves
     (piece,) = manifest.pieces
     (alias,) = manifest.aliases
-    change = dataclasses.replace
+    change = structs.replace
     wrong = [
         change(manifest, pieces=()),
         change(manifest, pieces=(piece, piece)),
