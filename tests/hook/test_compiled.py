@@ -1,6 +1,5 @@
 """What torch.compile makes of a model, and of an optimizer's step, under a copy that is as late as can be."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import cast
 import pytest
 import torch
 import tqdm
-from overlapping import Loop, Slow, data, exercise, normalised, slow_copies, spectral, supervised
+from overlapping import Loop, Slow, data, exercise, normalised, spectral, supervised
 from torch import nn
 from torch._inductor import config
 
 import everstep
-from everstep.daemon.testing import daemon_process
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
@@ -31,18 +29,6 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with config.patch(compile_threads=1):
         yield
     torch.compiler.reset()
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    with slow_copies(monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def devices(tmp_path: Path) -> Iterator[list[Path]]:
-    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])):
-        yield [tmp_path]
 
 
 @pytest.mark.parametrize("model", [normalised, spectral])

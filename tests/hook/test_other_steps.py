@@ -1,29 +1,15 @@
 """What writes weights within the step of an optimizer that nobody attached waits for the copy, too."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from overlapping import WARM, Loop, Slow, exercise, normalised, simple, slow_copies, supervised
+from overlapping import WARM, Loop, Slow, exercise, normalised, simple, supervised
 from torch import nn
 
-from everstep.daemon.testing import daemon_process
 from everstep.hook.run import Run
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    with slow_copies(monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def devices(tmp_path: Path) -> Iterator[list[Path]]:
-    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])):
-        yield [tmp_path]
 
 
 class Around(torch.optim.Optimizer):

@@ -5,7 +5,6 @@ changed by then. What is restored must be what was there at the boundary, and tr
 training on without a break gave, bit for bit.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -24,7 +23,6 @@ from overlapping import (
     facts,
     normalised,
     simple,
-    slow_copies,
     spectral,
     supervised,
     take,
@@ -35,24 +33,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from everstep.core.errors import StateTypeError
-from everstep.daemon.testing import daemon_process
 from everstep.hook.run import Run
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    with slow_copies(monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def devices(tmp_path: Path) -> Iterator[list[Path]]:
-    found = [tmp_path / "d0", tmp_path / "d1"]
-    for path in found:
-        path.mkdir()
-    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])):
-        yield found
-
 
 # -- modules whose forward writes
 

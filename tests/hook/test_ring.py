@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from in_process import node_config
-from overlapping import Loop, Slow, attached, data, exercise, facts, simple, slow_copies, take
+from overlapping import Loop, Slow, attached, data, exercise, facts, simple, take
 from torch import nn
 
 from everstep.daemon.testing import node_daemon
@@ -22,12 +22,6 @@ from everstep.hook.state_protocol import Laziness, Sink
 
 MIB = 1024**2
 NAMES = [Path("nvme0"), Path("nvme1")]
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    with slow_copies(monkeypatch) as made:
-        yield made
 
 
 @pytest.fixture

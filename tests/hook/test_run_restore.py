@@ -1,9 +1,8 @@
 """What restore() leaves in the process: the generators as they were, and tensors that training may write to."""
 
 import contextlib
-import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,7 @@ import torch
 from overlapping import Loop, attached, data, simple
 from torch import nn
 
-from everstep.daemon.testing import daemon_process
 from everstep.dataloader import DataLoader
-
-
-@pytest.fixture
-def devices(tmp_path: Path) -> Iterator[list[Path]]:
-    found = [tmp_path / "d0", tmp_path / "d1"]
-    for path in found:
-        path.mkdir()
-    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])):
-        yield found
 
 
 def save(loop: Loop, devices: list[Path]) -> None:
