@@ -10,6 +10,13 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 STEPS_WITHOUT_BOUNDARY_MAX = 1000
 """Steps of each optimizer without `run.step()` after which it is said: GANs and accumulation stay far below."""
 
+INTERVALS_LOOKED_AT, EMPTY_INTERVALS_MIN = 4, 3
+"""Of so many intervals between boundaries so many without a step: `run.step()` is called for each micro-batch.
+
+Counted from the first step on: before it, and where there never is one, nothing is known. One such interval in four
+is a step that a scaler has skipped.
+"""
+
 
 class OptimizerGuard:
     """Calls `before` before each step of an optimizer of this process.
@@ -21,6 +28,9 @@ class OptimizerGuard:
     def __init__(self, objects: Mapping[str, object], before: Callable[[], None]) -> None:
         self._before = before
         self._steps = 0
+        self._has_stepped = False
+        self._intervals: list[bool] | None = []
+        """Whether an optimizer of this process stepped in each, from the first that did on; None: it is decided."""
         self._attached = {id(value) for value in objects.values() if isinstance(value, Optimizer)}
         self._steps_max = STEPS_WITHOUT_BOUNDARY_MAX * len(self._attached)
         self._handle = register_optimizer_step_pre_hook(_weakly(self))
@@ -29,6 +39,20 @@ class OptimizerGuard:
     def boundary(self) -> None:
         """A boundary was passed."""
         self._steps = 0
+        has_stepped, self._has_stepped = self._has_stepped, False
+        if self._intervals is None or not (has_stepped or self._intervals):
+            return
+        self._intervals.append(has_stepped)
+        if len(self._intervals) > INTERVALS_LOOKED_AT:
+            empty = self._intervals[-INTERVALS_LOOKED_AT:].count(False)
+            self._intervals = None
+            if empty >= EMPTY_INTERVALS_MIN:
+                warnings.warn(
+                    f"{empty} of {INTERVALS_LOOKED_AT} times nothing stepped between two calls of run.step(): a "
+                    "boundary is once per optimizer step; under gradient accumulation call run.step() only after "
+                    "optimizer.step()",
+                    stacklevel=3,
+                )
 
     def close(self) -> None:
         """Take the hook out."""
@@ -37,6 +61,7 @@ class OptimizerGuard:
     def before_step(self, optimizer: Optimizer) -> None:
         """Wait for what the optimizer may change."""
         self._before()
+        self._has_stepped = True
         if id(optimizer) not in self._attached:
             return
         self._steps += 1

@@ -50,6 +50,40 @@ def test_steps_without_a_boundary_are_told_once_per_boundary(count: int) -> None
     assert len(before) == count * (5 * STEPS_MAX - 1)
 
 
+def passed(guard: OptimizerGuard, made: list[torch.optim.Optimizer], steps: list[int]) -> list[str]:
+    """Return what is warned of where before each boundary so many steps are made."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for times in steps:
+            step(made, times)
+            guard.boundary()
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize(
+    "steps", [[0, 0, 0, 1] * 5, [1, 0, 0, 0] * 5, [0] * 20 + [1] + [0] * 7], ids=["last", "first", "late"]
+)
+def test_boundaries_of_each_micro_batch_are_told_once(steps: list[int]) -> None:
+    made = optimizers(1)
+    guard = guarded(made, [])
+    (text,) = passed(guard, made, steps)
+    assert "nothing stepped between two calls of run.step()" in text
+    assert "only after optimizer.step()" in text
+    guard.close()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[1] * 20, [0] * 20, [0, 1, 1, 1, 0, 1], [1, 0, 1, 0] * 5, [3, 2, 0, 5, 1], [1] * 5 + [0] * 10],
+    ids=["each", "no optimizer", "skipped by a scaler", "every other", "several", "frozen later"],
+)
+def test_boundaries_of_other_loops_are_not(steps: list[int]) -> None:
+    made = optimizers(1)
+    guard = guarded(made, [])
+    assert passed(guard, made, steps) == []
+    guard.close()
+
+
 def test_more_optimizers_than_steps_without_a_boundary_are_one_iteration() -> None:
     """A step within backward for each parameter."""
     made = optimizers(2 * STEPS_MAX)
