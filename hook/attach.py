@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
@@ -165,20 +166,32 @@ def _say_attached(name: str, link: Link, *, rank: int) -> None:
 
 
 class _Events:
-    """Holds back the daemon's events until there is a run to take them."""
+    """Holds back the daemon's events until there is a run to take them.
+
+    There are some where an attempt before this one still has snapshots to be written, or an operator has asked for
+    something.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._early: list[Reply] = []
         self._target: Callable[[Reply], None] | None = None
 
     def connect(self, target: "Callable[[Reply], None]") -> None:
-        """Hand events to `target` from now on."""
-        self._target = target
+        """Hand events to `target` from now on, first those that were held back."""
+        with self._lock:
+            for event in self._early:
+                target(event)
+            self._early.clear()
+            self._target = target
 
     def __call__(self, event: Reply) -> None:
-        if self._target is not None:
-            self._target(event)
-        else:
-            logger.warning("event_before_run kind=%s", type(event).__name__)
+        if self._target is None:
+            with self._lock:
+                if self._target is None:
+                    self._early.append(event)
+                    return
+        self._target(event)
 
 
 def _storage(storage: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:

@@ -367,14 +367,8 @@ class Run:
                 self._snapshotter.segment_written(event)
             case frames.Chunk() | frames.StreamEnd():
                 self._stream_events.put(event)
-            case frames.Persisted():
-                self._pace.persisted(event)
-                self._ranks.committed(CheckpointId(event.attempt, event.step))
-            case frames.PersistFailed():
-                error = error_from_code(event.code, event.message, event.hint)
-                checkpoint = CheckpointId(event.attempt, event.step)
-                if not self._snapshotter.given_up(checkpoint, error):
-                    self._ranks.failed(checkpoint, str(error))
+            case frames.Persisted() | frames.PersistFailed():
+                self._written(event)
             case frames.DevicesChanged() | frames.Notice():
                 self._storage_notes.take(event)
             case frames.RankGone():
@@ -388,6 +382,19 @@ class Run:
                 self._costs.failures.append(event.message)
             case _:
                 logger.error("frame_unexpected kind=%s", type(event).__name__)
+
+    def _written(self, event: frames.Persisted | frames.PersistFailed) -> None:
+        """A shard is durable, or will not be; what an attempt before this one has left to be written is none of its."""
+        checkpoint = CheckpointId(event.attempt, event.step)
+        if checkpoint.attempt != self.attempt:
+            return
+        if isinstance(event, frames.Persisted):
+            self._pace.persisted(event)
+            self._ranks.committed(checkpoint)
+            return
+        error = error_from_code(event.code, event.message, event.hint)
+        if not self._snapshotter.given_up(checkpoint, error):
+            self._ranks.failed(checkpoint, str(error))
 
     def _asked(self, event: frames.Force | frames.Steer) -> None:
         """An operator asks something of the controller."""
