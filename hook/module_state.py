@@ -1,7 +1,7 @@
 """State of an nn.Module: parameters, all buffers, extra state, under names without wrapper prefixes."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
@@ -237,6 +237,7 @@ class ModuleState:
                 problems += _sparse_differences(named, document.sparse[fqn], stored)
             elif named.role is not Role.CACHE:
                 problems.append(f"{fqn} is in the module and not in the checkpoint")
+        problems += _tied_here_alone(tensors, document.tensors, stored, self.name)
         extra = {named.prefix for named in modules if _has_extra_state(named.module)}
         problems += [
             f"{prefix}_extra_state is on one side only" for prefix in sorted(extra ^ document.extra.keys())
@@ -328,6 +329,20 @@ def _has_extra_state(module: nn.Module) -> bool:
 
 def _look(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
+def _tied_here_alone(
+    tensors: Sequence[NamedTensor], names: Container[str], stored: StoredState, component: str
+) -> Iterator[str]:
+    """Yield names of one tensor here that the checkpoint keeps apart: one of the two would be lost without a word."""
+    first: dict[int, str] = {}
+    for named in tensors:
+        if named.fqn not in names or named.role is Role.CACHE:
+            continue
+        tied = first.setdefault(id(named.tensor), named.fqn)
+        places = {stored.holder_of(f"{component}.{fqn}") for fqn in (tied, named.fqn)}
+        if len(places) > 1:
+            yield f"{tied} and {named.fqn} are one tensor here (tied), and two in the checkpoint: build them untied"
 
 
 def _differences(named: NamedTensor, stored: StoredState, leaf: str) -> list[str]:

@@ -1,6 +1,6 @@
 """State of an optimizer, read and written by us: Optimizer.load_state_dict casts it to the parameter's dtype."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,6 +21,9 @@ KIND = "optimizer"
 
 _NOT_OPTIONS = ("params", "param_names")
 """Keys of a group that say which parameters it has: names in the document, not hyper-parameters."""
+
+_OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"})
+"""Keys that schedulers add to a group."""
 
 _CPU = torch.device("cpu")
 
@@ -183,6 +186,7 @@ class OptimizerState:
         for index, (group, here) in enumerate(zip(groups, self._optimizer.param_groups, strict=True)):
             found = [names.of(parameter).name for parameter in _parameters(here)]
             problems += _group_differences(index, group.texts("params"), found, self._depends_on_order())
+            problems += self._other_kind(index, group.value("options"), here)
         if problems:
             raise mismatch(self.name, problems)
         for name, state in document.mapping("state").items():
@@ -192,6 +196,23 @@ class OptimizerState:
                 stored.spec(f"{self.name}.state.{name}.{key}")
         for leaf in leaf_names([document.items("groups"), document.value("state"), document.items("shared")]):
             stored.spec(leaf)
+
+    def _other_kind(self, index: int, saved: object, here: Mapping[str, object]) -> list[str]:
+        """Return what shows that another class saved a group: options that this one has not, and those that it needs.
+
+        One of both alone is another version of torch, or a scheduler's.
+        """
+        if not isinstance(saved, dict) or not self._optimizer.defaults:
+            return []
+        options = set(cast("dict[str, object]", saved))
+        foreign = sorted(options - here.keys() - self._optimizer.defaults.keys() - _OF_SCHEDULERS)
+        missing = sorted(self._optimizer.defaults.keys() - options)
+        if not foreign or not missing:
+            return []
+        kind = type(self._optimizer).__name__
+        saved_with, here_with = ", ".join(foreign), ", ".join(missing)
+        text = f"group {index} in the checkpoint is of an optimizer with {saved_with}, and here of a {kind}"
+        return [f"{text} with {here_with}: build the one that was saved"]
 
     def _depends_on_order(self) -> bool:
         """LBFGS keeps one flat vector over all parameters in their order."""

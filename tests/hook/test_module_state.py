@@ -129,6 +129,16 @@ def test_tied_weights_into_a_module_without_ties() -> None:
     assert fresh.head.weight is not fresh.embed.weight
 
 
+def test_weights_that_were_apart_are_not_restored_into_tied_ones() -> None:
+    saved, fresh = Tied(tie=False), Tied(tie=True)
+    before = all_bits(fresh)
+    with pytest.raises(
+        StateMismatchError, match=r"embed.weight and \S+ are one tensor here \(tied\), and two in"
+    ):
+        transfer({"model": saved}, {"model": fresh})
+    assert all_bits(fresh) == before
+
+
 class Flat(nn.Module):
     """Weights that are views of one buffer, as cuDNN packs an LSTM's."""
 

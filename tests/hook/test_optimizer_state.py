@@ -127,6 +127,42 @@ def test_state_that_the_checkpoint_has_not_goes() -> None:
     assert not other.state
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (
+            torch.optim.AdamW,
+            torch.optim.SGD,
+            "an optimizer with amsgrad, betas, .* of a SGD with dampening",
+        ),
+        (
+            torch.optim.SGD,
+            torch.optim.AdamW,
+            "an optimizer with dampening, momentum, .* of a AdamW with amsgrad",
+        ),
+    ],
+)
+def test_another_class_of_optimizer_is_refused_before_anything_is_changed(
+    one: type[torch.optim.Optimizer], other: type[torch.optim.Optimizer], words: str
+) -> None:
+    saved, fresh = model(), model()
+    optimizer = one(saved.parameters(), lr=0.1)  # pyright: ignore[reportCallIssue]
+    again = other(fresh.parameters(), lr=0.2)  # pyright: ignore[reportCallIssue]
+    train(saved, optimizer, 1)
+    with pytest.raises(StateMismatchError, match=words):
+        transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": again})
+    assert again.param_groups[0]["lr"] == 0.2
+    assert not again.state
+
+
+def test_one_with_the_same_options_is_not() -> None:
+    saved, fresh = model(), model()
+    optimizer, again = torch.optim.Adam(saved.parameters()), torch.optim.AdamW(fresh.parameters())
+    train(saved, optimizer, 1)
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": again})
+    assert len(again.state) == len(optimizer.state)
+
+
 def test_hyper_parameters_come_back_and_new_ones_stay() -> None:
     saved, fresh = model(), model()
     optimizer = torch.optim.AdamW(saved.parameters(), lr=0.5, betas=(0.1, 0.2), weight_decay=0.3)
