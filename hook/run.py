@@ -271,6 +271,7 @@ class Run:
         Raises:
             UsageError: a handler of a signal called it in the middle of `run.step()` or another call that waits.
         """
+        refuse_within(self, self._CALLS, "run.mutating()")
         self._before_optimizer()
         yield
 
@@ -351,7 +352,6 @@ class Run:
             logger.warning("%s run=%s: %s", event, self.name, text)
 
     def _before_optimizer(self) -> None:
-        refuse_within(self, self._CALLS, "run.mutating() or an optimizer's step")
         waited_s = self._snapshotter.guard()
         self._guard_s += waited_s
         self._costs.guard_s += waited_s
