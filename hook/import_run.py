@@ -20,11 +20,11 @@ from ..proto.frames import Reply
 from .environment import environment_notes
 from .link import Link, RunAddress
 from .report import CostBook
-from .restore import IMPORTED_NOTE
 from .run_state import RunState
 from .skip_reasons import NO_ARENA
 from .snapshot import SnapshotFacts, Snapshotter
 from .state_protocol import Captured
+from .stored_state import IMPORTED_NOTE
 
 COMMIT_DEADLINE_S = 3600.0
 _POLL_S = 0.02

@@ -334,7 +334,12 @@ def _look(tensor: torch.Tensor) -> str:
 def _tied_here_alone(
     tensors: Sequence[NamedTensor], names: Container[str], stored: StoredState, component: str
 ) -> Iterator[str]:
-    """Yield names of one tensor here that the checkpoint keeps apart: one of the two would be lost without a word."""
+    """Yield names of one tensor here that the checkpoint keeps apart: one of the two would be lost without a word.
+
+    Not where it was imported: other tools write a tied tensor under each of its names.
+    """
+    if stored.is_imported:
+        return
     first: dict[int, str] = {}
     for named in tensors:
         if named.fqn not in names or named.role is Role.CACHE:

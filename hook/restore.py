@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 OWN_COMPONENTS = frozenset({RUN_COMPONENT, RNG_NAME, HISTORY_NAME})
 """What every run has beside the objects that the script attaches."""
 
-IMPORTED_NOTE = "imported"
-"""A checkpoint whose notes have this came from other tools (`everstep import`) and may lack components."""
 
 LOOKS_IN_MEMORY = 2
 """When a device fails, the daemon may write a snapshot again, with other headers, while it is read in memory: the
@@ -102,7 +100,7 @@ class Fetched:
 
         One that was taken by a run has all of them: a component that it lacks is a mismatch.
         """
-        return IMPORTED_NOTE in self.manifest.notes and component not in self.stored.components
+        return self.stored.is_imported and component not in self.stored.components
 
     def check_common(self, components: Sequence[Component]) -> None:
         """Raise StateMismatchError for an imported checkpoint that has nothing of what the script attached."""

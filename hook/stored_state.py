@@ -15,6 +15,9 @@ from ..core.errors import CorruptDataError, StateMismatchError
 from .leaf_bytes import LeafBytes
 from .tensor_bytes import byte_range, copy_bits, normal_strides, torch_dtype
 
+IMPORTED_NOTE = "imported"
+"""A checkpoint whose notes have this came from other tools (`everstep import`) and may lack components."""
+
 
 class _Place(Struct, frozen=True, gc=False):
     """Which bytes of which leaf a name stands for: all of it, or an alias's part."""
@@ -41,6 +44,11 @@ class StoredState:
         self._places.update(_alias_places(manifest))
         self._shared = {alias.of for alias in manifest.aliases}
         self._closed = False
+
+    @property
+    def is_imported(self) -> bool:
+        """Tell whether another tool has written the checkpoint that this was made of."""
+        return IMPORTED_NOTE in self.manifest.notes
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -111,6 +111,23 @@ def test_training_goes_on_bit_for_bit(form: str, tmp_path: Path, devices: list[P
     assert_same(states(fresh), states(state))
 
 
+@pytest.mark.parametrize("form", ["torch", "dcp"])
+def test_tied_weights_that_a_tool_stores_twice_are_one_tensor_again(
+    form: str, tmp_path: Path, devices: list[Path]
+) -> None:
+    def tied(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
+        model[1].weight = model[0].weight
+        return {"model": model}
+
+    state, fresh = tied(0), tied(1)
+    tool("import", saved_as(form, tmp_path, state), "--run", "new", "--storage", *devices)
+    restore("new", devices, fresh)
+    assert fresh["model"][1].weight is fresh["model"][0].weight
+    assert_same(states(fresh), states(state))
+
+
 def test_what_is_no_state_is_told(tmp_path: Path, devices: list[Path]) -> None:
     source = saved_as("torch", tmp_path, small(0))
     made = tool("import", source, "--run", "new", "--storage", *devices)
