@@ -80,7 +80,7 @@ class DaemonClient:
         except EverstepError:
             raise
         except BaseException:
-            self._end(_INTERRUPTED)
+            self.break_off(_INTERRUPTED)
             raise
 
     def _send_all(self, data: bytes) -> None:
@@ -88,13 +88,13 @@ class DaemonClient:
         try:
             self._sock.sendall(data)
         except OSError as error:
-            raise self._end(f"the daemon does not take frames: {error}") from error
+            raise self.break_off(f"the daemon does not take frames: {error}") from error
         except BaseException:
-            self._end(_INTERRUPTED)
+            self.break_off(_INTERRUPTED)
             raise
 
-    def _end(self, why: str) -> EverstepError:
-        """Let the reader end, who fails what is pending; return why the connection is of no use."""
+    def break_off(self, why: str) -> EverstepError:
+        """Let the reader end, who fails what is pending; return why the connection is of no use any more."""
         self._broken = self._broken or DaemonUnavailableError(why)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)

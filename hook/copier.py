@@ -116,10 +116,10 @@ class Copier:
         with self._lock:
             assert self._job is None
             self._changed.notify_all()  # first: the thread comes to the lock, and then never misses the job
-            job.is_submitted = (
-                True  # between this and the next line no call is made, and no signal's handler runs
-            )
-            self._job = job
+            job.is_submitted, self._job = (
+                True,
+                job,
+            )  # no call between the two, so that no signal's handler runs there
 
     def guard_enqueuing(self) -> float:
         """Return the seconds waited until all that CUDA devices copy for the running job has been enqueued."""

@@ -194,9 +194,9 @@ class RunCheckpoints:
         """Begin the snapshot of this boundary; return the reason when that is not possible now."""
         checkpoint = CheckpointId(self._parts.attempt, self._state.number)
         self._tried_step = checkpoint.step
-        with self._lock:
-            self._under_way.add(checkpoint)
         try:
+            with self._lock:
+                self._under_way.add(checkpoint)
             reason = self._snapshotter.begin(
                 SnapshotFacts(checkpoint=checkpoint, parent=self.parent, notes=self._notes())
             )

@@ -20,7 +20,7 @@ from everstep.hook import run as run_module
 from everstep.hook.run import Run
 
 HOOK = str(Path(run_module.__file__).parent)
-STRIDE = 11
+STRIDE = 5
 """Lines between two that are interrupted."""
 DEADLINE_S = 60.0
 """A slot that leaks would let close() wait for ten minutes."""
