@@ -1,7 +1,7 @@
 """What a leaf is: one named tensor (or long byte string) of the training state, described without torch."""
 
+import functools
 import math
-from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -49,7 +49,8 @@ class LeafSpec(Struct, frozen=True, kw_only=True, gc=False):
         return self.strides == contiguous_strides(self.shape) or self.size_bytes == 0
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+@functools.lru_cache(4096)
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return torch's row-major strides (in elements) of a shape; dimensions of size 0 count as 1."""
     strides: list[int] = []
     step = 1

@@ -118,7 +118,7 @@ def _check_alias(alias: Alias, leaves: Mapping[str, LeafSpec]) -> None:
         )
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_dense(shape: tuple[int, ...], strides: Sequence[int]) -> bool:
     """Tell whether the elements fill consecutive memory without holes or overlap, in whatever order of dimensions."""
     if strides == contiguous_strides(shape) or 0 in shape:
         return True

@@ -21,7 +21,7 @@ class LeafBytes(Protocol):
         ...
 
     def hand_over(self, leaf: str) -> torch.Tensor | None:
-        """Return memory (uint8) that holds exactly this leaf and is the caller's from now on; None: read it."""
+        """Return a tensor on the CPU that is exactly this leaf and the caller's from now on; None: read it."""
         ...
 
     def close(self) -> None:

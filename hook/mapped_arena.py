@@ -16,9 +16,14 @@ int madvise(void *addr, size_t length, int advice);
 """)
 _PROT_READ_WRITE = 3
 _MAP_SHARED = 1
+_MAP_FAILED = 2**64 - 1
 _MADV_DONTFORK = 10
 _MADV_POPULATE_WRITE = 23
 """Since Linux 5.14."""
+
+
+_OCTETS, _ADDRESS = _ffi.typeof("char *"), _ffi.typeof("uintptr_t")
+"""Parsed here: half a millisecond, at the first use of a text."""
 
 
 class _Libc(Protocol):
@@ -54,14 +59,14 @@ class MappedArena:
         self.size_bytes = slot_size_bytes * slot_count
         try:
             pointer = _libc.mmap(_ffi.NULL, self.size_bytes, _PROT_READ_WRITE, _MAP_SHARED, fd, 0)
-            if int(_ffi.cast("intptr_t", pointer)) == -1:
+            self.address = int(_ffi.cast(_ADDRESS, pointer))
+            if self.address == _MAP_FAILED:
                 raise NodeError(
                     f"mapping an arena of {self.size_bytes} bytes failed: {os.strerror(_ffi.errno)}"
                 )
         finally:
             os.close(fd)
         self._pointer: FFI.CData | None = pointer
-        self.address = int(_ffi.cast("uintptr_t", pointer))
         if _libc.madvise(pointer, self.size_bytes, _MADV_DONTFORK):
             raise NodeError(f"madvise(MADV_DONTFORK) failed: {os.strerror(_ffi.errno)}")
 
@@ -79,7 +84,7 @@ class MappedArena:
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """Return a writable view; it must not be used after `close`."""
         assert self._pointer is not None
-        whole = _ffi.buffer(_ffi.cast("char *", self._pointer), self.size_bytes)
+        whole = _ffi.buffer(_ffi.cast(_OCTETS, self._pointer), self.size_bytes)
         return memoryview(whole)[offset_bytes : offset_bytes + size_bytes]
 
     def populate(self, offset_bytes: int, size_bytes: int) -> None:

@@ -10,7 +10,8 @@ from typing import Protocol, cast
 import cffi
 import torch
 
-from .tensor_bytes import byte_range
+from ..checkpoint.leaf import LeafSpec
+from .tensor_bytes import byte_range, torch_dtype
 
 _PAGE_BYTES = 4096
 _LEAST_BYTES = 64 * 1024
@@ -36,9 +37,9 @@ _libc = cast("_Libc", _ffi.dlopen(None))
 class NewMemory:
     """Memory of leaves, by name; made when it is asked for or before. For several threads."""
 
-    def __init__(self, sizes: Mapping[str, int], ahead: Iterable[str] = ()) -> None:
-        """Know the bytes of each leaf; begin to map the memory of those in `ahead`."""
-        self._sizes = sizes
+    def __init__(self, specs: Mapping[str, LeafSpec], ahead: Iterable[str] = ()) -> None:
+        """Know what each leaf looks like; begin to map the memory of those in `ahead`."""
+        self._specs = specs
         self._lock = threading.Lock()
         self._stopped = False
         self._tensors = {leaf: self._new(leaf) for leaf in ahead}
@@ -50,7 +51,7 @@ class NewMemory:
             self._thread.start()
 
     def of(self, leaf: str) -> torch.Tensor:
-        """Return the memory of a leaf: CPU, uint8, of its bytes."""
+        """Return the memory of a leaf: a tensor on the CPU that looks like it, of any content."""
         with self._lock:
             if leaf not in self._tensors:
                 self._tensors[leaf] = self._new(leaf)
@@ -68,7 +69,8 @@ class NewMemory:
         self._tensors.clear()
 
     def _new(self, leaf: str) -> torch.Tensor:
-        return torch.empty(self._sizes[leaf], dtype=torch.uint8, device="cpu")
+        spec = self._specs[leaf]
+        return torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="cpu")
 
     def _map(self, pieces: list[tuple[int, int]]) -> None:
         for begin, end in page_ranges(pieces):

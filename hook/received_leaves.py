@@ -52,7 +52,7 @@ class ReceivedLeaves:
         self._extents = _extents(manifest, runs)
         self._claimed: dict[str, torch.Tensor] = {}
         self._storages: set[int] = set()
-        self._memory = memory or NewMemory(self._sizes)
+        self._memory = memory or NewMemory({leaf.name: leaf for leaf in manifest.leaves})
         self._handed_over: set[str] = set()
         self._expected: set[str] = set()
         self._missing_bytes = 0

@@ -55,8 +55,8 @@ class ShardMemory:
         """
         self._manifest, self._buffer, self._offsets = manifest, memoryview(buffer).cast("B"), segment_offsets
         self._ahead = ahead
-        sizes = {leaf.name: leaf.size_bytes for leaf in manifest.leaves}
-        new = NewMemory(sizes, of_components(unclaimed, sizes) if ahead else ())
+        specs = {leaf.name: leaf for leaf in manifest.leaves}
+        new = NewMemory(specs, of_components(unclaimed, specs) if ahead else ())
         try:
             for record in manifest.segments:
                 self._check_header(record)

@@ -116,14 +116,10 @@ class StoredState:
         """
         place = self._place(name)
         spec = place.spec
-        dtype = torch_dtype(spec.dtype)
-        own = self._hand_over(place)
-        if own is None:
-            made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu")
+        made = self._hand_over(place)
+        if made is None:
+            made = torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="cpu")
             self._read(place, made.data_ptr())
-        else:
-            made = torch.empty(0, dtype=dtype, device="cpu")
-            made.set_(own.untyped_storage(), 0, spec.shape, spec.strides)
         return made if device is None else made.to(device)
 
     def holder_of(self, name: str) -> tuple[str, int]:
@@ -168,7 +164,7 @@ class StoredState:
             self._leaves.read(place.holder, begin, end, to_address)
 
     def _hand_over(self, place: _Place) -> torch.Tensor | None:
-        """Return memory with the bytes of a whole leaf that nobody else has, where there is such."""
+        """Return a whole leaf as a tensor that nobody else has, where there is such."""
         self._check_open()
         whole = place.holder == place.spec.name and place.holder not in self._shared
         return self._leaves.hand_over(place.holder) if whole else None

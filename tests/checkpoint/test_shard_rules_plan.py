@@ -165,10 +165,10 @@ def test_any_order_of_dimensions_is_dense_and_a_gap_is_not(order: list[int], sha
     strides = [0, 0, 0]
     for dim, stride in zip(order, stored, strict=True):
         strides[dim] = stride
-    assert is_dense(shape, strides)
+    assert is_dense(tuple(shape), strides)
     if max(shape) > 1:
-        assert not is_dense(shape, [2 * stride for stride in strides])
-        assert not is_dense(shape, [0, 0, 0])
+        assert not is_dense(tuple(shape), [2 * stride for stride in strides])
+        assert not is_dense(tuple(shape), [0, 0, 0])
 
 
 def test_leaf_spec_of_an_empty_tensor_is_dense_whatever_its_strides() -> None:

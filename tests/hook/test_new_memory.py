@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.checkpoint.leaf import whole_leaf
 from everstep.hook import new_memory
 from everstep.hook.new_memory import NewMemory, page_ranges
 
@@ -18,6 +19,7 @@ MIB = 2**20
 PAGE_BYTES = 4096
 SIZES = {"large": 40 * MIB, "larger": 50 * MIB, "small": 100, "empty": 0}
 """The large ones are above what glibc keeps for itself: each is mapped anew."""
+SPECS = {name: whole_leaf(name, "uint8", (size_bytes,)) for name, size_bytes in SIZES.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +44,7 @@ def faults_of_writing(tensor: torch.Tensor) -> int:
 
 
 def test_what_is_needed_is_mapped_ahead_and_nothing_else() -> None:
-    memory = NewMemory(SIZES, ahead=["large", "small", "empty"])
+    memory = NewMemory(SPECS, ahead=["large", "small", "empty"])
     wait_until_mapped()
     assert faults_of_writing(memory.of("large")) < 100
     assert faults_of_writing(memory.of("larger")) > SIZES["larger"] // PAGE_BYTES // 2
@@ -52,7 +54,7 @@ def test_what_is_needed_is_mapped_ahead_and_nothing_else() -> None:
 
 
 def test_what_is_written_meanwhile_stays() -> None:
-    memory = NewMemory({"a": 300 * MIB}, ahead=["a"])
+    memory = NewMemory({"a": whole_leaf("a", "uint8", (300 * MIB,))}, ahead=["a"])
     tensor = memory.of("a")
     for begin in range(0, tensor.nbytes, 10 * MIB):
         tensor[begin : begin + 10 * MIB] = begin // (10 * MIB) + 1
@@ -63,7 +65,7 @@ def test_what_is_written_meanwhile_stays() -> None:
 
 
 def test_stopping_waits_for_the_thread_and_leaves_the_memory() -> None:
-    memory = NewMemory({"a": 500 * MIB}, ahead=["a"])
+    memory = NewMemory({"a": whole_leaf("a", "uint8", (500 * MIB,))}, ahead=["a"])
     tensor = memory.of("a")
     memory.stop()
     assert mapping() == []
@@ -74,7 +76,7 @@ def test_stopping_waits_for_the_thread_and_leaves_the_memory() -> None:
 
 
 def test_for_small_leaves_there_is_no_thread() -> None:
-    memory = NewMemory(SIZES, ahead=["small", "empty"])
+    memory = NewMemory(SPECS, ahead=["small", "empty"])
     assert mapping() == []
     memory.close()
 
@@ -88,7 +90,7 @@ def test_a_kernel_that_cannot_is_done_without(monkeypatch: pytest.MonkeyPatch) -
             return -1
 
     monkeypatch.setattr(new_memory, "_libc", OldKernel())
-    memory = NewMemory(SIZES, ahead=["large", "larger"])
+    memory = NewMemory(SPECS, ahead=["large", "larger"])
     wait_until_mapped()
     assert len(asked) == 1
     assert faults_of_writing(memory.of("large")) > SIZES["large"] // PAGE_BYTES // 2
