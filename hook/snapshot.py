@@ -318,16 +318,17 @@ class Snapshotter:
             if job is not None and job.is_submitted:
                 raise
             self._cuda.finish()  # nothing may write to a slot that is given up
-            if not isinstance(error, EverstepError):
-                # Interrupted, maybe between two lines: nobody knows what the daemon was told of the slot.
-                self._link.client.break_off("a snapshot was interrupted as it began")
-                raise
+            reason = error.message if isinstance(error, EverstepError) else repr(error)
             if is_begun:
-                self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
-                return error.message
-            with self._lock:
-                arena.give(slot)
-            return NO_DAEMON
+                self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=reason[:500]))
+            elif isinstance(error, EverstepError):
+                with self._lock:
+                    arena.give(slot)
+            else:  # interrupted, maybe between two lines: nobody knows what the daemon was told of the slot
+                self._link.client.break_off("a snapshot was interrupted as it began")
+            if not isinstance(error, EverstepError):
+                raise
+            return reason if is_begun else NO_DAEMON
         if warning := self._structure.taken(layout, arena.stands_for_bytes):
             logger.warning("structure_changes %s", warning)
             self._costs.notes.append(warning)
