@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 OWN_COMPONENTS = frozenset({RUN_COMPONENT, RNG_NAME, HISTORY_NAME})
 """What every run has beside the objects that the script attaches."""
 
-
 LOOKS_IN_MEMORY = 2
 """When a device fails, the daemon may write a snapshot again, with other headers, while it is read in memory: the
 second look waits for that, and knows them."""

@@ -179,22 +179,31 @@ def _runs(devices: list[Path]) -> list[list[Path]]:
     return [sorted(device.glob("runs/*/*/data/*")) for device in devices]
 
 
+def begin_known_run(socket_path: Path) -> None:
+    with FakeTrainer(socket_path) as trainer:
+        assert isinstance(trainer.open_run(NAMES, name="known"), frames.RunOpened)
+        assert isinstance(trainer.begin_attempt(1), frames.Done)
+
+
+def save_as_the_next_job(socket_path: Path, name: str) -> None:
+    """Its checkpoint is durable, whatever became of a device."""
+    with FakeTrainer(socket_path) as trainer:
+        assert isinstance(trainer.open_run(NAMES, name=name, takeover=True), frames.RunOpened)
+        assert isinstance(trainer.begin_attempt(2), frames.Done)
+        arena = trainer.make_arena(trainer.layout())
+        arena.save(CheckpointId(2, 1), seed=1)
+        assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+        arena.close()
+
+
 @pytest.mark.parametrize("name", ["known", "new"])
 def test_a_job_that_comes_when_a_device_has_died_is_the_first_to_see_it_and_is_let_in(
     node_config: Path, disk: LoopDisk, devices: list[Path], socket_path: Path, name: str
 ) -> None:
     with node_daemon(node_config, socket_path):
-        with FakeTrainer(socket_path) as trainer:
-            assert isinstance(trainer.open_run(NAMES, name="known"), frames.RunOpened)
-            assert isinstance(trainer.begin_attempt(1), frames.Done)
+        begin_known_run(socket_path)
         disk.cut()
-        with FakeTrainer(socket_path) as trainer:
-            assert isinstance(trainer.open_run(NAMES, name=name, takeover=True), frames.RunOpened)
-            assert isinstance(trainer.begin_attempt(2), frames.Done)
-            arena = trainer.make_arena(trainer.layout())
-            arena.save(CheckpointId(2, 1), seed=1)
-            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
-            arena.close()
+        save_as_the_next_job(socket_path, name)
         with connected(socket_path) as client:
             (store,) = client.status().stores
             assert {device.path: device.state for device in store.devices} == {
@@ -209,18 +218,10 @@ def test_a_job_that_comes_when_a_directory_was_emptied_writes_nothing_there(
 ) -> None:
     """It would be acknowledged, and the next daemon would not know the directory any more."""
     with node_daemon(node_config, socket_path):
-        with FakeTrainer(socket_path) as trainer:
-            assert isinstance(trainer.open_run(NAMES, name="known"), frames.RunOpened)
-            assert isinstance(trainer.begin_attempt(1), frames.Done)
+        begin_known_run(socket_path)
         shutil.rmtree(devices[0])
         devices[0].mkdir()
-        with FakeTrainer(socket_path) as trainer:
-            assert isinstance(trainer.open_run(NAMES, name=name, takeover=True), frames.RunOpened)
-            assert isinstance(trainer.begin_attempt(2), frames.Done)
-            arena = trainer.make_arena(trainer.layout())
-            arena.save(CheckpointId(2, 1), seed=1)
-            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
-            arena.close()
+        save_as_the_next_job(socket_path, name)
         with connected(socket_path) as client:
             (store,) = client.status().stores
             (emptied,) = (device for device in store.devices if device.path == str(devices[0]))
