@@ -19,8 +19,9 @@ def start_trainer() -> Iterator[Start]:
 
 
 @pytest.fixture
-def job(tmp_path: Path, start_trainer: Start) -> Iterator[Job]:
-    made = Job(tmp_path / "job", SCRIPT, start_trainer)
+def job(request: pytest.FixtureRequest, tmp_path: Path, start_trainer: Start) -> Iterator[Job]:
+    """Of the script that the module names in JOB_SCRIPT, or the small one."""
+    made = Job(tmp_path / "job", getattr(request.module, "JOB_SCRIPT", SCRIPT), start_trainer)
     try:
         yield made
     finally:
