@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,15 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from everstep.hook.notice import ENDED_STATUS
-from everstep.hook.trainer_start_testing import Start
-from everstep.hook.trainer_testing import Job, Trainer, end_daemon
+from everstep.hook.trainer_testing import Job, Trainer
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "store_group.py"
+JOB_SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "store_group.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _libuv() -> None:  # pyright: ignore[reportUnusedFunction]
     """libuv, which serves the Store, makes a pipe at its first use that stays to the end of the process."""
     agents_store()
-
-
-@pytest.fixture
-def job(tmp_path: Path, start_trainer: Start) -> Iterator[Job]:
-    made = Job(tmp_path / "job", SCRIPT, start_trainer)
-    try:
-        yield made
-    finally:
-        made.end()
-        end_daemon()
 
 
 def agents_store() -> TCPStore:
