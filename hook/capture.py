@@ -167,13 +167,22 @@ class _Walk:
     ) -> None:
         self.parts = parts
         self.names = {entry.spec.name for entry in held}
-        self._watches = watches
+        self._watches = list(dict.fromkeys(watches))  # some are of several components
         self._lazy_names, self._lazy, self._lazy_addresses = _watched(held, inside)
         self._tensors = TensorWatch((entry.original for entry in held), self._lazy)
         self._held = _Ranges(entry.reach for entry in held if not entry.is_copy)
         self._viewed = _Ranges(entry.reach for entry in held if entry.is_copy)
         self._forms: list[_Form] = []
         self._form = _joined_form(self._forms)
+        self._addresses_by_part: list[tuple[int, ...]] = []
+        self._addresses: tuple[int, ...] = ()
+
+    def addresses_of(self, parts: Sequence[_Part]) -> tuple[int, ...]:
+        """Return the addresses of all parts together: the very same tuple as long as none has changed."""
+        found = [part.addresses for part in parts]
+        if found != self._addresses_by_part:
+            self._addresses_by_part, self._addresses = found, _all(found)
+        return self._addresses
 
     def form_of(self, parts: Sequence[_Part]) -> _Form:
         """Return the form of all parts together, as it was the last time unless one of theirs has changed."""
@@ -358,7 +367,10 @@ def _joined(
     *,
     walked: bool,
 ) -> StateCapture:
-    form = walk.form_of(parts) if walk is not None else _joined_form([part.form for part in parts])
+    if walk is not None:
+        form, addresses = walk.form_of(parts), walk.addresses_of(parts)
+    else:
+        form, addresses = _joined_form([each.form for each in parts]), _all(each.addresses for each in parts)
     return StateCapture(
         parts=parts,
         aliases=form.aliases,
@@ -366,7 +378,7 @@ def _joined(
         specs=form.specs,
         at_once=form.at_once,
         devices=form.devices,
-        addresses=_all(part.addresses for part in parts),
+        addresses=addresses,
         lazy=lazy,
         known=known,
         walk=walk,

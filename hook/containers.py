@@ -3,6 +3,7 @@
 All comparisons are of identity, and what was seen is kept alive, so that no new object can look like an old one.
 """
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, compress
 from operator import is_, methodcaller, not_
@@ -10,11 +11,13 @@ from typing import Any, cast
 
 Table = Mapping[Any, object]
 
-_values_of_dict = cast("Callable[[Table], Iterable[object]]", dict.values)  # pyright: ignore[reportUnknownMemberType]
-_values_of_any = cast("Callable[[Table], Iterable[object]]", methodcaller("values"))
+_LIVE = {dict, OrderedDict, defaultdict}
+"""Of these a view of the values, made once, shows what there is whenever it is read."""
+
+_values_of = cast("Callable[[Table], Iterable[object]]", methodcaller("values"))
 
 
-def _same(found: Iterable[object], seen: Iterable[object]) -> bool:
+def same(found: Iterable[object], seen: Iterable[object]) -> bool:
     """Tell whether as many objects are the same, each with its own: no list is made of them, which would touch each."""
     return all(map(is_, found, seen))
 
@@ -30,37 +33,35 @@ class Contents:
     def __init__(self, tables: Iterable[Table], *, is_loose: Callable[[object], bool] = _is_never) -> None:
         """Look at the dicts. Values for which `is_loose` holds may become others for which it holds too."""
         self._is_loose = is_loose
-        found = list(tables)
-        self._types = list(map(type, found))
-        plain = set(self._types) <= {dict}
-        self._values_of = _values_of_dict if plain else _values_of_any
-        self._sizes = list(map(len, found))
-        self._keys = list[object](chain.from_iterable(filter(None, found)))
+        self.tables = list(tables)
+        self._sizes = list(map(len, self.tables))
+        self._full = list(filter(None, self.tables))  # most of a model's are empty
+        is_live = set(map(type, self._full)) <= _LIVE
+        self._views = list(map(_values_of, self._full)) if is_live else None
+        self._keys = list[object](chain.from_iterable(self._full))
         # Equal strings are equal names; keys of other kinds (tensors) may not even compare.
         self._are_texts = all(type(key) is str for key in self._keys)
-        values = list(self._values(found))
+        values = list(self._values())
         self._loose = list(map(is_loose, values))
         self._fixed = list(map(not_, self._loose))
         self._seen = list(compress(values, self._fixed))
         self._any_loose = any(self._loose)
 
-    def hold(self, tables: Iterable[Table]) -> bool:
-        """Tell whether these dicts, new or the same, have the same keys in the same order and the same values."""
-        found = list(tables)
-        if list(map(len, found)) != self._sizes or list(map(type, found)) != self._types:
+    def hold(self) -> bool:
+        """Tell whether the dicts have the same keys in the same order and the same values."""
+        if list(map(len, self.tables)) != self._sizes:
             return False
-        full = list(filter(None, found))  # most of a model's are empty
-        keys = chain.from_iterable(full)
-        if not (list(keys) == self._keys if self._are_texts else _same(keys, self._keys)):
+        keys = chain.from_iterable(self._full)
+        if not (list(keys) == self._keys if self._are_texts else same(keys, self._keys)):
             return False
         if not self._any_loose:
-            return _same(self._values(full), self._seen)
-        loose = compress(self._values(full), self._loose)
-        fixed = compress(self._values(full), self._fixed)
-        return _same(fixed, self._seen) and all(map(self._is_loose, loose))
+            return same(self._values(), self._seen)
+        loose = compress(self._values(), self._loose)
+        fixed = compress(self._values(), self._fixed)
+        return same(fixed, self._seen) and all(map(self._is_loose, loose))
 
-    def _values(self, tables: Sequence[Table]) -> Iterable[object]:
-        return chain.from_iterable(map(self._values_of, tables))
+    def _values(self) -> Iterable[object]:
+        return chain.from_iterable(self._views if self._views is not None else map(_values_of, self._full))
 
 
 class Lists:
@@ -75,4 +76,4 @@ class Lists:
     def hold(self, lists: Iterable[Sequence[object]]) -> bool:
         """Tell whether these lists, new or the same, hold the same objects."""
         found = list(lists)
-        return list(map(len, found)) == self._sizes and _same(chain.from_iterable(found), self._seen)
+        return list(map(len, found)) == self._sizes and same(chain.from_iterable(found), self._seen)

@@ -1,13 +1,11 @@
 """What goes where in a slot, planned once per layout: each boundary fills in the addresses (pure)."""
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeVar, cast
-
-_T = TypeVar("_T")
+from typing import cast
 
 GATHER_BYTES_MAX = 128 * 1024
 """Smaller pieces are gathered, IOVECS_MAX in one call: 0.3 to 25 µs each; a memmove of a larger one takes longer than
@@ -60,11 +58,24 @@ class Moves:
     large: tuple[Move, ...]
 
 
-def picker(indices: Sequence[int]) -> Callable[[Sequence[_T]], tuple[_T, ...]]:
-    """Return what picks these items of a sequence, in a time that is next to nothing for each."""
-    if len(indices) < 2:  # of a single one itemgetter gives no tuple
-        return lambda items: tuple(items[index] for index in indices)
-    return cast("Callable[[Sequence[_T]], tuple[_T, ...]]", itemgetter(*indices))
+class Picker:
+    """Picks the addresses of some leaves, at each boundary, in a time that is next to nothing for each."""
+
+    def __init__(self, leaves: Sequence[int]) -> None:
+        """Say which; at least one."""
+        self._of: tuple[int, ...] | None = None
+        self._picked: tuple[int, ...] = ()
+        self._get = itemgetter(*leaves)
+
+    def __call__(self, addresses: tuple[int, ...]) -> tuple[int, ...]:
+        """Return them: the very same tuple as before while none has changed."""
+        if addresses is not self._of:
+            found = cast("int | tuple[int, ...]", self._get(addresses))
+            picked = (found,) if isinstance(found, int) else found
+            if picked != self._picked:
+                self._picked = picked
+            self._of = addresses  # last: who is interrupted (Ctrl-C) picks again
+        return self._picked
 
 
 def merged(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -82,16 +93,16 @@ class _GatherPlan:
     """At most IOVECS_MAX small pieces, whole leaves, in the order of their places."""
 
     def __init__(self, pieces: Sequence[Placed]) -> None:
-        self._pick = picker([piece.leaf for piece in pieces])
+        self._pick = Picker([piece.leaf for piece in pieces])
         self._picked: tuple[int, ...] = ()
         self._sources = array(WORD, [word for piece in pieces for word in (0, piece.size_bytes)])
         self._runs = merged((piece.slot_offset_bytes, piece.size_bytes) for piece in pieces)
         self._targets: dict[int, array[int]] = {}
         self._size_bytes = sum(piece.size_bytes for piece in pieces)
 
-    def at(self, addresses: Sequence[int], base: int) -> Gather:
+    def at(self, addresses: tuple[int, ...], base: int) -> Gather:
         picked = self._pick(addresses)
-        if picked != self._picked:
+        if picked is not self._picked:
             sources = self._sources[:]  # an earlier copy may still use the old ones
             sources[0::2] = array(WORD, picked)
             self._picked, self._sources = picked, sources
@@ -112,13 +123,13 @@ class _LargePlan:
 
     def __init__(self, pieces: Sequence[Placed]) -> None:
         self._pieces = pieces
-        self._pick = picker([piece.leaf for piece in pieces])
-        self._picked: object = None
+        self._pick = Picker([piece.leaf for piece in pieces])
+        self._picked: tuple[int, ...] = ()
         self._moves: dict[int, tuple[Move, ...]] = {}
 
-    def at(self, addresses: Sequence[int], base: int) -> tuple[Move, ...]:
+    def at(self, addresses: tuple[int, ...], base: int) -> tuple[Move, ...]:
         picked = self._pick(addresses)
-        if picked != self._picked or len(self._moves) == SLOTS_KNOWN_MAX:
+        if picked is not self._picked or len(self._moves) == SLOTS_KNOWN_MAX:
             self._moves.clear()
             self._picked = picked
         if base not in self._moves:
@@ -143,7 +154,7 @@ class _SegmentPlan:
         large = [piece for piece in pieces if not _is_small(piece)]
         self._large = _LargePlan(large) if large else None
 
-    def at(self, addresses: Sequence[int], base: int) -> Moves:
+    def at(self, addresses: tuple[int, ...], base: int) -> Moves:
         gathers = tuple(plan.at(addresses, base) for plan in self._gathers)
         return Moves(self._segment, gathers, self._large.at(addresses, base) if self._large else ())
 
@@ -164,7 +175,7 @@ class CopyPlan:
         self.size_bytes = sum(piece.size_bytes for piece in wanted)
         self.segments = frozenset(piece.segment for piece in wanted)
 
-    def at(self, addresses: Sequence[int], base: int) -> tuple[Moves, ...]:
+    def at(self, addresses: tuple[int, ...], base: int) -> tuple[Moves, ...]:
         """Return the moves for leaves at these addresses into the slot at `base`, in the order of the segments."""
         return tuple(plan.at(addresses, base) for plan in self._segments)
 

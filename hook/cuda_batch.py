@@ -14,7 +14,7 @@ import torch
 
 from . import cuda_memcpy
 from .capture import StateCapture
-from .copy_plan import SLOTS_KNOWN_MAX, WORD, Placed, merged, picker
+from .copy_plan import SLOTS_KNOWN_MAX, WORD, Picker, Placed, merged
 from .cuda_memcpy import Copies
 from .cuda_turns import Turns
 
@@ -72,7 +72,7 @@ class CudaPlan:
                 found.setdefault(capture.devices[place.leaf], []).append(place)
         self._devices = [_DevicePlan(device, places) for device, places in found.items()]
 
-    def at(self, addresses: Sequence[int], base: int) -> list[CudaBatch]:
+    def at(self, addresses: tuple[int, ...], base: int) -> list[CudaBatch]:
         """Return the copies of leaves at these addresses into the slot at `base`, one batch for each device."""
         return [plan.at(addresses, base) for plan in self._devices]
 
@@ -86,18 +86,18 @@ class _DevicePlan:
             for begin, end in spans(place.slot_offset_bytes, place.size_bytes)
         ]
         leaves, self._offsets_in_leaf, self._offsets, sizes = zip(*cuts, strict=True)
-        self._pick = picker(leaves)
+        self._pick = Picker(leaves)
         self._sizes, self._turns = array(WORD, sizes), in_turns(sizes)
         self._size_bytes = sum(sizes)
         self._picked: tuple[int, ...] = ()
         self._sources = array(WORD)
         self._targets: dict[int, array[int]] = {}
 
-    def at(self, addresses: Sequence[int], base: int) -> CudaBatch:
+    def at(self, addresses: tuple[int, ...], base: int) -> CudaBatch:
         picked = self._pick(addresses)
-        if picked != self._picked:
-            self._picked = picked
-            self._sources = array(WORD, map(add, picked, self._offsets_in_leaf))
+        if picked is not self._picked:
+            sources = array(WORD, map(add, picked, self._offsets_in_leaf))
+            self._picked, self._sources = picked, sources
         copies = Copies(targets=self._targets_at(base), sources=self._sources, sizes=self._sizes)
         return CudaBatch(
             device=self._device, base=base, copies=copies, turns=self._turns, size_bytes=self._size_bytes

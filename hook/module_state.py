@@ -109,6 +109,13 @@ class ParameterRegistry:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list[torch.optim.Optimizer])
     named: dict[str, dict[int, NamedTensor]] = field(default_factory=dict[str, dict[int, NamedTensor]])
     """Module's keyword -> id of the parameter -> its first name. The entry keeps the tensor, so the id is its own."""
+    _groups: GroupsWatch | None = None
+
+    def watch_groups(self) -> GroupsWatch:
+        """Return the proof that all groups are as they are now: one for all that ask in one walk."""
+        if self._groups is None or not self._groups.holds():
+            self._groups = GroupsWatch(self.optimizers)
+        return self._groups
 
     def refresh(self, name: str) -> tuple[list[NamedModule], list[NamedTensor]]:
         """Walk one module again; return its modules and tensors."""
@@ -180,9 +187,8 @@ class ModuleState:
             sparse=[named for named in tensors if named.tensor.layout is not torch.strided],
             extra=[named for named in modules if _has_extra_state(named.module)],
         )
-        owners = GroupsWatch(self._registry.optimizers)
         watch = ModulesWatch((named.module for named in modules), [named.tensor for named in found.sparse])
-        return watch, owners
+        return watch, self._registry.watch_groups()
 
     def rest(self, sink: Sink) -> None:
         """Hand over sparse tensors and extra state, which may be made anew at each call."""

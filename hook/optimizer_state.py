@@ -14,7 +14,7 @@ from .module_state import ParameterRegistry
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
-from .structure_watch import GroupsWatch, StateWatch, is_plain_tensor
+from .structure_watch import StateWatch, is_plain_tensor
 from .tensor_bytes import copy_bits
 
 KIND = "optimizer"
@@ -121,7 +121,7 @@ class OptimizerState:
                 )
             self._hand_over(sink, found, parameter, cast(dict[object, object], state))
         found.plain = dump_part(found.state)
-        return StateWatch(self._optimizer), GroupsWatch(self._registry.optimizers)
+        return StateWatch(self._optimizer), self._registry.watch_groups()
 
     def _hand_over(
         self, sink: Sink, found: "_Found", parameter: _Parameter, state: dict[object, object]

@@ -1,7 +1,5 @@
 """Where the leaves of a state go that is larger than its slot: through windows, and what must not wait beside them."""
 
-from collections.abc import Sequence
-
 from ..checkpoint.layout_plan import Layout
 from ..checkpoint.ring_layout_plan import least_ring_bytes, plan_ring
 from .capture import StateCapture
@@ -71,12 +69,12 @@ class RingPlaces(Places):
             place for place in self.placed if not on_cuda[place.leaf] or place.leaf in self._staged
         )
 
-    def lazy_moves(self, addresses: Sequence[int], base: int) -> tuple[Moves, ...]:
+    def lazy_moves(self, addresses: tuple[int, ...], base: int) -> tuple[Moves, ...]:
         """Return the moves of every segment, even of none; eager leaves come from where they are staged."""
         sources = list(addresses)
         for leaf, offset in self._staged.items():
             sources[leaf] = base + offset
-        made = {moves.segment: moves for moves in self.lazy.at(sources, base)}
+        made = {moves.segment: moves for moves in self.lazy.at(tuple(sources), base)}
         return tuple(
             made.get(segment, Moves(segment, (), ())) for segment in range(len(self.layout.segments))
         )

@@ -14,6 +14,7 @@ from .document import Document, read_document
 from .object_tree import TreeDecoder, TreeEncoder
 from .state_protocol import Laziness, Sink
 from .stored_state import StoredState
+from .tensor_bytes import memmove
 
 KIND = "rng"
 NAME = "rng"
@@ -33,6 +34,8 @@ class RngState:
         self._restored: list[tuple[str, object]] = []
         self._known: dict[str, tuple[object, msgspec.Raw]] = {}
         """States, and what was made of them: from a generator of which nobody draws nothing is made again."""
+        self._tensors: dict[str, torch.Tensor] = {}
+        """The leaves: each time the same memory, so that the addresses of all leaves stay as they were."""
 
     checks_bytes = True
 
@@ -45,15 +48,23 @@ class RngState:
         if numpy_random is not None:
             state: dict[str, Any] = numpy_random.get_state(legacy=False)
             document["numpy"] = self._encoded(tree, "numpy", state, _comparable(state))
-        sink.leaf("rng.torch_cpu", torch.get_rng_state(), Laziness.EAGER)
+        self._hand_over(sink, "rng.torch_cpu", torch.get_rng_state())
         if torch.cuda.is_initialized():
             for index, generator in enumerate(torch.cuda.default_generators):
-                sink.leaf(f"rng.torch_cuda.{index}", generator.get_state(), Laziness.EAGER)
+                self._hand_over(sink, f"rng.torch_cuda.{index}", generator.get_state())
             document["cuda"] = {
                 "count": len(torch.cuda.default_generators),
                 "current": torch.cuda.current_device(),
             }
         sink.value(document)
+
+    def _hand_over(self, sink: Sink, name: str, state: torch.Tensor) -> None:
+        """An eager leaf is copied before the boundary is over: then its memory is free for the next state."""
+        kept = self._tensors.setdefault(name, state)
+        if kept.shape != state.shape:
+            kept = self._tensors[name] = state
+        memmove(kept.data_ptr(), state.data_ptr(), state.nbytes)  # which may have been made in inference mode
+        sink.leaf(name, kept, Laziness.EAGER)
 
     def _encoded(self, tree: TreeEncoder, what: str, state: object, comparable: object) -> object:
         """Return a state encoded; `comparable` tells it from others, None: nothing does."""

@@ -1,7 +1,5 @@
 """Where the leaves of a capture go in a slot, and when each may be copied."""
 
-from collections.abc import Sequence
-
 from ..checkpoint.draft_format import DraftEncoder
 from ..checkpoint.layout_plan import Layout
 from .capture import StateCapture
@@ -32,7 +30,7 @@ class Places:
         self.largest_eager_leaf = layout.leaves[largest.leaf].name if largest is not None else ""
         self.all_lazy = [place for place in placed if not is_eager[place.leaf]]
 
-    def lazy_moves(self, addresses: Sequence[int], base: int) -> tuple[Moves, ...]:
+    def lazy_moves(self, addresses: tuple[int, ...], base: int) -> tuple[Moves, ...]:
         """Return the moves of what may wait, in the order of the segments."""
         return self.lazy.at(addresses, base)
 

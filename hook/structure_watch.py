@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from .containers import Contents, Lists, Table
+from .containers import Contents, Lists, Table, same
 
 CACHES = "_non_persistent_buffers_set"
 """Attribute of a module: its buffers that are not in state_dict()."""
@@ -36,7 +36,8 @@ class ModulesWatch:
         return (
             self._provable
             and list(map(type, self._modules)) == self._types
-            and self._contents.hold(self._tables())
+            and same(self._tables(), self._contents.tables)
+            and self._contents.hold()
             and list(map(_caches_of, self._modules)) == self._caches
             and not any(map(is_plain_tensor, self._sparse))
         )
@@ -75,12 +76,12 @@ class StateWatch:
         """Look at the state. What is no plain tensor in it may change, but not become one."""
         self._optimizer = optimizer
         self._states = Contents([self._state], is_loose=_is_no_dict)
-        self._tables = [cast("Table", table) for table in self._state.values() if not _is_no_dict(table)]
-        self._tensors = Contents(self._tables, is_loose=_is_no_plain_tensor)
+        tables = [cast("Table", table) for table in self._state.values() if not _is_no_dict(table)]
+        self._tensors = Contents(tables, is_loose=_is_no_plain_tensor)
 
     def holds(self) -> bool:
         """Tell whether a walk would find the same tensors."""
-        return self._states.hold([self._state]) and self._tensors.hold(self._tables)
+        return same([self._state], self._states.tables) and self._states.hold() and self._tensors.hold()
 
     @property
     def _state(self) -> Mapping[Any, object]:

@@ -85,12 +85,20 @@ class Job:
         self.trainers: list[Trainer] = []
 
     def start(
-        self, *arguments: str, ranks: int = 1, storage: list[Path] | None = None, restarts: int = 0
+        self,
+        *arguments: str,
+        ranks: int = 1,
+        storage: list[Path] | None = None,
+        restarts: int = 0,
+        torchrun: bool = False,
     ) -> Trainer:
-        """Start it; several ranks by torchrun, which starts all of them again so many times when one has died."""
+        """Start it; several ranks by torchrun, which starts all of them again so many times when one has died.
+
+        A single one, too, if `torchrun` says so.
+        """
         script = [str(self.script), "--storage", *map(str, storage or self.storage), *arguments]
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}"]
-        launcher = [*torchrun, f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}"]
+        launcher = [*launcher, f"--nproc-per-node={ranks}"] if torchrun or ranks > 1 else []
         log = self.folder / f"trainer{len(self.trainers)}.log"
         self.trainers.append(Trainer(self._start([*launcher, *script], log), log))
         return self.trainers[-1]

@@ -137,6 +137,9 @@ class World:
     def exchange_registry(self) -> None:
         vars(self.norm)["_buffers"] = dict(reversed(self.norm._buffers.items()))
 
+    def exchange_registry_for_an_equal_one(self) -> None:
+        vars(self.a)["_buffers"] = dict(self.a._buffers)
+
     def add_buffer_of_columns(self) -> None:
         self.extra.register_buffer("columns", self.a.weight.detach()[:, ::2])
 

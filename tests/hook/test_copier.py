@@ -66,7 +66,7 @@ def job(
         for index, ((of, into), segment) in enumerate(zip(pairs, segments or range(len(pairs)), strict=True))
     )
     return CopyJob(
-        moves=plan.at([of.data_ptr() for of, _ in pairs], 0),
+        moves=plan.at(tuple(of.data_ptr() for of, _ in pairs), 0),
         enqueue=enqueue,
         begin=begin,
         copied=outcome.copied.append,

@@ -47,7 +47,7 @@ def test_every_piece_comes_to_its_place_and_nothing_else_changes(
     slot = bytearray([0xEE]) * max(1, len(expected))
     pin = BufferPin(memoryview(slot))
     plan = CopyPlan(placed)
-    moves = plan.at([leaf.data_ptr() for leaf in leaves], pin.address)
+    moves = plan.at(tuple(leaf.data_ptr() for leaf in leaves), pin.address)
     with closing(Scratch()) as scratch:
         for each in moves:
             copy(each, scratch if with_scratch else None)
@@ -67,7 +67,7 @@ def test_tiny_pieces_go_through_the_scratch_file_and_others_do_not() -> None:
             plan = CopyPlan(
                 Placed(index, 0, leaves[number].nbytes, 0, 0) for index, number in enumerate(numbers)
             )
-            (moves,) = plan.at([leaves[number].data_ptr() for number in numbers], slot.data_ptr())
+            (moves,) = plan.at(tuple(leaves[number].data_ptr() for number in numbers), slot.data_ptr())
             assert [scratch.gather(gather) for gather in moves.gathers] == [is_tiny]
 
 
@@ -80,7 +80,7 @@ from everstep.hook.gather import Scratch, copy
 resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))
 leaves, slot = [torch.arange(5), torch.arange(5, 12)], torch.zeros(13, dtype=torch.int64)
 plan = CopyPlan([Placed(0, 0, 40, 0, 0), Placed(1, 0, 56, 48, 0)])
-(moves,) = plan.at([leaf.data_ptr() for leaf in leaves], slot.data_ptr())
+(moves,) = plan.at(tuple(leaf.data_ptr() for leaf in leaves), slot.data_ptr())
 scratch = Scratch()
 assert not scratch.gather(moves.gathers[0])
 copy(moves, scratch)
@@ -97,8 +97,8 @@ def test_a_plan_follows_leaves_that_move_and_leaves_earlier_moves_as_they_were()
     plan = CopyPlan([Placed(0, 0, 4, 0, 0), Placed(1, 0, 4, 4, 0)])
     one, two, three = torch.tensor([1]).int(), torch.tensor([2]).int(), torch.tensor([3]).int()
     slot = torch.zeros(2, dtype=torch.int32)
-    (first,) = plan.at([one.data_ptr(), two.data_ptr()], slot.data_ptr())
-    (second,) = plan.at([one.data_ptr(), three.data_ptr()], slot.data_ptr())
+    (first,) = plan.at((one.data_ptr(), two.data_ptr()), slot.data_ptr())
+    (second,) = plan.at((one.data_ptr(), three.data_ptr()), slot.data_ptr())
     copy(second)
     assert slot.tolist() == [1, 3]
     copy(first)
@@ -118,7 +118,7 @@ def test_merged_are_the_same_bytes_in_the_same_order_and_nothing_is_left_to_merg
 
 def test_many_small_leaves_take_few_calls_and_one_run_of_targets() -> None:
     plan = CopyPlan(Placed(index, 0, 8, 8 * index, 0) for index in range(3000))
-    (moves,) = plan.at(range(3000), 0)
+    (moves,) = plan.at(tuple(range(3000)), 0)
     assert len(moves.gathers) == 3
     assert [len(gather.targets) for gather in moves.gathers] == [2, 2, 2]
     assert moves.large == ()
@@ -147,7 +147,7 @@ def test_what_ends_early_is_continued(monkeypatch: pytest.MonkeyPatch, most_byte
     plan = CopyPlan(
         [Placed(0, 0, 4, 0, 0), Placed(1, 0, 1, 4, 0), Placed(2, 0, 6, 8, 0), Placed(3, 0, 9, 14, 0)]
     )
-    (moves,) = plan.at([leaf.data_ptr() for leaf in leaves], slot.data_ptr())
+    (moves,) = plan.at(tuple(leaf.data_ptr() for leaf in leaves), slot.data_ptr())
     halting = Halting(most_bytes)
     monkeypatch.setattr(gather_module, "_libc", halting)
     copy(moves)
@@ -175,7 +175,7 @@ leaves = [torch.arange(5), torch.arange(5, 12)]
 slot = torch.zeros(13, dtype=torch.int64)
 plan = CopyPlan([Placed(0, 0, 40, 0, 0), Placed(1, 0, 56, 48, 0)])
 for _ in range(2):
-    for moves in plan.at([leaf.data_ptr() for leaf in leaves], slot.data_ptr()):
+    for moves in plan.at(tuple(leaf.data_ptr() for leaf in leaves), slot.data_ptr()):
         copy(moves)
 print(slot.tolist())
 """
@@ -199,7 +199,7 @@ def test_an_address_that_is_none_is_an_error() -> None:
         pin.release()
     slot = torch.zeros(4, dtype=torch.uint8)
     plan = CopyPlan([Placed(0, 0, 4, 0, 0)])
-    (moves,) = plan.at([unmapped], slot.data_ptr())
+    (moves,) = plan.at((unmapped,), slot.data_ptr())
     with (
         closing(Scratch()) as scratch,
         pytest.raises(NodeError, match="process_vm_readv failed: Bad address"),

@@ -1,6 +1,6 @@
 """A small training run as a user would write it, for tests that kill it: one JSON line on stdout per event.
 
-Runs alone or under torchrun (DDP on gloo). `--until` stops at a step by sleeping, so that a test can kill it there;
+Runs alone or under torchrun (DDP). `--until` stops at a step by sleeping, so that a test can kill it there;
 it implies `--settle`: every boundary waits for its checkpoint, so that what the test finds does not depend on who
 was faster.
 """
@@ -46,10 +46,10 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[tupl
     """Everything that must be bit-identical, in one hash."""
     sha = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        sha.update(name.encode() + tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(name.encode() + tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     for parameter in optimizer.param_groups[0]["params"]:
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            sha.update(key.encode() + value.reshape(-1).view(torch.uint8).numpy().tobytes())
+            sha.update(key.encode() + value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     sha.update(json.dumps(losses).encode())
     return sha.hexdigest()
 
@@ -78,6 +78,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--group", help="share the preparation of batches with the other jobs of this group")
     parser.add_argument("--join", default="private", help="what it does that comes late to its group")
+    parser.add_argument("--device", default="cpu", help="where the model is; ranks share it")
+    parser.add_argument(
+        "--backend", default="gloo", help="what DDP speaks; NCCL wants a device for each rank"
+    )
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
@@ -102,11 +106,12 @@ def main() -> None:
     torch.manual_seed(3)
     distributed = dist.is_torchelastic_launched()
     if distributed:
-        dist.init_process_group("gloo")
+        dist.init_process_group(args.backend)
     rank = dist.get_rank() if distributed else 0
 
     believe(args.needed_s)
     inner = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
+    inner.to(args.device)
     ddp = distributed and not args.replicated
     model = nn.parallel.DistributedDataParallel(inner) if ddp else inner
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -147,7 +152,7 @@ def main() -> None:
             run.lease(args.lease)
         for epoch in run.epochs(args.epochs):
             for x, y, ids in loader:
-                loss = (model(x) - y).square().mean() * loader.weight
+                loss = (model(x.to(args.device)) - y.to(args.device)).square().mean() * loader.weight
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

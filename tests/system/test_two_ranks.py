@@ -20,10 +20,15 @@ EPOCH_STEPS = 6
 
 @pytest.fixture(scope="module")
 def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory, start_trainer: Start) -> list[str]:
-    folder = tmp_path_factory.mktemp("pair")
+    return undisturbed_digests(tmp_path_factory.mktemp("pair"), start_trainer)
+
+
+def undisturbed_digests(folder: Path, start_trainer: Start, *arguments: str, ranks: int = 2) -> list[str]:
+    """Return how each rank ends when nobody kills it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EVERSTEP_SOCKET", str(folder / "s" / "data.sock"))
-        lines = Job(folder / "job", SCRIPT, start_trainer).start("--every", "2", ranks=2).done()
+        job = Job(folder / "job", SCRIPT, start_trainer)
+        lines = job.start("--every", "2", *arguments, ranks=ranks, torchrun=True).done()
         end_daemon()
     return [line["done"] for line in lines]
 
@@ -61,6 +66,23 @@ def test_both_ranks_restore_the_same_step_and_end_the_same(job: Job, undisturbed
     base = int(a["restored"].split(".")[1])
     for epoch in (0, 1):
         assert entered([(base, first.steps), (10**9, second.steps)], epoch) == list(range(96))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("backend", "ranks"), [("gloo", 2), ("nccl", 1)])
+def test_ranks_on_one_gpu_restore_the_same_step_and_end_the_same(
+    job: Job, tmp_path: Path, start_trainer: Start, backend: str, ranks: int
+) -> None:
+    on_gpu = ("--device", "cuda", "--backend", backend)
+    undisturbed = undisturbed_digests(tmp_path / "undisturbed", start_trainer, *on_gpu, ranks=ranks)
+    first = job.start("--every", "2", "--settle", *on_gpu, ranks=ranks, torchrun=True)
+    first.until_step(7)
+    first.kill()
+    second = job.start("--every", "2", *on_gpu, ranks=ranks, torchrun=True)
+    said = restored(second, ranks)
+    assert len({line["restored"] for line in said}) == 1
+    assert {(line["source"], line["attempt"]) for line in said} == {("memory", 2)}
+    assert [line["done"] for line in second.done()] == undisturbed
 
 
 def test_after_the_daemon_died_too_both_restore_from_disk(job: Job, undisturbed_pair: list[str]) -> None:
