@@ -159,19 +159,36 @@ class _Part:
         return replace(self, leaves=tuple(leaves), addresses=tuple(addresses))
 
 
+class _Memory:
+    """The memory of some leaves."""
+
+    def __init__(self, entries: Sequence[_Entry]) -> None:
+        self._held = _Ranges(entry.reach for entry in entries if not entry.is_copy)
+        self._viewed = _Ranges(entry.reach for entry in entries if entry.is_copy)
+
+    def touches(self, entry: _Entry) -> bool:
+        """Tell whether another entry has memory in common with these, so that one must not wait as it would alone."""
+        if self._held.touch(entry.reach):
+            return True
+        return entry.laziness is not Laziness.EAGER and self._viewed.touch(entry.reach)
+
+
 class _Walk:
     """What the containers of all `Walked` components held, and the proof that they still do."""
 
     def __init__(
-        self, parts: dict[str, _Part], watches: list[Watch], held: list[_Entry], inside: dict[str, _Entry]
+        self,
+        parts: dict[str, _Part],
+        watches: list[Watch],
+        held: list[_Entry],
+        inside: dict[str, _Entry],
+        memory: _Memory,
     ) -> None:
-        self.parts = parts
+        self.parts, self.memory = parts, memory
         self.names = {entry.spec.name for entry in held}
         self._watches = list(dict.fromkeys(watches))  # some are of several components
         self._lazy_names, self._lazy, self._lazy_addresses = _watched(held, inside)
         self._tensors = TensorWatch((entry.original for entry in held), self._lazy)
-        self._held = _Ranges(entry.reach for entry in held if not entry.is_copy)
-        self._viewed = _Ranges(entry.reach for entry in held if entry.is_copy)
         self._forms: list[_Form] = []
         self._form = _joined_form(self._forms)
         self._addresses_by_part: list[tuple[int, ...]] = []
@@ -197,12 +214,6 @@ class _Walk:
             return None
         found = self._tensors.look()
         return found and LazyLeaves(self._lazy_names, self._lazy, self._lazy_addresses, found)
-
-    def touches(self, entry: _Entry) -> bool:
-        """Tell whether an entry has memory in common with these, so that one must not wait as it would alone."""
-        if self._held.touch(entry.reach):
-            return True
-        return entry.laziness is not Laziness.EAGER and self._viewed.touch(entry.reach)
 
 
 class _Sink:
@@ -312,7 +323,7 @@ def _capture_rest(
             component.capture(sink)
         read.append((component.name, sink.take()))
     entries = [entry for _, found in read for entry in found]
-    if any(map(walk.touches, entries)):
+    if any(map(walk.memory.touches, entries)):
         return None
     known |= {entry.spec.name: entry.spec for entry in entries}
     inside = _find_aliases(entries)
@@ -346,14 +357,14 @@ def _capture_all(components: Sequence[Captured], known: dict[str, LeafSpec]) -> 
         joined += [parts[name]] if name in parts else []
         joined.append(_part(rest, inside))
     all_held = [entry for _, held, _ in found for entry in held or ()]
-    names = {entry.spec.name for entry in all_held}
-    crossing = any((name in names) != (holder.spec.name in names) for name, holder in inside.items())
+    memory = _Memory(all_held)
+    crossing = any(memory.touches(entry) for _, _, rest in found for entry in rest)
     return _joined(
         joined,
         sink.values,
         _lazy_of(everything, inside),
         {entry.spec.name: entry.spec for entry in everything},
-        None if crossing else _Walk(parts, watches, all_held, inside),
+        None if crossing else _Walk(parts, watches, all_held, inside, memory),
         walked=True,
     )
 

@@ -1,7 +1,7 @@
 """Proof that modules and optimizers hold the tensors that a walk found: what makes the next walk needless."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, cast
 
@@ -14,7 +14,8 @@ CACHES = "_non_persistent_buffers_set"
 """Attribute of a module: its buffers that are not in state_dict()."""
 
 _tables_of = attrgetter("_parameters", "_buffers", "_modules")
-_caches_of = attrgetter(CACHES)
+_caches_of = cast("Callable[[nn.Module], set[str]]", attrgetter(CACHES))
+_held_of = attrgetter("_parameters", "_buffers", "_modules", CACHES)
 
 
 class ModulesWatch:
@@ -25,25 +26,28 @@ class ModulesWatch:
         self._sparse = sparse
         self._modules = list({id(module): module for module in modules}.values())
         self._types = list(map(type, self._modules))
+        tables = list[Table](chain.from_iterable(map(_tables_of, self._modules)))
         # A scripted module shows wrappers, made anew at each look: it is walked each time.
-        plain = all(isinstance(table, dict) for table in self._tables())
+        plain = all(isinstance(table, dict) for table in tables)
         self._provable = plain and all(hasattr(module, CACHES) for module in self._modules)
-        self._contents = Contents(self._tables() if self._provable else ())
-        self._caches = [set[str](_caches_of(module)) for module in self._modules if self._provable]
+        self._contents = Contents(tables if self._provable else ())
+        self._held = list(self._read_held()) if self._provable else []
+        self._caches = list(map(_caches_of, self._modules)) if self._provable else []
+        self._cached = list(map(set[str], self._caches))
 
     def holds(self) -> bool:
         """Tell whether a walk would find the same modules and tensors under the same names."""
         return (
             self._provable
             and list(map(type, self._modules)) == self._types
-            and same(self._tables(), self._contents.tables)
+            and same(self._read_held(), self._held)
             and self._contents.hold()
-            and list(map(_caches_of, self._modules)) == self._caches
+            and self._caches == self._cached
             and not any(map(is_plain_tensor, self._sparse))
         )
 
-    def _tables(self) -> Iterator[Table]:
-        return itertools.chain.from_iterable(map(_tables_of, self._modules))
+    def _read_held(self) -> Iterator[object]:
+        return chain.from_iterable(map(_held_of, self._modules))
 
 
 class GroupsWatch:

@@ -26,7 +26,7 @@ class TensorWatch:
         """Look at the tensors. Those of them that are `lazy`, each once, are noted whenever they are looked at."""
         is_lazy = set(map(id, lazy))
         others = {id(tensor): tensor for tensor in tensors if id(tensor) not in is_lazy}
-        ordered = [*lazy, *others.values()]
+        ordered = (*lazy, *others.values())
         with torch.enable_grad():  # without, torch's guards do not look at requires_grad
             self._chunks = [
                 _Chunk(ordered[begin : begin + CHUNK], lazy[begin : begin + CHUNK])
@@ -50,8 +50,8 @@ class TensorWatch:
 
 
 class _Chunk:
-    def __init__(self, tensors: list[torch.Tensor], lazy: Sequence[torch.Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: tuple[torch.Tensor, ...], lazy: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors  # given as they are to a call that takes them all
         self.lazy = lazy
         self._addresses = self._read_addresses()
         self._look = _by_guard(tensors) or _by_attributes(tensors)
@@ -63,7 +63,7 @@ class _Chunk:
         return list(map(torch.Tensor.data_ptr, self._tensors))
 
 
-def _by_guard(tensors: list[torch.Tensor]) -> Callable[[], bool] | None:
+def _by_guard(tensors: tuple[torch.Tensor, ...]) -> Callable[[], bool] | None:
     """All but the addresses by one call of what guards compiled code, proven on the spot, or None.
 
     It takes a quarter of the time of reading shape and strides, which makes two tuples a tensor. But the class is
@@ -78,7 +78,7 @@ def _by_guard(tensors: list[torch.Tensor]) -> Callable[[], bool] | None:
     return lambda: guard.check(*tensors)
 
 
-def _guard(tensors: list[torch.Tensor]) -> _Guards:
+def _guard(tensors: tuple[torch.Tensor, ...]) -> _Guards:
     library = cast("Any", torch)  # that it has this at all is not in its annotations
     make = cast("Callable[..., _Guards]", library._C._dynamo.guards.TensorGuards)
     return make(
@@ -92,7 +92,7 @@ _ATTRIBUTES = attrgetter("shape", "dtype", "layout", "device", "requires_grad")
 _METHODS = (torch.Tensor.stride, torch.Tensor.is_conj, torch.Tensor.is_neg)
 
 
-def _by_attributes(tensors: list[torch.Tensor]) -> Callable[[], bool]:
+def _by_attributes(tensors: tuple[torch.Tensor, ...]) -> Callable[[], bool]:
     def look() -> list[list[object]]:
         methods: list[list[object]] = [list(map(method, tensors)) for method in _METHODS]
         return [list(map(type, tensors)), list(map(_ATTRIBUTES, tensors)), *methods]

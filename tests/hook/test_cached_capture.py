@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -273,6 +273,7 @@ def outcome(
 
 
 @given(st.lists(st.lists(st.sampled_from(EVENTS), max_size=3), max_size=8))
+@example([[World.hold_columns], [World.let_go]])
 def test_a_cached_capture_equals_a_fresh_one(boundaries: Sequence[Sequence[Callable[[World], None]]]) -> None:
     world = World()
     last: StateCapture | None = None
