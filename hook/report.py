@@ -121,6 +121,7 @@ class Report:
             cost_half_width=self.decision.cost_half_width,
             steps_undecided=self.decision.steps_undecided,
             paused_until_unix_s=self.decision.paused_until_unix_s,
+            plain_s=self.plain_s,
         )
 
     def __str__(self) -> str:

@@ -298,16 +298,22 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     """CUDA devices waited for a copy to end while the host went on; in no other part."""
     paused_until_unix_s: float = 0.0
     """As an operator asked, perhaps of another daemon, or of one before this; 0: it is not paused."""
+    plain_s: float = 0.0
+    """Of `boundary_s`: at boundaries at which no checkpoint was due. No interval makes that less, no budget counts it."""
 
     @property
     def added_s(self) -> float:
         """What checkpoints have added to training."""
-        return self.boundary_s + self.guard_s + self.cuda_wait_s + max(self.slower_s, 0.0)
+        return self._whole_s - self.plain_s
 
     @property
     def added_share(self) -> float:
-        """The same as a share of training without checkpoints."""
-        return self.added_s / (self.train_s - self.added_s) if self.train_s > self.added_s else 0.0
+        """The same as a share of training without checkpoints, and without what other boundaries took."""
+        return self.added_s / (self.train_s - self._whole_s) if self.train_s > self._whole_s else 0.0
+
+    @property
+    def _whole_s(self) -> float:
+        return self.boundary_s + self.guard_s + self.cuda_wait_s + max(self.slower_s, 0.0)
 
 
 class Skipped(msgspec.Struct, frozen=True, tag="skipped"):

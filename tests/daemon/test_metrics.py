@@ -278,8 +278,14 @@ def test_a_rank_is_held_against_its_own_budget(node_config: Path, socket_path: P
         trainer.begin_attempt(1)
         with connected(socket_path) as client:
             port = client.status().daemon.metrics_port
-        for budget, exceeded in ((0.035, 0), (0.03, 1), (None, 0), (0.03, 1)):
-            trainer.send(msgspec.structs.replace(told, budget=budget))
+        for budget, plain_s, exceeded in (
+            (0.035, 0, 0),
+            (0.03, 0, 1),
+            (None, 0, 0),
+            (0.03, 0, 1),
+            (0.03, 0.5, 0),
+        ):
+            trainer.send(msgspec.structs.replace(told, budget=budget, plain_s=plain_s))
             wait_until(
                 lambda expected=exceeded: scrape(port)["everstep_checkpoint_budgets_exceeded"] == expected
             )

@@ -429,4 +429,4 @@ class TestTensorWatch:
         assert [each.data_ptr() for each in found.storages] == [each.data_ptr() for each in lazy]
 
     def test_torch_still_has_the_comparison_that_makes_it_fast(self) -> None:
-        assert tensor_watch._by_guard([torch.zeros(2)]) is not None
+        assert tensor_watch._by_guard((torch.zeros(2),)) is not None

@@ -123,6 +123,7 @@ def test_what_checkpoints_cost_and_what_boundaries_without_one_cost_are_told_apa
     assert report.checkpoint_share == pytest.approx(0.01, rel=0.01)
     assert report.plain_share == pytest.approx(0.9 * 8 / 30, rel=0.01)
     assert report.slowdown == pytest.approx(report.checkpoint_share + report.plain_share)
+    assert report.as_frame().added_share == pytest.approx(report.checkpoint_share)
     assert ": checkpoints 1.00 %, boundaries without one 24.02 %" in str(report)
 
 
