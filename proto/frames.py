@@ -299,7 +299,7 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     paused_until_unix_s: float = 0.0
     """As an operator asked, perhaps of another daemon, or of one before this; 0: it is not paused."""
     plain_s: float = 0.0
-    """Of `boundary_s`: at boundaries at which no checkpoint was due. No interval makes that less, no budget counts it."""
+    """Of `boundary_s`, boundaries at which no checkpoint was due: no interval makes that less, no budget counts it."""
 
     @property
     def added_s(self) -> float:
