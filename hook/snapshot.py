@@ -1,11 +1,8 @@
 """Snapshots: at a boundary the eager part is copied at once, the rest by the copy thread, then the slot is sealed."""
 
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -15,11 +12,9 @@ from ..checkpoint.manifest_types import Draft
 from ..checkpoint.value_format import dump_values
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
-from ..core.sizes import size_text
 from ..proto import frames
-from . import cuda_pinning
+from .arena_keeper import ArenaKeeper
 from .capture import StateCapture, capture_state
-from .client import Answer
 from .copier import Copier, CopyJob
 from .cuda_copy import CudaCopies, CudaWindows, is_capturing
 from .debug_check import SlotCheck
@@ -33,7 +28,6 @@ from .skip_reasons import CAPTURING, NO_ARENA, NO_DAEMON, NO_SLOT, PINNING, STIL
 from .slot_places import Places
 from .slot_sealing import SlotSealing
 from .state_protocol import Captured
-from .structure_machine import StructureMachine
 from .window_gate import WindowGate
 
 logger = logging.getLogger(__name__)
@@ -49,7 +43,7 @@ class SnapshotFacts:
 
 
 class Snapshotter:
-    """Owns the arena's mapping and the copy thread. `begin`, `guard` and `close` run on the training thread."""
+    """Owns the copy thread. `begin`, `guard` and `close` run on the training thread."""
 
     def __init__(  # noqa: PLR0913 - made in one place
         self,
@@ -69,30 +63,31 @@ class Snapshotter:
     ) -> None:
         self._link, self._components, self._costs = link, components, costs
         costs.world_size = world_size
-        self._rank, self._world_size, self._slot_count = rank, world_size, slot_count
+        self._rank, self._world_size = rank, world_size
         self._replicated = replicated and world_size > 1
         self._debug = debug
-        self._on_sealed, self._on_failed, self._on_slots = on_sealed, on_failed, on_slots
-        self._lock = threading.Lock()
-        self._arena: MappedArena | None = None
-        self._asked: tuple[Layout, Future[Answer]] | None = None
-        self._structure = StructureMachine()
+        self._on_sealed, self._on_failed = on_sealed, on_failed
         self._last: StateCapture | None = None
         self._layout: Layout | None = None
         self._layout_of_what: object = None
-        self._places: Places | None = None
+        self._planned: tuple[MappedArena, Places] | None = None
         self._streaming: tuple[CheckpointId, SlotSealing] | None = None
         """The snapshot that was begun last."""
         self._copier, self._scratch = Copier(), Scratch()
         self._cuda = CudaCopies(costs, device_first=device_first)
-        self._stale: list[MappedArena] = []
+        self._arenas = ArenaKeeper(
+            link,
+            self._cuda,
+            costs,
+            slot_count=slot_count,
+            is_copying=lambda: self._copier.busy,
+            on_slots=on_slots,
+        )
 
     @property
     def busy(self) -> bool:
         """Tell whether a snapshot is being copied or sealed, or an arena allocated or pinned."""
-        with self._lock:
-            is_pinning = self._arena is not None and self._cuda.is_pinning(self._arena)
-            return is_pinning or self._copier.busy or (self._asked is not None and not self._asked[1].done())
+        return self._copier.busy or self._arenas.is_busy
 
     @property
     def copying(self) -> bool:
@@ -103,13 +98,11 @@ class Snapshotter:
 
     def adopt(self, arena: MappedArena) -> None:
         """Use an arena that came with a restore from memory, if its slots turn out to be large enough."""
-        self._replace_arena(arena)
+        self._arenas.adopt(arena)
 
     def slot_free(self, arena: int, slot: int) -> None:
         """The daemon has freed a slot; called on the reader thread."""
-        with self._lock:
-            if self._arena is not None and self._arena.number == arena:
-                self._arena.give(slot)
+        self._arenas.slot_free(arena, slot)
 
     def segment_written(self, event: frames.SegmentWritten) -> None:
         """A window of a ring may be filled again; called on the reader thread."""
@@ -127,9 +120,7 @@ class Snapshotter:
 
     def daemon_lost(self) -> None:
         """The daemon that owned the arena is gone: nothing of it can be sealed any more."""
-        with self._lock:
-            self._retire_present()
-            self._forget_asked()
+        self._arenas.lost()
 
     def prepare(self) -> None:
         """Ask for the arena that the present structure needs, ahead of the first checkpoint, which asks again."""
@@ -144,111 +135,18 @@ class Snapshotter:
     def _capture(self) -> StateCapture:
         """Return the state by reference; the last capture's description spares most of the work."""
         capture = capture_state(self._components, previous=self._last)
-        self._last = replace(
-            capture, lazy=NONE
-        )  # memory that a tensor gives up is not kept until the next one
+        # Memory that a tensor gives up is not kept until the next one.
+        self._last = replace(capture, lazy=NONE)
         return capture
 
     def _find_arena(self, layout: Layout, capture: StateCapture) -> MappedArena | None:
-        """Return the arena of `layout`, or None after asking for one."""
-        if (found := self._fitting_arena(layout, capture)) is not None:
-            return found
-        self._collect_answer()
-        if (found := self._fitting_arena(layout, capture)) is not None:
-            return found
-        with self._lock:
-            if self._asked is None:
-                # What does not fit is of no use any more, and the daemon may need its memory for the new one.
-                self._retire_present()
-                self._asked = (layout, self._ask_arena(layout, capture))
-        return None
-
-    def _fitting_arena(self, layout: Layout, capture: StateCapture) -> MappedArena | None:
-        with self._lock:
-            arena = self._arena
-        if arena is None or not arena.fits(layout) or self._structure.is_wasteful:
-            return None
-        planned = self._places is not None and self._places.serve(layout, capture)
-        if arena.is_ring and not planned and arena.slot_size_bytes < ring_size_bytes(layout, capture):
-            return None  # more has to be copied at boundaries than before
-        return arena
-
-    def _ask_arena(self, layout: Layout, capture: StateCapture) -> "Future[Answer]":
-        logger.info("arena_asked slots=%d slot_size_bytes=%d", self._slot_count, layout.slot_size_bytes)
-        spare_size_bytes = self._structure.asking(layout)
-        ring = ring_size_bytes(layout, capture)
-        return self._link.client.ask(
-            lambda number: frames.MakeArena(
-                request_id=number,
-                layout_digest=layout.digest,
-                slot_size_bytes=layout.slot_size_bytes,
-                slot_count=self._slot_count,
-                ring_size_bytes=ring if ring < layout.slot_size_bytes else 0,
-                files_size_bytes=sum(segment.file_size_bytes for segment in layout.segments),
-                spare_size_bytes=spare_size_bytes,
-            )
+        """Return the arena for a capture, or None after asking for one. Raises EverstepError: it was refused."""
+        planned_in = None
+        if self._planned is not None and self._planned[1].serve(layout, capture):
+            planned_in = self._planned[0]
+        return self._arenas.find(
+            layout, ring_size_bytes=lambda: ring_size_bytes(layout, capture), planned_in=planned_in
         )
-
-    def _collect_answer(self) -> None:
-        """Map the arena that was asked for, when it has come. A refusal is raised once; the next call asks again."""
-        with self._lock:
-            if self._asked is None or not self._asked[1].done():
-                return
-            layout, future = self._asked
-            self._asked = None
-        ready, fd = future.result()
-        assert isinstance(ready, frames.ArenaReady)
-        assert fd is not None
-        stands_for_bytes = layout.slot_size_bytes if ready.is_ring else None
-        self._replace_arena(
-            MappedArena(
-                ready.arena,
-                fd,
-                ready.slot_size_bytes,
-                ready.slot_count,
-                stands_for_bytes=stands_for_bytes,
-            )
-        )
-        logger.info("arena_ready number=%d allocation_s=%.3f", ready.arena, ready.allocation_s)
-        if ready.reason:
-            self._say_less(ready, layout)
-
-    def _say_less(self, ready: frames.ArenaReady, layout: Layout) -> None:
-        """Say that memory is short: once for each arena, so seldom more than once."""
-        note = f"{ready.slot_count} of {self._slot_count} snapshots fit in memory"
-        if ready.is_ring:
-            ring, state = size_text(ready.slot_size_bytes), size_text(layout.state_size_bytes)
-            note = f"snapshots of {state} stream through a ring of {ring}: optimizers wait until nearly all is written"
-        elif ready.slot_count == 1:
-            note += ", and it is given up when the next one is begun"
-        logger.warning("memory_short %s; %s", note, ready.reason)
-        self._costs.notes.append(f"{note}; {ready.reason}")
-
-    def _forget_asked(self) -> None:
-        """Nobody will map the arena that was asked for: its descriptor is closed when it comes, or has come."""
-        if self._asked is not None:
-            self._asked[1].add_done_callback(_close_descriptor)
-            self._asked = None
-
-    def _replace_arena(self, arena: MappedArena) -> None:
-        with self._lock:
-            self._places = None  # windows lie elsewhere in a ring of another size
-            self._retire_present(arena)
-        self._on_slots(arena.slot_count)
-        self._cuda.register(arena)
-
-    def _retire_present(self, successor: MappedArena | None = None) -> None:
-        """Use another arena, or none, from now on; the present one is unmapped now, or when the copy has ended.
-
-        In this order, so that nobody who is interrupted (Ctrl-C) uses what is unmapped, or keeps it for ever.
-        """
-        former, self._arena = self._arena, successor
-        if former is not None:
-            self._stale.append(former)
-        while self._stale and not self._copier.busy:
-            self._cuda.unregister(self._stale[-1])
-            self._stale[-1].close()
-            self._stale.pop()
 
     # -- snapshots
 
@@ -279,13 +177,12 @@ class Snapshotter:
         except EverstepError as error:
             return error.message
         if arena is None:
-            why = self._structure.skipped()
+            why = self._arenas.why_none()
             return f"{NO_ARENA}: {why}" if why else NO_ARENA
         self._cuda.register(arena)  # CUDA may have come into use since it was mapped
         if self._cuda.is_pinning(arena):
             return PINNING
-        with self._lock:
-            slot = arena.next_free()
+        slot = self._arenas.next_free(arena)
         if slot is None:
             return NO_SLOT
         return self._begin_in(arena, slot, layout, capture, facts=facts, values=values)
@@ -322,16 +219,13 @@ class Snapshotter:
             if is_begun:
                 self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=reason[:500]))
             elif isinstance(error, EverstepError):
-                with self._lock:
-                    arena.give(slot)
+                self._arenas.give(arena, slot)
             else:  # interrupted, maybe between two lines: nobody knows what the daemon was told of the slot
                 self._link.client.break_off("a snapshot was interrupted as it began")
             if not isinstance(error, EverstepError):
                 raise
             return reason if is_begun else NO_DAEMON
-        if warning := self._structure.taken(layout, arena.stands_for_bytes):
-            logger.warning("structure_changes %s", warning)
-            self._costs.notes.append(warning)
+        self._arenas.taken(layout, arena)
         return None
 
     def guard(self) -> float:
@@ -359,26 +253,14 @@ class Snapshotter:
     def settle(self, deadline_s: float) -> bool:
         """Wait, besides, until the arena that was asked for is there or refused, and pinned where CUDA is in use."""
         until_s = time.monotonic() + deadline_s
-        with self._lock:
-            asked = self._asked
-        if asked is not None:
-            wait([asked[1]], deadline_s)
-            if cuda_pinning.is_in_use() and asked[1].done() and asked[1].exception() is None:
-                self._collect_answer()
-        with self._lock:
-            arena = self._arena
-        if arena is not None:
-            self._cuda.wait_pinned(arena, max(0.0, until_s - time.monotonic()))
-        drained = self.drain(max(0.0, until_s - time.monotonic()))
-        return drained and (arena is None or not self._cuda.is_pinning(arena))
+        has_settled = self._arenas.settle(deadline_s)
+        return self.drain(max(0.0, until_s - time.monotonic())) and has_settled
 
     def close(self) -> None:
         """End the copy thread and unmap."""
         self._copier.close()
         self._scratch.close()
-        with self._lock:
-            self._retire_present()
-            self._forget_asked()
+        self._arenas.lost()
 
     def _layout_of(self, capture: StateCapture, values_size_bytes: int) -> Layout:
         """Return the layout of this structure; computed anew only when the structure or the values' room changes."""
@@ -407,16 +289,16 @@ class Snapshotter:
         Raises:
             MemoryRefusedError: the ring is too small for a state that changed.
         """
-        places = self._places
-        is_ring = isinstance(places, RingPlaces)
-        if places is None or is_ring != arena.is_ring or not places.serve(layout, capture):
+        if self._planned is not None and self._planned[0] is arena:  # windows lie elsewhere in another ring
+            places = self._planned[1]
+            if places.serve(layout, capture):
+                return places
+        if arena.is_ring:
+            size_bytes, devices = arena.slot_size_bytes, len(self._link.devices)
+            places = RingPlaces(layout, capture, slot_size_bytes=size_bytes, device_count=devices)
+        else:
             places = Places(layout, capture)
-            if arena.is_ring:
-                devices = len(self._link.devices)
-                places = RingPlaces(
-                    layout, capture, slot_size_bytes=arena.slot_size_bytes, device_count=devices
-                )
-            self._places = places
+        self._planned = arena, places
         return places
 
     def _job(
@@ -523,8 +405,3 @@ def _before_on_cuda(
             windows.copy(plan.at(capture.addresses, base))
 
     return before
-
-
-def _close_descriptor(asked: "Future[Answer]") -> None:
-    if asked.exception() is None and (fd := asked.result()[1]) is not None:
-        os.close(fd)

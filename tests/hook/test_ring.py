@@ -209,8 +209,8 @@ def test_the_next_daemons_ring_may_be_smaller(storage: list[Path]) -> None:
             run.checkpoint()
             run.step()
             run.wait(20)
-        assert run._snapshotter._arena is not None
-        return run._snapshotter._arena.size_bytes // MIB
+        assert run._snapshotter._arenas._arena is not None
+        return run._snapshotter._arenas._arena.size_bytes // MIB
 
     with contextlib.ExitStack() as training:
         with daemon(40) as first:

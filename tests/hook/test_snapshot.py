@@ -344,7 +344,7 @@ def test_a_slot_is_given_back_whatever_happens_at_the_boundary(
             iterate(run, objects)
             assert run.wait(20)
             run._snapshotter.prepare()
-            arena = run._snapshotter._arena
+            arena = run._snapshotter._arenas._arena
             assert arena is not None
             for _ in range(slots + 1):
                 with pytest.raises(RuntimeError, match="out of luck"):
