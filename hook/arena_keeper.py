@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ArenaKeeper:
-    """Owns the arena's mapping. For the training thread, but for `slot_free`, which the reader thread calls."""
+    """Owns the arena's mapping. For the training thread; any may call `slot_free` and read `is_busy`."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class ArenaKeeper:
         logger.warning("memory_short %s; %s", note, ready.reason)
         self._costs.notes.append(f"{note}; {ready.reason}")
 
-    def why_none(self) -> str:
+    def skipped(self) -> str:
         """A checkpoint is skipped for want of an arena: return what to say besides, often nothing."""
         return self._structure.skipped()
 
@@ -173,13 +173,15 @@ class ArenaKeeper:
     # -- its end
 
     def settle(self, deadline_s: float) -> bool:
-        """Wait until the one that was asked for is there or refused, and pinned where CUDA is in use; tell if it is."""
+        """Wait until the one that was asked for is there or refused, and pinned where CUDA is in use; tell if so."""
         until_s = time.monotonic() + deadline_s
         with self._lock:
             asked = self._asked
         if asked is not None:
             wait([asked[1]], deadline_s)
-            if cuda_pinning.is_in_use() and asked[1].done() and asked[1].exception() is None:
+            if not asked[1].done():
+                return False
+            if cuda_pinning.is_in_use() and asked[1].exception() is None:
                 self._collect_answer()
         with self._lock:
             arena = self._arena

@@ -350,15 +350,15 @@ def _capture_all(components: Sequence[Captured], known: dict[str, LeafSpec]) -> 
             component.capture(sink)
         found.append((component.name, held, sink.take()))
     everything = [entry for _, held, rest in found for entry in (*(held or ()), *rest)]
+    all_held = [entry for _, held, _ in found for entry in held or ()]
+    memory = _Memory(all_held)
+    crossing = any(memory.touches(entry) for _, _, rest in found for entry in rest)
     inside = _find_aliases(everything)
     parts = {name: _part(held, inside) for name, held, _ in found if held is not None}
     joined: list[_Part] = []
     for name, _, rest in found:
         joined += [parts[name]] if name in parts else []
         joined.append(_part(rest, inside))
-    all_held = [entry for _, held, _ in found for entry in held or ()]
-    memory = _Memory(all_held)
-    crossing = any(memory.touches(entry) for _, _, rest in found for entry in rest)
     return _joined(
         joined,
         sink.values,

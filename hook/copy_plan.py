@@ -63,19 +63,19 @@ class Picker:
 
     def __init__(self, leaves: Sequence[int]) -> None:
         """Say which; at least one."""
-        self._of: tuple[int, ...] | None = None
-        self._picked: tuple[int, ...] = ()
         self._get = itemgetter(*leaves)
+        self._last: tuple[object, tuple[int, ...]] = None, ()
+        """The newest addresses of all leaves, and what was picked of them: set together, whoever interrupts."""
 
     def __call__(self, addresses: tuple[int, ...]) -> tuple[int, ...]:
         """Return them: the very same tuple as before while none has changed."""
-        if addresses is not self._of:
+        of, picked = self._last
+        if addresses is not of:
             found = cast("int | tuple[int, ...]", self._get(addresses))
-            picked = (found,) if isinstance(found, int) else found
-            if picked != self._picked:
-                self._picked = picked
-            self._of = addresses  # last: who is interrupted (Ctrl-C) picks again
-        return self._picked
+            now = (found,) if isinstance(found, int) else found
+            picked = picked if now == picked else now
+            self._last = addresses, picked
+        return picked
 
 
 def merged(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

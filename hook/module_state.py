@@ -109,7 +109,7 @@ class ParameterRegistry:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list[torch.optim.Optimizer])
     named: dict[str, dict[int, NamedTensor]] = field(default_factory=dict[str, dict[int, NamedTensor]])
     """Module's keyword -> id of the parameter -> its first name. The entry keeps the tensor, so the id is its own."""
-    _groups: GroupsWatch | None = None
+    _groups: GroupsWatch | None = field(default=None, init=False)
 
     def watch_groups(self) -> GroupsWatch:
         """Return the proof that all groups are as they are now: one for all that ask in one walk."""

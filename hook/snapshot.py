@@ -177,7 +177,7 @@ class Snapshotter:
         except EverstepError as error:
             return error.message
         if arena is None:
-            why = self._arenas.why_none()
+            why = self._arenas.skipped()
             return f"{NO_ARENA}: {why}" if why else NO_ARENA
         self._cuda.register(arena)  # CUDA may have come into use since it was mapped
         if self._cuda.is_pinning(arena):

@@ -15,6 +15,7 @@ CACHES = "_non_persistent_buffers_set"
 
 _tables_of = attrgetter("_parameters", "_buffers", "_modules")
 _caches_of = cast("Callable[[nn.Module], set[str]]", attrgetter(CACHES))
+_norm_of = attrgetter("max_norm")
 _held_of = attrgetter("_parameters", "_buffers", "_modules", CACHES)
 
 
@@ -34,6 +35,10 @@ class ModulesWatch:
         self._held = list(self._read_held()) if self._provable else []
         self._caches = list(map(_caches_of, self._modules)) if self._provable else []
         self._cached = list(map(set[str], self._caches))
+        self._embeddings = [
+            each for each in self._modules if isinstance(each, nn.Embedding | nn.EmbeddingBag)
+        ]
+        self._norms = list(map(_norm_of, self._embeddings))
 
     def holds(self) -> bool:
         """Tell whether a walk would find the same modules and tensors under the same names."""
@@ -43,6 +48,7 @@ class ModulesWatch:
             and same(self._read_held(), self._held)
             and self._contents.hold()
             and self._caches == self._cached
+            and list(map(_norm_of, self._embeddings)) == self._norms
             and not any(map(is_plain_tensor, self._sparse))
         )
 
@@ -85,7 +91,14 @@ class StateWatch:
 
     def holds(self) -> bool:
         """Tell whether a walk would find the same tensors."""
-        return same([self._state], self._states.tables) and self._states.hold() and self._tensors.hold()
+        return self._has_same_entries() and self._states.hold() and self._tensors.hold()
+
+    def _has_same_entries(self) -> bool:
+        """Of a state that an optimizer joins of others', a new dict at each look, too."""
+        now, (seen,) = self._state, self._states.tables
+        if now is seen:
+            return True
+        return len(now) == len(seen) and same(now, seen) and same(now.values(), seen.values())
 
     @property
     def _state(self) -> Mapping[Any, object]:

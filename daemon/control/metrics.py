@@ -217,11 +217,15 @@ class CostMetrics:
         self._train_s = make.counter("training_seconds", "Training of all ranks, checkpoints included")
         self._cost_s = make.counter(
             "checkpoint_cost_seconds",
-            "Training of all ranks that stood still for checkpoints",
+            "Training of all ranks that stood still in run.step() or before an optimizer's step",
             "part",
         )
         for part in _COST_PARTS:
             self._cost_s.labels(part)
+        self._plain_s = make.counter(
+            "plain_boundary_seconds",
+            "Of parts boundary and ranks, boundaries at which no checkpoint was due: no checkpoint's cost",
+        )
         self._slower_s = make.gauge(
             "checkpoint_slower_steps_seconds",
             "What steps beside copies and writes took longer than others, as estimated now; all ranks since the start",
@@ -241,6 +245,7 @@ class CostMetrics:
         known_s = _parts(before) if before else {}
         for part, cost_s in _parts(now).items():
             self._cost_s.labels(part).inc(max(0.0, cost_s - known_s.get(part, 0.0)))
+        self._plain_s.inc(max(0.0, now.plain_s - (before.plain_s if before else 0.0)))
         self._slower_s.inc(now.slower_s - (before.slower_s if before else 0.0))
         for reason, count in now.skipped.items():
             known = before.skipped.get(reason, 0) if before else 0

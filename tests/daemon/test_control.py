@@ -306,10 +306,11 @@ class TestStatus:
             in said.getvalue()
         )
         assert "they cost 5.00 %, 2 skipped" in said.getvalue()
-        new = replace(run.pace, cost_share=0.0, train_s=0.01, stall_s=0.01, skipped_count=0)
-        said = io.StringIO()
-        render.status(Console(file=said, width=160), replace(status, runs=(replace(run, pace=new),)))
-        assert "they cost" not in said.getvalue(), "it has restored, and trained for no step yet"
+        for stall_s in (0.01, 0.0):  # with a checkpoint at its first boundary, or none
+            new = replace(run.pace, cost_share=0.0, train_s=0.01, stall_s=stall_s, skipped_count=0, steps=1)
+            said = io.StringIO()
+            render.status(Console(file=said, width=160), replace(status, runs=(replace(run, pace=new),)))
+            assert "they cost" not in said.getvalue(), "it has restored, and trained for no step yet"
         assert f"{RUN}: no way" in said.getvalue()
 
     def test_an_idle_daemon_has_nothing_to_show(self, client: ControlClient, socket_path: Path) -> None:

@@ -254,6 +254,8 @@ def costs(
 def test_what_checkpoints_cost_is_summed_over_ranks() -> None:
     metrics = Metrics("1.2.3")
     first, second = costs(100.0, 3.0, {SLOT: 1}), costs(150.0, 2.5, {SLOT: 2, SkipReason.PEER: 4})
+    first = msgspec.structs.replace(first, plain_s=0.125)
+    second = msgspec.structs.replace(second, plain_s=0.25)
     metrics.costs.add(None, first)
     metrics.costs.add(first, second)
     metrics.costs.add(None, first)
@@ -264,6 +266,7 @@ def test_what_checkpoints_cost_is_summed_over_ranks() -> None:
         for part in ("eager", "ranks", "boundary", "guard", "cuda")
     ]
     assert parts == [1.25, 0.5, 0.25, 4.0, 1.0]
+    assert value("everstep_plain_boundary_seconds_total") == 0.25 + 0.125
     assert value("everstep_checkpoint_slower_steps_seconds") == 2.5 + 3.0
     skipped = {
         reason: value("everstep_checkpoints_skipped_total", {"reason": reason.value}) for reason in SkipReason

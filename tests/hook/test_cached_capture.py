@@ -63,7 +63,8 @@ class World:
             nn.BatchNorm1d(3),
             Extra(),
         )
-        self.model = nn.Sequential(self.a, self.norm, self.b, self.extra)
+        self.words = nn.Embedding(3, 2)
+        self.model = nn.Sequential(self.a, self.norm, self.b, self.extra, self.words)
         named = [*self.a.named_parameters("0"), *self.b.named_parameters("2")]
         self.optimizer = torch.optim.AdamW([{"params": named}], lr=0.1)
         self.shadow = Shadow()
@@ -139,6 +140,9 @@ class World:
 
     def exchange_registry_for_an_equal_one(self) -> None:
         vars(self.a)["_buffers"] = dict(self.a._buffers)
+
+    def bound_norm(self) -> None:
+        self.words.max_norm = 1.0 if self.words.max_norm is None else None
 
     def add_buffer_of_columns(self) -> None:
         self.extra.register_buffer("columns", self.a.weight.detach()[:, ::2])
@@ -259,7 +263,8 @@ def facts(capture: StateCapture) -> list[object]:
     )
     assert capture.addresses == tuple(leaf.tensor.data_ptr() for leaf in capture.leaves)
     assert capture.devices == (-1,) * len(leaves)
-    return [leaves, capture.aliases, capture.values]
+    lazy = zip(capture.lazy.names, capture.lazy.addresses, capture.lazy.noted.versions, strict=True)
+    return [leaves, capture.aliases, capture.values, sorted(lazy)]
 
 
 def outcome(

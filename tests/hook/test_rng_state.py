@@ -46,6 +46,18 @@ def test_capturing_draws_nothing() -> None:
     assert draw() == expected
 
 
+def test_a_later_capture_has_the_later_state_in_the_same_memory() -> None:
+    """So that the addresses of a whole state stay what they were."""
+    rng = RngState()
+    addresses: list[int] = []
+    for _ in range(3):
+        torch.rand(1)
+        (leaf,) = (each for each in capture_state([rng]).leaves if each.spec.name == "rng.torch_cpu")
+        assert torch.equal(leaf.tensor, torch.get_rng_state())
+        addresses.append(leaf.tensor.data_ptr())
+    assert len(set(addresses)) == 1
+
+
 def test_all_generators_go_on_from_the_boundary() -> None:
     draw()  # leaves a spare normal number in each generator
     stored = store([RngState()])

@@ -328,6 +328,18 @@ class Holder:
         self.state = state
 
 
+def test_waiting_tells_that_memory_is_still_asked_for(device: Path, daemon: subprocess.Popen[bytes]) -> None:
+    objects = made()
+    with attached(device, objects, final=False) as run:
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            iterate(run, objects)
+            assert not run.wait(0.1)
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+        assert run.wait(20)
+
+
 def test_a_slot_is_given_back_whatever_happens_at_the_boundary(
     device: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
