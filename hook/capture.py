@@ -4,7 +4,6 @@ A walk makes names, specs and aliases of every leaf, several microseconds each. 
 modules and optimizers stands until one of its watches says otherwise; then only the rest is read, as it is each time.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -18,6 +17,7 @@ from ..checkpoint.leaf import NAME_LENGTH_MAX, Alias, LeafSpec
 from ..checkpoint.value_format import is_utf8, not_utf8
 from ..core.errors import StateTypeError, UsageError
 from .lazy_leaves import LazyLeaves, noted
+from .memory_ranges import Ranges
 from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
 from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain
 from .tensor_watch import TensorWatch
@@ -107,26 +107,6 @@ def _reach_of(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
 
 
-class _Ranges:
-    """Addresses of memory, each once."""
-
-    def __init__(self, reaches: Iterable[tuple[int, int]]) -> None:
-        self._begins: list[int] = []
-        self._ends: list[int] = []
-        for begin, end in sorted(reaches):
-            if self._ends and begin < self._ends[-1]:
-                self._ends[-1] = max(self._ends[-1], end)
-            elif begin < end:
-                self._begins.append(begin)
-                self._ends.append(end)
-
-    def touch(self, reach: tuple[int, int]) -> bool:
-        """Tell whether a range has memory in common with these."""
-        begin, end = reach
-        after = bisect_right(self._ends, begin)
-        return begin < end and after < len(self._begins) and self._begins[after] < end
-
-
 @dataclass(frozen=True, slots=True)
 class _Form:
     """What some leaves look like: the same from one boundary to the next while the structure is."""
@@ -163,8 +143,8 @@ class _Memory:
     """The memory of some leaves."""
 
     def __init__(self, entries: Sequence[_Entry]) -> None:
-        self._held = _Ranges(entry.reach for entry in entries if not entry.is_copy)
-        self._viewed = _Ranges(entry.reach for entry in entries if entry.is_copy)
+        self._held = Ranges(entry.reach for entry in entries if not entry.is_copy)
+        self._viewed = Ranges(entry.reach for entry in entries if entry.is_copy)
 
     def touches(self, entry: _Entry) -> bool:
         """Tell whether another entry has memory in common with these, so that one must not wait as it would alone."""
@@ -487,7 +467,7 @@ def _hurry_what_is_viewed(entries: Iterable[_Entry]) -> None:
     """A view with holes is copied now, and may be written to at any time: what it looks at does not wait either."""
     viewed = [entry.reach for entry in entries if entry.is_copy]
     if viewed:
-        ranges = _Ranges(viewed)
+        ranges = Ranges(viewed)
         for entry in entries:
             if entry.laziness is not Laziness.EAGER and ranges.touch(entry.reach):
                 entry.laziness = Laziness.EAGER

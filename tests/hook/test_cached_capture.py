@@ -303,6 +303,32 @@ def test_after_every_change_by_itself_too(event: Callable[[World], None]) -> Non
             assert cached == outcome(world, None)[1]
 
 
+class Joining(torch.optim.SGD):
+    """Its state is joined of others', a new dict at each look."""
+
+    @property
+    def state(self) -> dict[object, object]:
+        return dict(self._joined)
+
+    @state.setter
+    def state(self, joined: dict[object, object]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._joined = joined
+
+
+def test_a_state_that_is_a_new_dict_at_each_look_is_not_walked_again_until_it_holds_something_else() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Joining(model.parameters(), lr=0.1)
+    optimizer._joined[model.weight] = {"momentum_buffer": torch.zeros(2, 2)}
+    components = make_components({"model": model, "optimizer": optimizer}, world_size=1)
+    first = capture_state(components)
+    again = capture_state(components, previous=first)
+    assert not again.walked
+    optimizer._joined[model.bias] = {"momentum_buffer": torch.zeros(2)}
+    later = capture_state(components, previous=again)
+    assert later.walked
+    assert len(later.leaves) == len(first.leaves) + 1
+
+
 class TestWhenNothingIsWalkedAgain:
     @pytest.mark.parametrize(
         "event",
