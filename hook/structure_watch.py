@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from .containers import Contents, Lists, Table, same
+from .containers import Contents, Lists, Table
+from .identity import same
 
 CACHES = "_non_persistent_buffers_set"
 """Attribute of a module: its buffers that are not in state_dict()."""
@@ -32,7 +33,7 @@ class ModulesWatch:
         plain = all(isinstance(table, dict) for table in tables)
         self._provable = plain and all(hasattr(module, CACHES) for module in self._modules)
         self._contents = Contents(tables if self._provable else ())
-        self._held = list(self._read_held()) if self._provable else []
+        self._held = tuple(self._read_held()) if self._provable else ()
         self._caches = list(map(_caches_of, self._modules)) if self._provable else []
         self._cached = list(map(set[str], self._caches))
         self._embeddings = [
@@ -98,7 +99,7 @@ class StateWatch:
         now, (seen,) = self._state, self._states.tables
         if now is seen:
             return True
-        return len(now) == len(seen) and same(now, seen) and same(now.values(), seen.values())
+        return same(now, tuple(seen)) and same(now.values(), tuple(seen.values()))
 
     @property
     def _state(self) -> Mapping[Any, object]:

@@ -48,3 +48,19 @@ def test_a_loose_value_may_become_another_loose_one_alone(kind: type[Any]) -> No
     assert not contents.hold()
     table |= {"fixed": 1, "loose": 2}
     assert not contents.hold()
+
+
+def test_values_are_seen_though_keys_of_another_kind_came_and_went() -> None:
+    one, other = [1], [1]
+    table: dict[object, object] = {"a": one, "b": other}
+    contents = Contents([table])
+    table[1] = one
+    assert not contents.hold()
+    del table[1]
+    again = Contents([table])
+    assert again.hold()
+    table["a"] = other
+    assert not again.hold()
+    assert not contents.hold()
+    table["a"] = one
+    assert again.hold()
