@@ -34,11 +34,11 @@ BOUNDARY_MAX_MS = 5.0
 
 
 class Small(nn.Module):
-    """Many linear layers of four weights and a bias each, with a BatchNorm now and then."""
+    """Many linear layers and a BatchNorm."""
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, parameters: int, *, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 1) for _ in range(parameters // 2))
+        self.layers = nn.ModuleList(nn.Linear(inputs, outputs) for _ in range(parameters // 2))
         self.norm = nn.BatchNorm1d(4)
 
 
@@ -57,9 +57,14 @@ def walk(tensors: list[torch.Tensor]) -> list[object]:
     return [(tensor.data_ptr(), tensor._version, tensor.shape) for tensor in tensors]
 
 
-def made(tensors: int, device: str = "cpu") -> tuple[Small, torch.optim.Optimizer]:
-    """Return a model and its optimizer, after a first step, whose state has about so many tensors."""
-    model = Small(tensors // LEAVES_PER_PARAMETER).to(device)
+def made(
+    tensors: int, device: str = "cpu", *, inputs: int = 4, outputs: int = 1
+) -> tuple[Small, torch.optim.Optimizer]:
+    """Return a model and its optimizer, after a first step, whose state has about so many tensors.
+
+    All of them are copied at the boundary unless weights have more than AT_ONCE_BYTES_MAX.
+    """
+    model = Small(tensors // LEAVES_PER_PARAMETER, inputs=inputs, outputs=outputs).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -105,18 +110,22 @@ def boundary_rows(devices: Sequence[str]) -> list[Row]:
 def host_rows() -> list[Row]:
     """Return the rows of tensors in host memory."""
     found = whole(*made(TENSORS), CHECKPOINTS)
-    name = f"{TENSORS} tensors: training thread at a boundary"
+    waiting = whole(*made(TENSORS, inputs=32, outputs=16), CHECKPOINTS)
     return [
-        row(f"{name}, with the GIL", found.held_ms, goal=BOUNDARY_MAX_MS, at_most=True, unit="ms"),
-        row(f"{name}, copying without it", found.gathered_ms, goal=None, unit="ms"),
+        *boundaries_rows(f"{TENSORS} tensors", found),
+        *boundaries_rows(f"{TENSORS} tensors, of which 3750 of 2 KiB wait", waiting),
         *cuda_part_rows(),
     ]
 
 
 def device_rows() -> list[Row]:
     """Return the rows of the same state on a CUDA device."""
-    found = whole(*made(TENSORS, "cuda"), CHECKPOINTS)
-    name = f"{TENSORS} tensors on CUDA: training thread at a boundary"
+    return boundaries_rows(f"{TENSORS} tensors on CUDA", whole(*made(TENSORS, "cuda"), CHECKPOINTS))
+
+
+def boundaries_rows(what: str, found: "Boundaries") -> list[Row]:
+    """Return what the training thread takes, and what it takes to copy."""
+    name = f"{what}: training thread at a boundary"
     return [
         row(f"{name}, with the GIL", found.held_ms, goal=BOUNDARY_MAX_MS, at_most=True, unit="ms"),
         row(f"{name}, copying without it", found.gathered_ms, goal=None, unit="ms"),
