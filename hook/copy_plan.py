@@ -173,7 +173,6 @@ class CopyPlan:
             for segment, found in groupby(wanted, lambda piece: piece.segment)
         ]
         self.size_bytes = sum(piece.size_bytes for piece in wanted)
-        self.segments = frozenset(piece.segment for piece in wanted)
 
     def at(self, addresses: tuple[int, ...], base: int) -> tuple[Moves, ...]:
         """Return the moves for leaves at these addresses into the slot at `base`, in the order of the segments."""

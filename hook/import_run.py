@@ -21,7 +21,7 @@ from .environment import environment_notes
 from .link import Link, RunAddress
 from .report import CostBook
 from .run_state import RunState
-from .skip_reasons import NO_ARENA
+from .skip_reasons import skip_reason
 from .snapshot import SnapshotFacts, Snapshotter
 from .state_protocol import Captured
 from .stored_state import IMPORTED_NOTE
@@ -122,7 +122,7 @@ def _refuse_known_run(link: Link, name: str) -> None:
 def _begin(snapshotter: Snapshotter, facts: SnapshotFacts) -> None:
     """Take the snapshot, once the arena is there."""
     while (reason := snapshotter.begin(facts)) is not None:
-        if reason != NO_ARENA:
+        if skip_reason(reason) is not frames.SkipReason.ARENA:
             raise MemoryRefusedError(
                 f"nothing was imported: {reason}", hint="free memory, or see the daemon's log"
             )
