@@ -1,6 +1,8 @@
 """The wheel holds exactly the files of the checkout, and no folder is importable under a second name."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,28 +15,35 @@ import everstep
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("core", "proto", "checkpoint", "dataloader", "daemon", "hook")
+COMPILED = "everstep/hook/_tensor_facts.abi3.so"
+HAS_COMPILER = shutil.which("gcc") is not None
+
+
+def build(target: Path, **variables: str) -> Path:
+    command = [sys.executable, str(ROOT / "tools" / "build_wheel.py"), str(target)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **variables}
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, str(ROOT / "tools" / "build_wheel.py"), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
+    return build(tmp_path_factory.mktemp("dist"))
 
 
 def expected_files() -> set[str]:
     """Return what the wheel has to hold, as paths inside it."""
     files = {"everstep/__init__.py", "everstep/client.py", "everstep/py.typed"}
     for folder in FOLDERS:
-        wanted = ("*.py", "*.pyi", "*.proto") if folder == "proto" else ("*.py",)
+        wanted = ("*.py", "*.pyi", "*.proto") if folder == "proto" else ("*.py", "*.pyi")
         for pattern in wanted:
             paths = (path.relative_to(ROOT) for path in (ROOT / folder).rglob(pattern))
             files |= {f"everstep/{path}" for path in paths}
     web = ROOT / "daemon" / "web" / "static"
     files |= {f"everstep/{path.relative_to(ROOT)}" for path in web.iterdir()}
-    return files
+    return files | ({COMPILED} if HAS_COMPILER else set[str]())
 
 
 def test_wheel_holds_exactly_the_modules_on_disk(wheel: Path) -> None:
@@ -46,8 +55,16 @@ def test_wheel_holds_exactly_the_modules_on_disk(wheel: Path) -> None:
     assert names == expected_files()
 
 
-def test_wheel_is_pure_and_carries_the_license(wheel: Path) -> None:
-    assert wheel.name == f"everstep-{everstep.__version__}-py3-none-any.whl"
+def test_without_a_compiler_the_wheel_holds_all_the_rest(wheel: Path, tmp_path: Path) -> None:
+    without = build(tmp_path, CC=str(tmp_path / "none"))
+    assert without.name == wheel.name
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(without) as other:
+        assert set(other.namelist()) == set(archive.namelist()) - {COMPILED}
+
+
+def test_wheel_serves_every_python_and_carries_the_license(wheel: Path) -> None:
+    machine = os.uname().machine
+    assert wheel.name == f"everstep-{everstep.__version__}-cp311-abi3-linux_{machine}.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         entry_points = archive.read(f"everstep-{everstep.__version__}.dist-info/entry_points.txt").decode()

@@ -24,7 +24,7 @@ def build_wheel(target: Path) -> Path:
             (copy / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
         for name in FOLDERS:
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(copy)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,6 +1,7 @@
 """A capture that trusts what the last one walked equals one that trusts nothing, whatever happened in between."""
 
 import contextlib
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -409,9 +410,17 @@ class TestWhenNothingIsWalkedAgain:
 
 
 class TestTensorWatch:
-    @pytest.fixture(params=["guards", "attributes"])
+    @pytest.fixture(params=["facts", "guards", "attributes"])
     def way(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-        """Both ways to compare: torch's own, and the one for a torch without it."""
+        """All ways to compare: compiled code, torch's guards, and attributes for a torch without these."""
+        if request.param == "facts":
+            if tensor_watch.facts is None and shutil.which("gcc") is None:
+                pytest.skip("needs what is compiled where gcc is")
+            if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+                pytest.skip("needs a torch that tells facts in C, 2.10 or later")
+            assert tensor_watch._by_facts((torch.zeros(1),)) is not None
+        else:
+            monkeypatch.setattr(tensor_watch, "facts", None)
         if request.param == "attributes":
             monkeypatch.setattr(tensor_watch, "_by_guard", lambda tensors: None)
         return request.param
@@ -433,12 +442,47 @@ class TestTensorWatch:
     def test_it_notices(self, change: Callable[[torch.Tensor], object], *, grad: bool) -> None:
         tensor = torch.zeros(2, 3)
         with torch.set_grad_enabled(grad):
-            watch = TensorWatch([torch.zeros(()), tensor, tensor])
+            watch = TensorWatch([torch.zeros(()), tensor, tensor], graded=[tensor])
             assert watch.look() is not None
             tensor.add_(1)
             assert watch.look() is not None
             change(tensor)
             assert watch.look() is None
+
+    @pytest.mark.usefixtures("way")
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_it_notices_conjugates_and_negatives_of_the_same_memory(self, count: int) -> None:
+        whole = torch.zeros(count, dtype=torch.complex64)
+        half, other = whole.imag[:], whole[:]
+        watch = TensorWatch([half, other, torch.zeros(2)])
+        assert watch.look() is not None
+        half.data = whole.conj().imag
+        assert half.is_neg()
+        assert watch.look() is None
+        watch = TensorWatch([whole])
+        address = whole.data_ptr()
+        whole.data = other.conj()
+        assert (whole.is_conj(), whole.data_ptr()) == (True, address)
+        assert watch.look() is None
+
+    @pytest.mark.usefixtures("way")
+    def test_it_notices_another_type(self) -> None:
+        one, other = torch.zeros(2), nn.Parameter(torch.zeros(2), requires_grad=False)
+        watch = TensorWatch([one])
+        torch.utils.swap_tensors(one, other)
+        assert watch.look() is None
+
+    @pytest.mark.usefixtures("way")
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.uint16])
+    @pytest.mark.parametrize("shape", [(), (0, 3), (1, 1), (2, 3, 2, 2, 1, 2)])
+    def test_every_dtype_and_shape_stays_as_it_is(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        tensor = torch.zeros(shape).to(dtype)
+        watch = TensorWatch([tensor, torch.ones(3)])
+        assert watch.look() is not None
+        tensor.zero_()
+        assert watch.look() is not None
+        tensor.data = torch.zeros((2, *shape)).to(dtype)
+        assert watch.look() is None
 
     def test_a_tensor_without_an_address_is_a_change(self) -> None:
         tensor = torch.zeros(2)

@@ -1,0 +1,5 @@
+from types import CapsuleType
+
+import torch
+
+def facts(exchange: CapsuleType, tensors: tuple[torch.Tensor, ...], /) -> bytes: ...
