@@ -1,5 +1,3 @@
-from types import CapsuleType
-
 import torch
 
-def facts(exchange: CapsuleType, tensors: tuple[torch.Tensor, ...], /) -> bytes: ...
+def facts(exchange: object, tensors: tuple[torch.Tensor, ...], /) -> bytes: ...
