@@ -168,12 +168,8 @@ class _Walk:
         self.names = {entry.spec.name for entry in held}
         self._watches = list(dict.fromkeys(watches))  # some are of several components
         self._lazy_names, self._lazy, self._lazy_addresses = _watched(held, inside)
-        self._tensors = TensorWatch(
-            (entry.original for entry in held),
-            self._lazy,
-            # Whether these wait is a question of gradients.
-            (entry.original for entry in held if entry.laziness is not Laziness.OWNED),
-        )
+        graded = [entry.original for entry in held if entry.laziness is not Laziness.OWNED]
+        self._tensors = TensorWatch((entry.original for entry in held), self._lazy, graded)
         self._forms: list[_Form] = []
         self._form = _joined_form(self._forms)
         self._addresses_by_part: list[tuple[int, ...]] = []

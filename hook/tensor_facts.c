@@ -1,6 +1,6 @@
 /* What tensors are and where they lie, of many in one call: DLPack's exchange of facts by C functions, in a loop.
 
-   A library of tensors offers it as `type.__dlpack_c_exchange_api__` (DLPack 1.2 and later; torch has it since 2.10),
+   A library of tensors offers it as `type.__dlpack_c_exchange_api__` (DLPack 1.3, as in torch 2.13),
    a capsule around a table of functions whose layout is fixed for a major version. So this needs no headers of torch,
    and with Python's stable ABI one build serves all versions of both. */
 

@@ -1,7 +1,7 @@
 """Proof that tensors look and lie as they did: type, dtype, device, shape, strides, gradient, address.
 
 Of many tensors all is asked in one call: by facts that torch tells other libraries in C (tensor_facts.c), where
-that was compiled; else by what guards compiled code in torch, and a list of addresses, in three times the time.
+that was compiled; else by what guards compiled code in torch, and a list of addresses, in twice the time.
 """
 
 from collections.abc import Callable, Iterable, Sequence

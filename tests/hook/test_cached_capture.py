@@ -417,7 +417,7 @@ class TestTensorWatch:
             if tensor_watch.facts is None and shutil.which("gcc") is None:
                 pytest.skip("needs what is compiled where gcc is")
             if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-                pytest.skip("needs a torch that tells facts in C, 2.10 or later")
+                pytest.skip("needs a torch with DLPack's C functions, as 2.13")
             assert tensor_watch._by_facts((torch.zeros(1),)) is not None
         else:
             monkeypatch.setattr(tensor_watch, "facts", None)
