@@ -1,6 +1,7 @@
 """What a real run's checkpoints cost, as its report, the daemon's metrics and the processor have it."""
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from everstep.proto.frames import SkipReason
 COPY_S = 0.05
 MIB = 1024**2
 CORES_MAX = 1.2
+ROUNDED_DOWN = 0.99
+"""A reason's figures have three digits."""
 
 
 @pytest.fixture
@@ -84,20 +87,35 @@ def test_a_ring_is_planned_for(storage: list[Path]) -> None:
             "ring", model=loop.model, optimizer=loop.optimizer, storage=names, limits=limits
         ) as run,
     ):
+        guards_s, boundaries_s = [0.0], [0.0]
+
+        def train() -> None:
+            report = run.report()
+            guards_s.append(report.guard_s)
+            boundaries_s.append(report.boundary_s)
+            time.sleep(0.01)
+
         decision = loop.until(
             run,
             lambda decision: decision.kind is BoundKind.BUDGET and run.report().checkpoints_complete >= 4,
-            inside=lambda: time.sleep(0.01),
+            inside=train,
         )
         report = run.report()
-        assert any("stream through a ring" in note for note in report.notes)
-        waited_ms = 1e3 * report.guard_s / report.checkpoints_sealed
-        assert waited_ms > 0
-        assert waited_ms / 2 <= stalled_ms(decision) <= 2e3 * report.stall_per_checkpoint_s, (
-            decision,
-            report,
-        )
-        assert decision.interval_steps * loop.step_s * 0.3 >= stalled_ms(decision) / 2e3
+    assert any("stream through a ring" in note for note in report.notes)
+    # What is planned with is the mean of those that look like the present: the first ones may be dearer.
+    waited_s = [wait_s for wait_s in increments(guards_s, report.guard_s) if wait_s > 0]
+    most_s = max(waited_s) + max(increments(boundaries_s, report.boundary_s))
+    assert len(waited_s) >= report.checkpoints_complete
+    assert ROUNDED_DOWN * min(waited_s) <= stalled_ms(decision) / 1e3 <= most_s / ROUNDED_DOWN, (
+        decision,
+        waited_s,
+    )
+    assert decision.interval_steps * loop.step_s * 0.3 >= stalled_ms(decision) / 2e3
+
+
+def increments(counted: list[float], last: float) -> list[float]:
+    """Return by how much it has grown each time."""
+    return [later - earlier for earlier, later in pairwise([*counted, last])]
 
 
 def thread_times_s(run: Run) -> float:
