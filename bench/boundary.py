@@ -110,10 +110,12 @@ def boundary_rows(devices: Sequence[str]) -> list[Row]:
 def host_rows() -> list[Row]:
     """Return the rows of tensors in host memory."""
     found = whole(*made(TENSORS), CHECKPOINTS)
-    waiting = whole(*made(TENSORS, inputs=32, outputs=16), CHECKPOINTS)
+    weights = whole(*made(TENSORS, inputs=32, outputs=16), CHECKPOINTS)
+    biases_too = whole(*made(TENSORS, inputs=4, outputs=512), CHECKPOINTS)
     return [
         *boundaries_rows(f"{TENSORS} tensors", found),
-        *boundaries_rows(f"{TENSORS} tensors, of which 3750 of 2 KiB wait", waiting),
+        *boundaries_rows(f"{TENSORS} tensors, of which 3750 of 2 KiB wait", weights),
+        *boundaries_rows(f"{TENSORS} tensors, of which 7500 of 2 and 8 KiB wait", biases_too),
         *cuda_part_rows(),
     ]
 

@@ -12,7 +12,7 @@ import torch
 
 from .lazy_leaves import Noted, noted
 
-facts: "Callable[[object, tuple[torch.Tensor, ...]], bytes] | None"
+facts: "Callable[[object, tuple[torch.Tensor, ...], int], tuple[bytes, list[int], list[torch.UntypedStorage]]] | None"
 try:
     from ._tensor_facts import facts
 except ImportError:  # no compiler was there when everstep was installed
@@ -20,6 +20,10 @@ except ImportError:  # no compiler was there when everstep was installed
 
 CHUNK = 1024
 """Tensors compared in one call: so many stay in the processor's caches between the address and the rest."""
+
+
+_Look = Callable[[], Noted | None]
+"""Returns what the lazy ones of some tensors are now; None where not all are as they were."""
 
 
 class _Guards(Protocol):
@@ -45,8 +49,8 @@ class TensorWatch:
         self._graded = tuple({id(tensor): tensor for tensor in graded}.values())
         self._require_gradients = self._read_gradients()
         with torch.enable_grad():  # without, torch's guards do not look at requires_grad
-            self._chunks = [
-                _Chunk(ordered[begin : begin + CHUNK], lazy[begin : begin + CHUNK])
+            self._looks = [
+                _look_at(ordered[begin : begin + CHUNK], lazy[begin : begin + CHUNK])
                 for begin in range(0, len(ordered), CHUNK)
             ]
 
@@ -57,10 +61,10 @@ class TensorWatch:
             return None
         try:
             with torch.enable_grad():
-                for chunk in self._chunks:
-                    if not chunk.holds():
+                for look in self._looks:
+                    now = look()
+                    if now is None:
                         return None
-                    now = noted(chunk.lazy)
                     found.versions.extend(now.versions)
                     found.storages.extend(now.storages)
         except RuntimeError:  # one has no address any more
@@ -74,26 +78,34 @@ class TensorWatch:
 _requires_gradient = cast("Callable[[torch.Tensor], bool]", attrgetter("requires_grad"))
 
 
-class _Chunk:
-    def __init__(self, tensors: tuple[torch.Tensor, ...], lazy: Sequence[torch.Tensor]) -> None:
-        # The tensors are given as they are to calls that take them all.
-        self.lazy = lazy
-        self.holds = _by_facts(tensors) or _with_addresses(
-            tensors, _by_guard(tensors) or _by_attributes(tensors)
-        )
+def _look_at(tensors: tuple[torch.Tensor, ...], lazy: Sequence[torch.Tensor]) -> _Look:
+    """Look at tensors, of which the lazy ones come first; return what looks again."""
+    # They are given as they are to calls that take them all.
+    by_facts = _by_facts(tensors, len(lazy))
+    if by_facts is not None:
+        return by_facts
+    holds = _with_addresses(tensors, _by_guard(tensors) or _by_attributes(tensors))
+    return lambda: noted(lazy) if holds() else None
 
 
-def _by_facts(tensors: tuple[torch.Tensor, ...]) -> Callable[[], bool] | None:
+def _by_facts(tensors: tuple[torch.Tensor, ...], lazy_count: int) -> _Look | None:
     """All at once, proven on the spot, or None."""
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if facts is None or exchange is None or any(map(_is_stored_otherwise, tensors)):
         return None
     tell, halves = facts, tuple(filter(_may_be_half, tensors))
     try:
-        seen = tell(exchange, tensors)
+        seen, _, _ = tell(exchange, tensors, lazy_count)
     except (RuntimeError, NotImplementedError, ValueError):  # a tensor, or a DLPack, of which it cannot tell
         return None
-    return lambda: tell(exchange, tensors) == seen and not any(map(torch.Tensor.is_neg, halves))
+
+    def look() -> Noted | None:
+        now, versions, storages = tell(exchange, tensors, lazy_count)
+        return (
+            Noted(versions, storages) if now == seen and not any(map(torch.Tensor.is_neg, halves)) else None
+        )
+
+    return look
 
 
 def _is_stored_otherwise(tensor: torch.Tensor) -> bool:

@@ -418,7 +418,7 @@ class TestTensorWatch:
                 pytest.skip("needs what is compiled where gcc is")
             if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
                 pytest.skip("needs a torch with DLPack's C functions, as 2.13")
-            assert tensor_watch._by_facts((torch.zeros(1),)) is not None
+            assert tensor_watch._by_facts((torch.zeros(1),), 1) is not None
         else:
             monkeypatch.setattr(tensor_watch, "facts", None)
         if request.param == "attributes":
@@ -492,16 +492,43 @@ class TestTensorWatch:
             tensor.untyped_storage().resize_(0)
         assert watch.look() is None
 
+    @pytest.mark.usefixtures("way")
     def test_it_notes_the_lazy_ones_in_their_order(self) -> None:
-        tensors = [torch.zeros(1) for _ in range(tensor_watch.CHUNK + 5)]
+        def one_of(number: int) -> torch.Tensor:
+            tensor = torch.zeros((1,) * (number % 7))
+            return nn.Parameter(tensor, requires_grad=False) if number % 3 == 0 else tensor
+
+        tensors = [one_of(number) for number in range(tensor_watch.CHUNK + 5)]
         lazy = [tensors[-1], *tensors[1:]][: tensor_watch.CHUNK + 2]
         for count, tensor in enumerate(lazy):
-            for _ in range(count % 7):
+            for _ in range(count % 5):
                 tensor.add_(1)
         found = TensorWatch(tensors, lazy).look()
         assert found is not None
-        assert found.versions == [count % 7 for count in range(len(lazy))]
+        assert found.versions == [count % 5 for count in range(len(lazy))]
         assert [each.data_ptr() for each in found.storages] == [each.data_ptr() for each in lazy]
+
+    @pytest.mark.usefixtures("way")
+    def test_it_notes_what_was_made_in_inference_mode(self) -> None:
+        with torch.inference_mode():
+            made = torch.zeros(2)
+        counted = torch.zeros(2).add_(1)
+        found = TensorWatch([], [counted, made]).look()
+        assert found is not None
+        assert found.versions == [1, 0]
+        assert [each.data_ptr() for each in found.storages] == [counted.data_ptr(), made.data_ptr()]
+
+    @pytest.mark.usefixtures("way")
+    def test_what_it_notes_keeps_the_memory(self) -> None:
+        """Of a tensor that gets another memory, the copy that is under way still reads the one that it had."""
+        tensor = torch.full((1000,), 7.0)
+        found = TensorWatch([], [tensor]).look()
+        assert found is not None
+        address, tensor.data = tensor.data_ptr(), torch.zeros(1000)
+        others = [torch.zeros(1000) for _ in range(16)]
+        assert address not in [each.data_ptr() for each in others]
+        (kept,) = found.storages
+        assert torch.tensor([]).set_(kept).eq(7.0).sum() == 1000
 
     def test_torch_still_has_the_comparison_that_makes_it_fast(self) -> None:
         assert tensor_watch._by_guard((torch.zeros(2),)) is not None
