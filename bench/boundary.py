@@ -77,9 +77,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tensors", type=int, default=TENSORS)
     parser.add_argument("--checkpoints", type=int, default=CHECKPOINTS)
+    parser.add_argument("--inputs", type=int, default=4, help="of each layer")
+    parser.add_argument(
+        "--outputs", type=int, default=1, help="512: weights and biases wait, 7,500 of 10,000 tensors"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    model, optimizer = made(options.tensors)
+    model, optimizer = made(options.tensors, inputs=options.inputs, outputs=options.outputs)
     components = make_components({"model": model, "optimizer": optimizer}, world_size=1)
     first = capture_state(components)
     print(f"leaves                    {len(first.leaves)}")
