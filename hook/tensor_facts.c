@@ -15,7 +15,7 @@
 
 #define MAJOR 1
 #define WORDS_FIXED 5
-#define DIMENSIONS_USUAL 4
+#define WORDS_USUAL (WORDS_FIXED + 4)
 
 /* Which tensor further on, counted from the one that is looked at, has what fetched. */
 #define OBJECT_AHEAD 12
@@ -111,23 +111,24 @@ static void fetch_ahead(PyObject *tensors, Py_ssize_t each, Py_ssize_t count, in
     if (each + WRAPPED_AHEAD < count && Py_TYPE(tensor = PyTuple_GetItem(tensors, each + WRAPPED_AHEAD)) == type)
         for (int line = 0; line < WRAPPED_LINES; line++)
             __builtin_prefetch((char *)wrapped(tensor) + line * LINE_BYTES);
-    if (each + FIELDS_AHEAD < count && Py_TYPE(tensor = PyTuple_GetItem(tensors, each + FIELDS_AHEAD)) == type) {
+    if (each + FIELDS_AHEAD < count && Py_TYPE(tensor = PyTuple_GetItem(tensors, each + FIELDS_AHEAD)) == type &&
+        wrapped(tensor)) {
         __builtin_prefetch(wrapped(tensor)[MEMORY]);
         __builtin_prefetch(wrapped(tensor)[WRITES]);
     }
 }
 
-PyDoc_STRVAR(facts_doc, "facts(exchange, tensors, noted, /)\n--\n\n"
+PyDoc_STRVAR(facts_doc, "facts(exchange, tensors, noted, memory_of, /)\n--\n\n"
                         "Return type, address, device, dtype, shape and strides of each tensor of a tuple, as bytes\n"
-                        "that are equal where all of these are; and lists of `_version` and `untyped_storage()` of the\n"
+                        "that are equal where all of these are; and lists of `_version` and `memory_of(tensor)` of the\n"
                         "first `noted` ones. `exchange`: torch.Tensor.__dlpack_c_exchange_api__.");
 
 static PyObject *facts(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *capsule, *tensors;
+    PyObject *capsule, *tensors, *memory_of;
     Py_ssize_t noted;
-    if (!PyArg_ParseTuple(arguments, "OO!n:facts", &capsule, &PyTuple_Type, &tensors, &noted))
+    if (!PyArg_ParseTuple(arguments, "OO!nO:facts", &capsule, &PyTuple_Type, &tensors, &noted, &memory_of))
         return NULL;
     Py_ssize_t count = PyTuple_Size(tensors);
     if (noted < 0 || noted > count)
@@ -140,11 +141,11 @@ static PyObject *facts(PyObject *module, PyObject *arguments)
                             exchange->major, exchange->minor);
     struct words words = {NULL, 0, 0};
     PyObject *result = NULL, *version = PyUnicode_InternFromString("_version");
-    PyObject *storage = PyUnicode_InternFromString("untyped_storage");
-    PyObject *versions = PyList_New(noted), *storages = PyList_New(noted);
-    if (!version || !storage || !versions || !storages ||
-        make_room(&words, (size_t)count * (WORDS_FIXED + 2 * DIMENSIONS_USUAL) / 2))
+    PyObject *versions = PyList_New(noted), *memories = PyList_New(noted);
+    if (!version || !versions || !memories || make_room(&words, (size_t)count * WORDS_USUAL + 1))
         goto end;
+    PyObject_GC_UnTrack(versions); /* until they are full, nobody may find them: calls below may collect garbage */
+    PyObject_GC_UnTrack(memories);
     int is_known = 0;
     for (Py_ssize_t each = 0; each < count; each++) {
         PyObject *tensor = PyTuple_GetItem(tensors, each), *found;
@@ -156,17 +157,18 @@ static PyObject *facts(PyObject *module, PyObject *arguments)
         if (each >= noted)
             continue;
         if (!(found = PyObject_GetAttr(tensor, version)) || PyList_SetItem(versions, each, found) ||
-            !(found = PyObject_CallMethodObjArgs(tensor, storage, NULL)) || PyList_SetItem(storages, each, found))
+            !(found = PyObject_CallFunctionObjArgs(memory_of, tensor, NULL)) || PyList_SetItem(memories, each, found))
             goto end;
     }
+    PyObject_GC_Track(versions);
+    PyObject_GC_Track(memories);
     result = Py_BuildValue("y#OO", (const char *)words.items, (Py_ssize_t)(words.count * sizeof *words.items), versions,
-                           storages);
+                           memories);
 end:
     PyMem_Free(words.items);
     Py_XDECREF(version);
-    Py_XDECREF(storage);
     Py_XDECREF(versions);
-    Py_XDECREF(storages);
+    Py_XDECREF(memories);
     return result;
 }
 

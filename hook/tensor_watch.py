@@ -5,6 +5,7 @@ that was compiled; else by what guards compiled code in torch, and a list of add
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
@@ -12,7 +13,10 @@ import torch
 
 from .lazy_leaves import Noted, noted
 
-facts: "Callable[[object, tuple[torch.Tensor, ...], int], tuple[bytes, list[int], list[torch.UntypedStorage]]] | None"
+_MemoryOf = Callable[[torch.Tensor], torch.UntypedStorage]
+_Told = tuple[bytes, list[int], list[torch.UntypedStorage]]
+
+facts: "Callable[[object, tuple[torch.Tensor, ...], int, _MemoryOf], _Told] | None"
 try:
     from ._tensor_facts import facts
 except ImportError:  # no compiler was there when everstep was installed
@@ -21,6 +25,8 @@ except ImportError:  # no compiler was there when everstep was installed
 CHUNK = 1024
 """Tensors compared in one call: so many stay in the processor's caches between the address and the rest."""
 
+_NOT_TOLD = AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError
+"""What torch raises where a tensor, or a DLPack, is one of which it cannot tell."""
 
 _Look = Callable[[], Noted | None]
 """Returns what the lazy ones of some tensors are now; None where not all are as they were."""
@@ -67,7 +73,7 @@ class TensorWatch:
                         return None
                     found.versions.extend(now.versions)
                     found.storages.extend(now.storages)
-        except RuntimeError:  # one has no address any more
+        except _NOT_TOLD:  # one has no address any more, or has become another thing
             return None
         return found
 
@@ -93,19 +99,24 @@ def _by_facts(tensors: tuple[torch.Tensor, ...], lazy_count: int) -> _Look | Non
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if facts is None or exchange is None or any(map(_is_stored_otherwise, tensors)):
         return None
-    tell, halves = facts, tuple(filter(_may_be_half, tensors))
+    halves, bytes_ = tuple(filter(_may_be_half, tensors)), tuple(filter(_is_of_bytes, tensors))
+    tell = partial(facts, exchange, tensors, lazy_count, torch.Tensor.untyped_storage)
+    dtypes = list(map(_dtype_of, bytes_))
     try:
-        seen, _, _ = tell(exchange, tensors, lazy_count)
-    except (RuntimeError, NotImplementedError, ValueError):  # a tensor, or a DLPack, of which it cannot tell
+        seen, _, _ = tell()
+    except _NOT_TOLD:
         return None
 
     def look() -> Noted | None:
-        now, versions, storages = tell(exchange, tensors, lazy_count)
-        return (
-            Noted(versions, storages) if now == seen and not any(map(torch.Tensor.is_neg, halves)) else None
-        )
+        now, versions, storages = tell()
+        if now != seen or any(map(torch.Tensor.is_neg, halves)) or list(map(_dtype_of, bytes_)) != dtypes:
+            return None
+        return Noted(versions, storages)
 
     return look
+
+
+_dtype_of = cast("Callable[[torch.Tensor], torch.dtype]", attrgetter("dtype"))
 
 
 def _is_stored_otherwise(tensor: torch.Tensor) -> bool:
@@ -115,7 +126,13 @@ def _is_stored_otherwise(tensor: torch.Tensor) -> bool:
 
 def _may_be_half(tensor: torch.Tensor) -> bool:
     """Tell whether these may be imaginary halves of complex numbers, which may become negatives where they lie."""
-    return tensor.is_floating_point() and 1 not in tensor.stride()
+    extents = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.is_floating_point() and not any(step == 1 and size > 1 for size, step in extents)
+
+
+def _is_of_bytes(tensor: torch.Tensor) -> bool:
+    """Tell whether each element takes a byte: by DLPack's facts, integers of fewer bits look the same."""
+    return tensor.dtype in {torch.int8, torch.uint8}
 
 
 def _with_addresses(tensors: tuple[torch.Tensor, ...], look: Callable[[], bool]) -> Callable[[], bool]:

@@ -466,6 +466,41 @@ class TestTensorWatch:
         assert watch.look() is None
 
     @pytest.mark.usefixtures("way")
+    def test_it_notices_a_negative_of_one_number(self) -> None:
+        number = torch.tensor([1 + 2j])
+        half = number.imag.unsqueeze(-1)
+        watch = TensorWatch([half])
+        assert watch.look() is not None
+        half.data = number.conj().imag.unsqueeze(-1)
+        assert half.item() == -2.0
+        assert watch.look() is None
+
+    @pytest.mark.usefixtures("way")
+    @pytest.mark.parametrize(("dtype", "narrow"), [(torch.int8, "int4"), (torch.uint8, "uint2")])
+    def test_it_notices_fewer_bits(self, dtype: torch.dtype, narrow: str) -> None:
+        tensor = torch.zeros(4, dtype=dtype)
+        watch = TensorWatch([tensor])
+        assert watch.look() is not None
+        tensor.data = tensor.data.view(getattr(torch, narrow))
+        assert watch.look() is None
+
+    @pytest.mark.usefixtures("way")
+    def test_what_cannot_be_asked_any_more_has_changed(self) -> None:
+        tensor = nn.Parameter(torch.zeros(2))
+        watch = TensorWatch([], [tensor])
+        assert watch.look() is not None
+        cast("Any", tensor).__class__ = nn.UninitializedParameter
+        assert watch.look() is None
+
+    @pytest.mark.usefixtures("way")
+    def test_the_memory_is_torchs_word_and_no_other(self) -> None:
+        tensor = torch.zeros(2)
+        cast("Any", tensor).untyped_storage = lambda: None
+        found = TensorWatch([], [tensor]).look()
+        assert found is not None
+        assert [each.data_ptr() for each in found.storages] == [tensor.data_ptr()]
+
+    @pytest.mark.usefixtures("way")
     def test_it_notices_another_type(self) -> None:
         one, other = torch.zeros(2), nn.Parameter(torch.zeros(2), requires_grad=False)
         watch = TensorWatch([one])

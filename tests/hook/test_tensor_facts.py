@@ -1,5 +1,6 @@
 """The compiled loop alone: what it refuses, and that it keeps nothing."""
 
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Any, cast
@@ -21,7 +22,7 @@ def tell(
     tensors: Sequence[torch.Tensor], noted: int = 0
 ) -> tuple[bytes, list[int], list[torch.UntypedStorage]]:
     assert tensor_watch.facts is not None
-    return tensor_watch.facts(EXCHANGE, tuple(tensors), noted)
+    return tensor_watch.facts(EXCHANGE, tuple(tensors), noted, torch.Tensor.untyped_storage)
 
 
 def test_facts_differ_where_one_tensor_does() -> None:
@@ -55,7 +56,34 @@ def test_no_tensor_is_refused_wherever_it_is(intruder: object, place: int) -> No
 def test_another_table_of_functions_is_refused() -> None:
     assert tensor_watch.facts is not None
     with pytest.raises(ValueError, match="PyCapsule"):
-        tensor_watch.facts(object(), (torch.zeros(1),), 0)
+        tensor_watch.facts(object(), (torch.zeros(1),), 0, torch.Tensor.untyped_storage)
+
+
+def test_of_none_nothing_is_told() -> None:
+    assert tell([]) == (b"", [], [])
+
+
+def test_garbage_may_be_collected_meanwhile() -> None:
+    """Whoever looks through all lists then finds none that is only half full."""
+    seen: list[int] = []
+
+    def look(phase: str, _: dict[str, int]) -> None:
+        if phase == "stop":
+            seen.extend(
+                len(each.copy()) for each in gc.get_objects() if type(each) is list and len(each) == 1024
+            )
+
+    tensors = [torch.zeros(1) for _ in range(1024)]
+    before, kept = gc.get_threshold(), list[object]()
+    gc.callbacks.append(look)
+    gc.set_threshold(10)
+    try:
+        for _ in range(20):
+            kept.append(tell(tensors, 1024))
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(look)
+    assert seen
 
 
 def test_nothing_is_kept() -> None:
