@@ -9,7 +9,7 @@ SLACK = {"memory_bytes": 24 * MIB, "descriptors": 24, "threads": 24, "memfds": 1
 """How much more a later moment may have than the first one of the same daemon: segments are open while they are
 written, readers of a cache come back one by one, a pool of threads fills up, an allocator keeps what it had. A daemon
 lives for minutes there and takes a thousand checkpoints: a descriptor, thread or memfd lost with each, or 25 KiB, is
-seen. Pools come to 32 threads there, of which a first look has found 9 to 14: 6 for calls, 4 for each of two drives,
+seen. Pools may come to 32 threads there; a first look has found 9 to 14 of them: 6 for calls, 4 for each of two drives,
 one for each of twelve slots that wait while a drive hangs, one for each of six trainers that restores. Smaller leaks of
 memory are what tests/daemon/test_many_clients.py looks for (1 KiB of each)."""
 
