@@ -313,16 +313,20 @@ class FrequencyMachine:
         return target.need_s > interval * step.mean or self._interval > most or may_fall
 
     def _may_fall(self, aim: int) -> bool:
-        """Tell whether the interval could have been shorter for some checkpoints, without a break."""
+        """Tell whether the interval could have been shorter for some checkpoints, without a break.
+
+        What is no longer what it was when the last fall was made has to wait half as long for the next one.
+        """
         assert self._interval is not None
         if aim > LOWER_SHARE * self._interval:
             self._low_since = None
             return False
         if self._low_since is None:
             self._low_since = self._meter.taken
+        is_new = self._meter.drifts > self._drifts_known
         return self._meter.taken >= max(
             self._changed_at + CALM_CHECKPOINTS,
-            self._fell_at + self._fall_wait,
+            self._fell_at + self._fall_wait // (2 if is_new else 1),
             self._low_since + LOW_CHECKPOINTS,
         )
 

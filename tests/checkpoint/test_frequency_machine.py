@@ -238,6 +238,21 @@ def test_a_device_that_recovers_takes_the_interval_along_though_its_speed_varies
     assert training.run_checkpoints(SETTLED).decision.interval_steps <= slow / 2
 
 
+@pytest.mark.parametrize(("seed", "slow_count"), [(28, 10), (31, 12)])
+def test_a_fall_by_old_and_new_writes_together_does_not_hold_up_the_one_that_is_due(
+    slow_count: int, seed: int
+) -> None:
+    """A fall that had to be taken back, then one by a mean of slow and fast writes: the next waited ten checkpoints."""
+    now = [replace(NORMAL, step_s=0.015, noise=0.05, copy_s=0.005, persist_s=0.1, drive_noise=0.3)]
+    training = Training(lambda _: now[0], Limits(budget=0.9), seed=seed).run_checkpoints(10)
+    now[0] = replace(now[0], persist_s=0.5)
+    slow = training.run_checkpoints(slow_count).decision.interval_steps
+    now[0], recovered = replace(now[0], persist_s=0.1), len(training.taken)
+    assert training.run_checkpoints(SETTLED).decision.interval_steps <= slow / 2
+    falls = [change for change in training.changes if change.checkpoint >= recovered]
+    assert len(falls) == 2, "else the test has lost its subject"
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize(
