@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import xxhash
 from boundary import boundary_rows
+from floors import CheckedCopy, WrittenCopy
 from gpt import Job, job_of
 from meter import cpu_s
 from node import hook_daemon
@@ -32,7 +32,7 @@ from stall_rivals import rivals
 import everstep
 from everstep.hook.report import Report
 from everstep.hook.run import Run
-from everstep.hook.tensor_bytes import BufferPin, memmove
+from everstep.hook.tensor_bytes import memmove
 
 MIB = 2**20
 SIZES_MIB = (64, 512, 2048)
@@ -83,28 +83,6 @@ class Memcpy:
         for target, source in zip(self._targets, sources, strict=True):
             memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
         return time.perf_counter() - began_s
-
-
-class CheckedCopy:
-    """The same with a checksum of all bytes, taken of each piece while it is in the cache: what any snapshot costs that
-    is verified when it is read again."""
-
-    PIECE_BYTES = 256 * 1024
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._targets = [bytearray(each.nbytes) for each in job.tensors()]
-
-    def __call__(self) -> None:
-        """Copy, and take the checksum."""
-        checksum = xxhash.xxh3_64()
-        for target, source in zip(self._targets, self._job.tensors(), strict=True):
-            pin = BufferPin(memoryview(target))
-            for begin in range(0, source.nbytes, self.PIECE_BYTES):
-                piece = memoryview(target)[begin : begin + self.PIECE_BYTES]
-                memmove(pin.address + begin, source.data_ptr() + begin, piece.nbytes)
-                checksum.update(piece)
-            pin.release()
 
 
 Copy = Memcpy | PinnedCopy
@@ -395,6 +373,9 @@ def training_rows(name: str, job: Job, place: Path, pairs: int) -> Generator[lis
             if not on_cuda:
                 checked = CheckedCopy(job)
                 yield floor_rows(name, trained, memcpy, pairs, what="a copy with checksums", act=checked)
+                with WrittenCopy(job, folder / "written") as written:
+                    what = "a copy with checksums, written"
+                    yield floor_rows(name, trained, memcpy, pairs, what=what, act=written)
             yield from rival_rows(name, trained, folder, pairs)
 
 
