@@ -306,16 +306,20 @@ class FrequencyMachine:
             return True
         if self._meter.taken < self._changed_at + CALM_CHECKPOINTS:
             # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many some always see one by chance.
-            is_new = self._meter.drifts > self._drifts_known
-            return (is_new and target.need_s > URGENT * interval * step.mean) or (
+            return (self._has_drifted and target.need_s > URGENT * interval * step.mean) or (
                 target.sure_s > URGENT * interval * step.high
             )
         return target.need_s > interval * step.mean or self._interval > most or may_fall
 
+    @property
+    def _has_drifted(self) -> bool:
+        """Tell whether something is surely no longer what it was at the last change. Of other ranks nobody knows."""
+        return self._meter.drifts > self._drifts_known
+
     def _may_fall(self, aim: int) -> bool:
         """Tell whether the interval could have been shorter for some checkpoints, without a break.
 
-        What is no longer what it was when the last fall was made has to wait half as long for the next one.
+        Where something is no longer what it was at the last change, a fall has to wait half as long for the next one.
         """
         assert self._interval is not None
         if aim > LOWER_SHARE * self._interval:
@@ -323,10 +327,9 @@ class FrequencyMachine:
             return False
         if self._low_since is None:
             self._low_since = self._meter.taken
-        is_new = self._meter.drifts > self._drifts_known
         return self._meter.taken >= max(
             self._changed_at + CALM_CHECKPOINTS,
-            self._fell_at + self._fall_wait // (2 if is_new else 1),
+            self._fell_at + self._fall_wait // (2 if self._has_drifted else 1),
             self._low_since + LOW_CHECKPOINTS,
         )
 
