@@ -10,6 +10,7 @@ import xxhash
 from gpt import Job
 
 from everstep.checkpoint.checksum import block_checksum
+from everstep.checkpoint.direct_io import alignment_in
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES
 from everstep.hook.tensor_bytes import BufferPin, memmove
 
@@ -37,18 +38,19 @@ class CheckedCopy:
 
 
 class WrittenCopy:
-    """The same, and each block written with O_DIRECT over a file that is there, synced at the end: what any checkpoint
-    costs that is durable. No manifest, no name, no second one to go back to."""
+    """The same, and each block written over a file that is there, with O_DIRECT where that is possible, synced at the
+    end: what any checkpoint costs that is durable. No manifest, no name, no second one to go back to."""
 
     def __init__(self, job: Job, path: Path) -> None:
-        """Write it for the first time. Raises OSError where the file system cannot do direct I/O."""
+        """Write it for the first time."""
         self._job = job
         size_bytes = sum(each.nbytes for each in job.tensors())
         self._size_bytes = -(-size_bytes // BLOCK_SIZE_BYTES) * BLOCK_SIZE_BYTES
         self._map = mmap.mmap(-1, self._size_bytes)  # whole pages, as O_DIRECT wants them
         self._view = memoryview(self._map)
         self._pin = BufferPin(self._view)
-        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600)
+        direct = os.O_DIRECT if alignment_in(path.parent) is not None else 0
+        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | direct, 0o600)
         os.posix_fallocate(self._fd, 0, self._size_bytes)
         self()
 
