@@ -5,15 +5,12 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 
-from cffi import FFI
-
+from ..core.advice import address_of
 from ..core.mapping import map_shared
 from .linux import SEALS_FIXED_SIZE
 
 ARENA_MAPS_MAX = 8
 """Arenas kept mapped by one engine: an old and a new structure of a few ranks; the least recently used goes."""
-
-_ffi = FFI()
 
 
 class ArenaMap:
@@ -25,8 +22,7 @@ class ArenaMap:
         self.writable = writable
         self.is_sealed = _is_sealed(arena_fd)
         """Its size can never change."""
-        with _ffi.from_buffer(self.view) as pin:
-            self.address = int(_ffi.cast("uintptr_t", pin))
+        self.address = address_of(self.view)
 
     def close(self) -> None:
         """Unmap; the caller knows that no transfer uses it."""

@@ -6,25 +6,27 @@ what lies beyond the end is SIGBUS: only what the file has is read.
 """
 
 import os
+from mmap import PAGESIZE
 from typing import Protocol, cast
 
 from cffi import FFI
 
+from . import advice
+from .huge_pages import huge_page_bytes
+
 _ffi = FFI()
 _ffi.cdef("""
-void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset);
-int munmap(void *addr, size_t length);
-int madvise(void *addr, size_t length, int advice);
+intptr_t mmap(uintptr_t begin, size_t size, int protection, int flags, int fd, long offset);
+int munmap(uintptr_t begin, size_t size);
 """)
-_PROT_READ, _PROT_WRITE = 1, 2
-_MAP_SHARED = 1
-_MADV_REMOVE, _MADV_DONTFORK, _MADV_DONTDUMP = 9, 10, 16
+_PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
+_FAILED = -1
 
 
 class _Libc(Protocol):
-    def mmap(self, addr: "FFI.CData", length: int, *rest: int) -> "FFI.CData": ...
-    def munmap(self, addr: "FFI.CData", length: int, /) -> int: ...
-    def madvise(self, addr: "FFI.CData", length: int, advice: int, /) -> int: ...
+    def mmap(self, begin: int, size_bytes: int, *rest: int) -> int: ...
+    def munmap(self, begin: int, size_bytes: int, /) -> int: ...
 
 
 _libc = cast("_Libc", _ffi.dlopen(None))
@@ -41,19 +43,48 @@ def map_shared(
         OSError: they cannot be mapped.
     """
     protection = _PROT_READ | _PROT_WRITE if is_writable else _PROT_READ
-    pointer = _libc.mmap(_ffi.NULL, size_bytes, protection, _MAP_SHARED, fd, 0)
-    if int(_ffi.cast("intptr_t", pointer)) == -1:
-        raise OSError(_ffi.errno, os.strerror(_ffi.errno))
-    _libc.madvise(pointer, size_bytes, _MADV_DONTDUMP)  # where the kernel cannot, a dump is larger
+    begin = _mapped(fd, size_bytes, protection)
+    advice.madvise(begin, size_bytes, advice.DONTDUMP)  # where the kernel cannot, a dump is larger
     if not is_inherited:
-        _libc.madvise(pointer, size_bytes, _MADV_DONTFORK)
-    mapped = _ffi.gc(_ffi.cast("char *", pointer), lambda address: _libc.munmap(address, size_bytes))
+        advice.madvise(begin, size_bytes, advice.DONTFORK)
+    owner_pid = os.getpid()
+
+    def unmap(_: "FFI.CData") -> None:
+        if is_inherited or os.getpid() == owner_pid:  # what a forked child has there is another thing
+            _libc.munmap(begin, size_bytes)
+
+    mapped = _ffi.gc(_ffi.cast("char *", begin), unmap)
     octets = memoryview(_ffi.buffer(mapped, size_bytes))
     return octets if is_writable else octets.toreadonly()
 
 
+def _mapped(fd: int, size_bytes: int, protection: int) -> int:
+    """Map the bytes: where huge pages may be among them, at an address where these are mapped as such."""
+    huge = huge_page_bytes()
+    if not 0 < huge <= size_bytes:
+        return _mmap(0, size_bytes, protection, _MAP_SHARED, fd)
+    room = size_bytes + huge
+    reserved = _mmap(0, room, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+    begin = -(-reserved // huge) * huge
+    try:
+        _mmap(begin, size_bytes, protection, _MAP_SHARED | _MAP_FIXED, fd)
+    except OSError:
+        _libc.munmap(reserved, room)
+        raise
+    end = -(-(begin + size_bytes) // PAGESIZE) * PAGESIZE
+    for left_over, its_end in ((reserved, begin), (end, reserved + room)):
+        if left_over < its_end:
+            _libc.munmap(left_over, its_end - left_over)
+    return begin
+
+
+def _mmap(begin: int, size_bytes: int, protection: int, flags: int, fd: int) -> int:
+    begin = _libc.mmap(begin, size_bytes, protection, flags, fd, 0)
+    if begin == _FAILED:
+        raise OSError(_ffi.errno, os.strerror(_ffi.errno))
+    return begin
+
+
 def give_pages_back(octets: memoryview, begin_bytes: int) -> None:
     """Free the pages of a writable mapping from there, which is at the begin of one; they read as zeros then."""
-    part = _ffi.from_buffer(octets[begin_bytes:])
-    if _libc.madvise(_ffi.cast("void *", part), octets.nbytes - begin_bytes, _MADV_REMOVE):
-        raise OSError(_ffi.errno, os.strerror(_ffi.errno))
+    advice.require(advice.address_of(octets) + begin_bytes, octets.nbytes - begin_bytes, advice.REMOVE)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ..checkpoint import linux
 from ..checkpoint.storage_ops import ArenaRange
 from ..core.errors import MemoryRefusedError
+from ..core.huge_pages import take_huge_pages
 from ..core.mapping import map_shared
 from .admission_plan import ALLOCATION_STEP_BYTES, Grant, admit
 from .blocking import in_thread
@@ -67,8 +68,7 @@ class Arena:
 
     def close(self) -> None:
         """Give the memory back (once every client has unmapped it, too). Takes 0.16 s a GiB: for a thread."""
-        os.close(self.fd)
-        self.view.release()  # where it is still being verified, it is unmapped when the last view goes
+        _close(self.fd, self.view)
 
 
 async def make_arena(
@@ -91,12 +91,13 @@ async def make_arena(
     what = f"a ring of {slot_size_bytes / 2**20:.0f} MiB" if granted.is_ring else what
     began_s = time.monotonic()
     fd = os.memfd_create("everstep-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(b"")
     try:
-        await _allocate(fd, size_bytes, reserve_bytes, what, on_touched)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         view = map_shared(fd, size_bytes, is_writable=True, is_inherited=False)
+        await _allocate(fd, view, reserve_bytes, what, on_touched)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:
-        await in_thread(os.close, fd)
+        await in_thread(_close, fd, view)
         raise
     return Arena(
         number=number,
@@ -111,17 +112,29 @@ async def make_arena(
     )
 
 
+def _close(fd: int, view: memoryview) -> None:
+    os.close(fd)
+    view.release()  # where it is still being verified, it is unmapped when the last view goes
+
+
 async def _allocate(
-    fd: int, size_bytes: int, reserve_bytes: int, what: str, on_touched: Callable[[int], object]
+    fd: int, view: memoryview, reserve_bytes: int, what: str, on_touched: Callable[[int], object]
 ) -> None:
-    """Touch the pages in steps (0.4 to 5 s a GiB), asking before each whether the rest still fits."""
-    done = 0
+    """Touch the pages in steps (0.1 to 5 s a GiB), asking before each whether the rest still fits."""
+    size_bytes, done = view.nbytes, 0
     while done < size_bytes:
         admit(size_bytes - done, await read_memory_bounds(), reserve_bytes=reserve_bytes, what=what)
         step = min(ALLOCATION_STEP_BYTES, size_bytes - done)
         try:
-            await in_thread(linux.fallocate, fd, done + step)
+            await in_thread(_extend, fd, view, done, done + step)
         except OSError as error:
             raise MemoryRefusedError(f"{what} could not be allocated: {error}", hint="free memory") from error
         done += step
         on_touched(done)
+
+
+def _extend(fd: int, view: memoryview, begin_bytes: int, end_bytes: int) -> None:
+    """Let a memfd that ends at `begin_bytes` have all pages up to `end_bytes`, huge ones where they can be had."""
+    os.ftruncate(fd, end_bytes)
+    take_huge_pages(fd, view, begin_bytes, end_bytes)
+    linux.fallocate(fd, end_bytes - begin_bytes, offset_bytes=begin_bytes)

@@ -1,38 +1,11 @@
 """The trainer's mapping of an arena: made without keeping its descriptor, absent in forked children."""
 
 import os
-from typing import Protocol, cast
-
-from cffi import FFI
 
 from ..checkpoint.layout_plan import Layout
+from ..core import advice
 from ..core.errors import NodeError
-
-_ffi = FFI()
-_ffi.cdef("""
-void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset);
-int munmap(void *addr, size_t length);
-int madvise(void *addr, size_t length, int advice);
-""")
-_PROT_READ_WRITE = 3
-_MAP_SHARED = 1
-_MAP_FAILED = 2**64 - 1
-_MADV_DONTFORK = 10
-_MADV_POPULATE_WRITE = 23
-"""Since Linux 5.14."""
-
-
-_OCTETS, _ADDRESS = _ffi.typeof("char *"), _ffi.typeof("uintptr_t")
-"""Parsed here: half a millisecond, at the first use of a text."""
-
-
-class _Libc(Protocol):
-    def mmap(self, addr: "FFI.CData", length: int, *rest: int) -> "FFI.CData": ...
-    def munmap(self, addr: "FFI.CData", length: int, /) -> int: ...
-    def madvise(self, addr: "FFI.CData", length: int, advice: int, /) -> int: ...
-
-
-_libc = cast("_Libc", _ffi.dlopen(None))
+from ..core.mapping import map_shared
 
 
 class MappedArena:
@@ -58,17 +31,14 @@ class MappedArena:
         self.free: set[int] = set(range(slot_count))
         self.size_bytes = slot_size_bytes * slot_count
         try:
-            pointer = _libc.mmap(_ffi.NULL, self.size_bytes, _PROT_READ_WRITE, _MAP_SHARED, fd, 0)
-            self.address = int(_ffi.cast(_ADDRESS, pointer))
-            if self.address == _MAP_FAILED:
-                raise NodeError(
-                    f"mapping an arena of {self.size_bytes} bytes failed: {os.strerror(_ffi.errno)}"
-                )
+            self._octets = map_shared(fd, self.size_bytes, is_writable=True, is_inherited=False)
+        except OSError as error:
+            raise NodeError(
+                f"mapping an arena of {self.size_bytes} bytes failed: {error.strerror}"
+            ) from error
         finally:
             os.close(fd)
-        self._pointer: FFI.CData | None = pointer
-        if _libc.madvise(pointer, self.size_bytes, _MADV_DONTFORK):
-            raise NodeError(f"madvise(MADV_DONTFORK) failed: {os.strerror(_ffi.errno)}")
+        self.address = advice.address_of(self._octets)
 
     def fits(self, layout: Layout) -> bool:
         """Tell whether snapshots of this layout go into the slots: each snapshot says itself where its segments lie.
@@ -82,14 +52,12 @@ class MappedArena:
         return self.address + slot * self.slot_size_bytes
 
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
-        """Return a writable view; it must not be used after `close`."""
-        assert self._pointer is not None
-        whole = _ffi.buffer(_ffi.cast(_OCTETS, self._pointer), self.size_bytes)
-        return memoryview(whole)[offset_bytes : offset_bytes + size_bytes]
+        """Return a writable view, which keeps the whole arena mapped."""
+        return self._octets[offset_bytes : offset_bytes + size_bytes]
 
     def populate(self, offset_bytes: int, size_bytes: int) -> None:
         """Map the pages of a range, which begins at one: who comes next need not. A kernel that cannot leaves it be."""
-        _libc.madvise(_ffi.cast("void *", self.address + offset_bytes), size_bytes, _MADV_POPULATE_WRITE)
+        advice.madvise(self.address + offset_bytes, size_bytes, advice.POPULATE_WRITE)
 
     def next_free(self) -> int | None:
         """Return a free slot, which stays free, or None: who is interrupted has taken none."""
@@ -104,7 +72,5 @@ class MappedArena:
         self.free.add(slot)
 
     def close(self) -> None:
-        """Unmap. Again is nothing."""
-        pointer, self._pointer = self._pointer, None  # first: who is interrupted may come again
-        if pointer is not None:
-            _libc.munmap(pointer, self.size_bytes)
+        """Unmap, once no view is left. Again is nothing."""
+        self._octets.release()

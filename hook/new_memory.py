@@ -5,12 +5,11 @@ A kernel takes longer to find and clear a page than to copy one, and finds them 
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol, cast
 
-import cffi
 import torch
 
 from ..checkpoint.leaf import LeafSpec
+from ..core import advice
 from .tensor_bytes import byte_range, torch_dtype
 
 _PAGE_BYTES = 4096
@@ -20,18 +19,6 @@ _GAP_BYTES = 2 * _PAGE_BYTES
 """What an allocator keeps between two large pieces at most; of both one range is made."""
 _CALL_BYTES = 4 * 1024 * 1024
 """At most this much per call, some 2 ms: so long wait `stop`, and whoever needs memory mapped meanwhile."""
-_MADV_POPULATE_WRITE = 23
-"""Since Linux 5.14; changes no byte."""
-
-_ffi = cffi.FFI()
-_ffi.cdef("int madvise(uintptr_t begin, size_t size, int advice);")
-
-
-class _Libc(Protocol):
-    def madvise(self, begin: int, size_bytes: int, advice: int, /) -> int: ...
-
-
-_libc = cast("_Libc", _ffi.dlopen(None))
 
 
 class NewMemory:
@@ -75,8 +62,9 @@ class NewMemory:
     def _map(self, pieces: list[tuple[int, int]]) -> None:
         for begin, end in page_ranges(pieces):
             for part in range(begin, end, _CALL_BYTES):
+                size_bytes = min(_CALL_BYTES, end - part)
                 # A kernel that cannot, or a hole between two pieces: they are mapped at their first touch, as ever.
-                if self._stopped or _libc.madvise(part, min(_CALL_BYTES, end - part), _MADV_POPULATE_WRITE):
+                if self._stopped or not advice.madvise(part, size_bytes, advice.POPULATE_WRITE):
                     return
 
 

@@ -14,6 +14,8 @@ from ...checkpoint.engine_choice import EngineRules, choose_engine
 from ...checkpoint.linux import seal_size
 from ...checkpoint.uring_probe import pin_limit_bytes, uring_refusal
 from ...core.errors import EverstepError
+from ...core.huge_pages import huge_page_bytes, take_huge_pages
+from ...core.mapping import map_shared
 from ...core.paths import data_socket_path
 from ..devices.device_queue import QUEUE_LANES
 from ..devices.drive_flush import look_at_flush
@@ -41,6 +43,7 @@ def look_at_node(
         pin_limit_bytes=_pin_limit_bytes(daemon_pid),
         pinned_max_bytes=pinned_max_bytes,
         memfd_problem=_memfd_problem(),
+        has_huge_pages=_has_huge_pages(),
         memory=tuple(asyncio.run(read_memory_bounds())),
         socket_path=str(socket_path),
         socket_problem=_socket_problem(socket_path.parent),
@@ -131,6 +134,22 @@ def _memfd_problem() -> str:
     finally:
         os.close(fd)
     return ""
+
+
+def _has_huge_pages() -> bool:
+    size_bytes = huge_page_bytes()
+    if not size_bytes:
+        return False
+    try:
+        fd = os.memfd_create("everstep-doctor", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size_bytes)
+            with map_shared(fd, size_bytes, is_writable=True) as octets:
+                return take_huge_pages(fd, octets, 0, size_bytes)
+        finally:
+            os.close(fd)
+    except OSError:  # which the check of shared memory says, or that of memory
+        return False
 
 
 def _socket_problem(directory: Path) -> str:

@@ -61,6 +61,8 @@ class NodeFacts:
     """What the arenas may come to, as the kernel counts them, where `io.register_arenas` counts; 0: it does not."""
     memfd_problem: str
     """Why no memory can be shared; empty: it can."""
+    has_huge_pages: bool
+    """Shared memory comes in huge pages where it is asked for so."""
     memory: tuple[MemoryBound, ...]
     socket_path: str
     socket_problem: str
@@ -176,6 +178,15 @@ def _shared_memory(facts: NodeFacts) -> Opinion:
     return _ok("memfds can be made and sealed; the size of /dev/shm does not matter")
 
 
+def _huge_pages(facts: NodeFacts) -> Opinion:
+    if facts.has_huge_pages:
+        return _ok("arenas get them")
+    return _warn(
+        "none: arenas are in ordinary pages, which take longer to copy and to write",
+        "Linux 6.1 or newer, and no `deny` in /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    )
+
+
 def _memory(facts: NodeFacts) -> Opinion:
     tightest = min(facts.memory, key=lambda bound: bound.available_bytes)
     found = f"{tightest.available_bytes / 2**30:.1f} GiB left by {tightest.source}"
@@ -217,6 +228,7 @@ NODE_CHECKS: tuple[tuple[str, Callable[[NodeFacts], Opinion]], ...] = (
     ("io_uring", _uring),
     ("locked memory", _memlock),
     ("shared memory", _shared_memory),
+    ("huge pages", _huge_pages),
     ("memory", _memory),
     ("socket", _socket),
     ("daemon", _daemon),

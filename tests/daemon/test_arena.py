@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from everstep.core import advice
 from everstep.core.errors import MemoryRefusedError
+from everstep.core.huge_pages import huge_page_bytes
 from everstep.core.ids import CheckpointId
 from everstep.daemon.admission_plan import ALLOCATION_STEP_BYTES, Grant
 from everstep.daemon.arena import Arena, make_arena
@@ -40,6 +42,32 @@ def test_it_is_allocated_whole_and_its_slots_follow_each_other() -> None:
         assert [arena.slot_offset_bytes(slot) for slot in (0, 1)] == [0, 4 * MIB]
         assert arena.machine.free_slots == [0, 1]
         assert (arena.number, arena.layout_digest, arena.reason) == (7, "d", "short")
+    finally:
+        arena.close()
+
+
+@pytest.mark.parametrize("gives", [True, False])
+def test_its_pages_are_huge_where_the_kernel_gives_such_and_all_are_there_in_any_case(
+    gives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def madvise(address: int, size_bytes: int, what: int) -> bool:
+        asked.append((address, size_bytes, what))
+        return gives and kernels(address, size_bytes, what)
+
+    kernels = advice.madvise
+    monkeypatch.setattr(advice, "madvise", madvise)
+    arena = made(slot_size_bytes=5 * MIB, slot_count=1)
+    try:
+        size = huge_page_bytes()
+        whole_bytes = 5 * MIB // size * size if size else 0
+        found = [each for each in asked if each[2] == advice.COLLAPSE]
+        assert found == (
+            [(advice.address_of(arena.view), whole_bytes, advice.COLLAPSE)] if whole_bytes else []
+        )
+        assert os.fstat(arena.fd).st_size == os.fstat(arena.fd).st_blocks * 512 == 5 * MIB
+        assert bytes(arena.view) == bytes(5 * MIB)
     finally:
         arena.close()
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.checkpoint.leaf import whole_leaf
-from everstep.hook import new_memory
+from everstep.core import advice
 from everstep.hook.new_memory import NewMemory, page_ranges
 
 MIB = 2**20
@@ -84,12 +84,12 @@ def test_for_small_leaves_there_is_no_thread() -> None:
 def test_a_kernel_that_cannot_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
-    class OldKernel:
-        def madvise(self, begin: int, size_bytes: int, advice: int) -> int:
-            asked.append((begin, size_bytes))
-            return -1
+    def refuse(address: int, size_bytes: int, what: int) -> bool:
+        assert what == advice.POPULATE_WRITE
+        asked.append((address, size_bytes))
+        return False
 
-    monkeypatch.setattr(new_memory, "_libc", OldKernel())
+    monkeypatch.setattr(advice, "madvise", refuse)
     memory = NewMemory(SPECS, ahead=["large", "larger"])
     wait_until_mapped()
     assert len(asked) == 1
