@@ -1,5 +1,5 @@
 # Every target does its own set-up: a virtual environment in .venv with the pinned versions of constraints.txt.
-# Needed: git, make, Python 3.11+ with venv. No compiler: where there is one, hook/tensor_facts.c is compiled.
+# Needed: git, make, Python 3.11+ with venv. No compiler: where there is one, hook/*.c are compiled.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -98,7 +98,7 @@ $(PHOTOGRAPHED): $(STAMP)
 	@touch $@
 
 # torch first and by its exact spelling: a range would bring several gigabytes of CUDA packages.
-$(STAMP): pyproject.toml constraints.txt hook/tensor_facts.c
+$(STAMP): pyproject.toml constraints.txt hook/tensor_facts.c hook/streaming_copy.c
 	@command -v $(PYTHON) >/dev/null || { echo "everstep: $(PYTHON) not found; give one by PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "everstep needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Give another by PYTHON=/path/to/python3.11" >&2; exit 1; }

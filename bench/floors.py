@@ -3,6 +3,7 @@
 import mmap
 import os
 from collections.abc import Iterator
+from ctypes import memmove
 from pathlib import Path
 from typing import Self
 
@@ -12,7 +13,7 @@ from gpt import Job
 from everstep.checkpoint.checksum import block_checksum
 from everstep.checkpoint.direct_io import alignment_in
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES
-from everstep.hook.tensor_bytes import BufferPin, memmove
+from everstep.hook.tensor_bytes import BufferPin
 
 PIECE_BYTES = 256 * 1024
 

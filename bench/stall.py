@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import memmove
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,6 @@ from stall_rivals import rivals
 import everstep
 from everstep.hook.report import Report
 from everstep.hook.run import Run
-from everstep.hook.tensor_bytes import memmove
 
 MIB = 2**20
 SIZES_MIB = (64, 512, 2048)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import memmove
 from pathlib import Path
 
 import torch
@@ -19,7 +20,6 @@ from paired import Row, ratios, row
 import everstep
 from everstep.hook.mapped_arena import MappedArena
 from everstep.hook.received_leaves import copy_thread_count
-from everstep.hook.tensor_bytes import memmove
 
 MIB = 2**20
 PIECE_BYTES = 4 * MIB

@@ -19,7 +19,7 @@ from ..checkpoint.whole_plan import Part, WholeState, WholeTensor, put_together
 from ..core.errors import CorruptDataError, NotFoundError
 from ..core.ids import CheckpointId
 from .lent_segments import lent_segments
-from .tensor_bytes import BufferPin, byte_range, copy_bits, memmove, pinned, torch_dtype
+from .tensor_bytes import BufferPin, byte_range, copy_bits, copy_bytes, pinned, torch_dtype
 
 
 class ExportSource:
@@ -93,7 +93,7 @@ class ExportSource:
         address, _ = byte_range(made)
         for view in self.part_bytes(part):
             pin = BufferPin(view)
-            memmove(address, pin.address, pin.size_bytes)
+            copy_bytes(address, pin.address, pin.size_bytes)
             address += pin.size_bytes
             pin.release()
         return made

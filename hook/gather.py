@@ -10,7 +10,7 @@ import cffi
 
 from ..core.errors import NodeError
 from .copy_plan import Gather, Moves
-from .tensor_bytes import memmove
+from .tensor_bytes import copy_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def copy(moves: Moves, scratch: Scratch | None = None) -> None:
         if scratch is None or not scratch.gather(gather):
             _gatherer.gather(gather)
     for move in moves.large:
-        memmove(move.target, move.source, move.size_bytes)
+        copy_bytes(move.target, move.source, move.size_bytes)
 
 
 def _after(iovecs: "array[int]", skipped_bytes: int) -> "array[int]":
@@ -129,7 +129,7 @@ def _one_by_one(targets: "array[int]", sources: "array[int]") -> None:
     targets, sources = targets[:], sources[:]
     while target < len(targets):
         size = min(targets[target + 1], sources[source + 1])
-        memmove(targets[target], sources[source], size)
+        copy_bytes(targets[target], sources[source], size)
         for iovecs, index in ((targets, target), (sources, source)):
             iovecs[index] += size
             iovecs[index + 1] -= size

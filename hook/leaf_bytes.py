@@ -10,7 +10,7 @@ from ..checkpoint.leaf_runs_plan import LeafRun, leaf_runs
 from ..checkpoint.manifest_types import Manifest, SegmentRecord
 from ..checkpoint.segment_format import header_size_of
 from ..core.errors import CorruptDataError, IncompleteError
-from .tensor_bytes import BufferPin, memmove
+from .tensor_bytes import BufferPin, copy_bytes
 
 
 class LeafBytes(Protocol):
@@ -59,7 +59,7 @@ class ArenaLeaves:
             source = self._offsets[run.segment] + run.file_offset_bytes + first - run.begin
             if source + last - first > self._pin.size_bytes:
                 raise CorruptDataError(f"leaf {leaf!r} lies outside of the buffer, or it was closed")
-            memmove(to_address + first - begin, self._pin.address + source, last - first)
+            copy_bytes(to_address + first - begin, self._pin.address + source, last - first)
 
     def hand_over(self, leaf: str) -> torch.Tensor | None:
         """See LeafBytes."""

@@ -12,7 +12,7 @@ from ..checkpoint.leaf_runs_plan import LeafRun
 from ..checkpoint.manifest_types import Manifest
 from ..core.errors import IncompleteError
 from .new_memory import NewMemory
-from .tensor_bytes import byte_range, memmove
+from .tensor_bytes import byte_range, copy_bytes
 
 _COPY_THREADS_MAX = 4
 """Copying 5 GB/s each: enough for the drives of a node, and few beside the other ranks' of it."""
@@ -110,7 +110,7 @@ class ReceivedLeaves:
             begin, stop = max(extent.begin, file_offset_bytes), min(extent.end, end)
             if begin < stop and extent.leaf in self._expected:
                 target = self._address(extent.leaf) + extent.offset_in_leaf_bytes + begin - extent.begin
-                memmove(target, from_address + begin - file_offset_bytes, stop - begin)
+                copy_bytes(target, from_address + begin - file_offset_bytes, stop - begin)
                 received_bytes += stop - begin
         with self._lock:
             self._missing_bytes -= received_bytes
@@ -128,7 +128,7 @@ class ReceivedLeaves:
         self._check_complete(leaf)
         source = self._address(leaf) + begin
         if source != to_address:
-            memmove(to_address, source, end - begin)
+            copy_bytes(to_address, source, end - begin)
 
     def hand_over(self, leaf: str) -> torch.Tensor | None:
         """See LeafBytes: once for each leaf that arrived in memory of its own."""

@@ -14,7 +14,7 @@ from .document import Document, read_document
 from .object_tree import TreeDecoder, TreeEncoder
 from .state_protocol import Laziness, Sink
 from .stored_state import StoredState
-from .tensor_bytes import memmove
+from .tensor_bytes import copy_bytes
 
 KIND = "rng"
 NAME = "rng"
@@ -63,7 +63,9 @@ class RngState:
         kept = self._tensors.setdefault(name, state)
         if kept.shape != state.shape:
             kept = self._tensors[name] = state
-        memmove(kept.data_ptr(), state.data_ptr(), state.nbytes)  # which may have been made in inference mode
+        copy_bytes(
+            kept.data_ptr(), state.data_ptr(), state.nbytes
+        )  # which may have been made in inference mode
         sink.leaf(name, kept, Laziness.EAGER)
 
     def _encoded(self, tree: TreeEncoder, what: str, state: object, comparable: object) -> object:

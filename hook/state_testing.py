@@ -21,7 +21,7 @@ from .capture import StateCapture, capture_state
 from .component import Component, make_components
 from .shard_memory import ShardMemory
 from .stored_state import StoredState
-from .tensor_bytes import BufferPin, byte_range, memmove
+from .tensor_bytes import BufferPin, byte_range, copy_bytes
 
 _RUN_NAME = "testing"
 _GENERATION = "5" * 32
@@ -99,7 +99,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     made = bytearray(plain.numel() * plain.element_size())
     if made:
         pin = BufferPin(memoryview(made))
-        memmove(pin.address, *byte_range(plain))
+        copy_bytes(pin.address, *byte_range(plain))
         pin.release()
     return bytes(made)
 
@@ -117,7 +117,7 @@ def _fill(slot: bytearray, capture: StateCapture, layout: Layout) -> None:
         begin = next(entry.begin for entry in plan.entries if entry.key == piece.key)
         target = pin.address + plan.slot_offset_bytes + plan.header_size_bytes + begin
         source = tensors[piece.leaf].data_ptr() + piece.offset_in_leaf_bytes
-        memmove(target, source, piece.size_bytes)
+        copy_bytes(target, source, piece.size_bytes)
     pin.release()
 
 

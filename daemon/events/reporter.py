@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from ...checkpoint.device_set import DeviceState
+from ...core.errors import NotFoundError
 from ...core.ids import CheckpointId
 from ...core.sizes import size_text
 from .event_types import Event, EventKind, Facts, RunFacts
@@ -143,14 +144,17 @@ class Reporter:
         began_s = sealed_s.get(checkpoint)
         for older in [each for each in sealed_s if each <= checkpoint]:
             del sealed_s[older]
-        info = next((each for each in run.store.checkpoints() if each.checkpoint == checkpoint), None)
+        try:
+            size_bytes = run.store.info(checkpoint).size_bytes
+        except NotFoundError:  # its devices are gone
+            size_bytes = 0
         self._of_run(
             EventKind.CHECKPOINT_COMPLETE,
             run,
             f"{_title(run, checkpoint)} is complete on all ranks",
             attempt=checkpoint.attempt,
             checkpoint=checkpoint,
-            size_bytes=0 if info is None else info.size_bytes,
+            size_bytes=size_bytes,
             elapsed_s=0.0 if began_s is None else time.monotonic() - began_s,
         )
 

@@ -12,14 +12,14 @@ from everstep.checkpoint.shard_rules_plan import is_dense
 from everstep.core.errors import StateTypeError
 from everstep.hook.state_testing import bits
 from everstep.hook.tensor_bytes import (
-    MEMMOVE_PIECE_BYTES,
+    COPY_PIECE_BYTES,
     BufferPin,
     byte_range,
     copy_bits,
+    copy_bytes,
     dense_or_copy,
     describe,
     dtype_name,
-    memmove,
     require_plain,
     torch_dtype,
 )
@@ -128,12 +128,12 @@ def test_others_are_copied_with_their_values(kind: str) -> None:
     assert dense.data_ptr() != tensor.data_ptr()
 
 
-def test_memmove_copies_across_its_pieces() -> None:
-    source = torch.randint(0, 256, (2 * MEMMOVE_PIECE_BYTES + 5,), dtype=torch.uint8)
+def test_a_copy_goes_across_its_pieces() -> None:
+    source = torch.randint(0, 256, (2 * COPY_PIECE_BYTES + 5,), dtype=torch.uint8)
     target = torch.zeros_like(source)
-    memmove(target.data_ptr(), *byte_range(source))
+    copy_bytes(target.data_ptr(), *byte_range(source))
     assert torch.equal(source, target)
-    memmove(0, 0, 0)
+    copy_bytes(0, 0, 0)
 
 
 def test_a_pinned_buffer_cannot_be_closed() -> None:
@@ -143,7 +143,7 @@ def test_a_pinned_buffer_cannot_be_closed() -> None:
         with pytest.raises(BufferError):
             memory.close()
         target = torch.zeros(3, dtype=torch.uint8)
-        memmove(target.data_ptr(), pin.address, 3)
+        copy_bytes(target.data_ptr(), pin.address, 3)
         assert bits(target) == b"abc"
         pin.release()
         assert pin.size_bytes == 0
