@@ -24,6 +24,10 @@ from .doctor_plan import DirectoryFacts, NodeFacts, mount_of
 
 _ALL = os.R_OK | os.W_OK | os.X_OK
 
+COMPILED = ("streaming_copy", "tensor_facts")
+"""Parts of the hook that are there where a compiler was when everstep was installed."""
+HOOK = Path(__file__).parents[2] / "hook"
+
 
 def look_at_node(
     directory_count: int, daemon: str, *, daemon_pid: int = 0, pinned_max_bytes: int = 0
@@ -44,6 +48,7 @@ def look_at_node(
         pinned_max_bytes=pinned_max_bytes,
         memfd_problem=_memfd_problem(),
         has_huge_pages=_has_huge_pages(),
+        not_compiled=_not_compiled(HOOK),
         memory=tuple(asyncio.run(read_memory_bounds())),
         socket_path=str(socket_path),
         socket_problem=_socket_problem(socket_path.parent),
@@ -134,6 +139,10 @@ def _memfd_problem() -> str:
     finally:
         os.close(fd)
     return ""
+
+
+def _not_compiled(folder: Path) -> tuple[str, ...]:
+    return tuple(name for name in COMPILED if not (folder / f"_{name}.abi3.so").exists())
 
 
 def _has_huge_pages() -> bool:

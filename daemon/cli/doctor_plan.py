@@ -63,6 +63,8 @@ class NodeFacts:
     """Why no memory can be shared; empty: it can."""
     has_huge_pages: bool
     """Shared memory comes in huge pages where it is asked for so."""
+    not_compiled: tuple[str, ...]
+    """Parts of the hook that training does without."""
     memory: tuple[MemoryBound, ...]
     socket_path: str
     socket_problem: str
@@ -187,6 +189,15 @@ def _huge_pages(facts: NodeFacts) -> Opinion:
     )
 
 
+def _compiled(facts: NodeFacts) -> Opinion:
+    if facts.not_compiled:
+        return _warn(
+            f"{' and '.join(facts.not_compiled)} not compiled: snapshots take longer",
+            "install a C compiler, then everstep again; or a wheel that was built where there is one",
+        )
+    return _ok("all are there")
+
+
 def _memory(facts: NodeFacts) -> Opinion:
     tightest = min(facts.memory, key=lambda bound: bound.available_bytes)
     found = f"{tightest.available_bytes / 2**30:.1f} GiB left by {tightest.source}"
@@ -229,6 +240,7 @@ NODE_CHECKS: tuple[tuple[str, Callable[[NodeFacts], Opinion]], ...] = (
     ("locked memory", _memlock),
     ("shared memory", _shared_memory),
     ("huge pages", _huge_pages),
+    ("compiled parts", _compiled),
     ("memory", _memory),
     ("socket", _socket),
     ("daemon", _daemon),

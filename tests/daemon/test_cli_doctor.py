@@ -14,6 +14,7 @@ import pytest
 from everstep.checkpoint.engine import EngineConfig
 from everstep.checkpoint.engine_choice import choose_engine
 from everstep.checkpoint.uring_probe import uring_refusal
+from everstep.daemon.cli import doctor as doctor_module
 from everstep.daemon.cli.doctor import look_at_directories, look_at_node
 from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
@@ -65,6 +66,22 @@ def test_what_a_device_reserves_is_what_the_kernel_counts(
     node = look_at_node(0, "")
     depth = EngineConfig().queue_depth
     assert rings * depth == node.requests_per_device * engines.count("aio")
+
+
+def test_what_was_not_compiled_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hook = Path(doctor_module.__file__).parents[2] / "hook"
+    sources = {path.stem for path in hook.glob("*.c")}
+    compiled = {path.name.removeprefix("_").split(".")[0] for path in hook.glob("_*.abi3.so")}
+    assert set(doctor_module.COMPILED) == sources
+    assert set(look_at_node(0, "").not_compiled) == sources - compiled
+    monkeypatch.setattr(doctor_module, "HOOK", tmp_path)
+    assert look_at_node(0, "").not_compiled == doctor_module.COMPILED
+
+
+def test_huge_pages_are_asked_for() -> None:
+    """What arenas get: no kernel before 6.1 gives them."""
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    assert release >= (6, 1) or not look_at_node(0, "").has_huge_pages
 
 
 def test_a_directory_that_is_none_fails(tmp_path: Path) -> None:
