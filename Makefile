@@ -98,7 +98,7 @@ $(PHOTOGRAPHED): $(STAMP)
 	@touch $@
 
 # torch first and by its exact spelling: a range would bring several gigabytes of CUDA packages.
-$(STAMP): pyproject.toml constraints.txt hook/tensor_facts.c hook/streaming_copy.c
+$(STAMP): pyproject.toml constraints.txt hook/tensor_facts.c hook/copies.c
 	@command -v $(PYTHON) >/dev/null || { echo "everstep: $(PYTHON) not found; give one by PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "everstep needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Give another by PYTHON=/path/to/python3.11" >&2; exit 1; }

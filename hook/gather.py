@@ -1,4 +1,4 @@
-"""Many small copies in few calls, during which the GIL is free: process_vm_readv of this process itself, or a file."""
+"""Many small copies in few calls without the GIL: compiled ones, or process_vm_readv of this process itself."""
 
 import errno
 import logging
@@ -9,6 +9,7 @@ from typing import Protocol, cast
 import cffi
 
 from ..core.errors import NodeError
+from . import copies
 from .copy_plan import Gather, Moves
 from .tensor_bytes import copy_bytes
 
@@ -105,7 +106,10 @@ _gatherer = Gatherer()
 def copy(moves: Moves, scratch: Scratch | None = None) -> None:
     """Make all moves into one segment; the GIL is free meanwhile."""
     for gather in moves.gathers:
-        if scratch is None or not scratch.gather(gather):
+        if copies.COPIES is not None:
+            targets, sources = (iovecs.buffer_info()[0] for iovecs in (gather.targets, gather.sources))
+            copies.COPIES.everstep_gather(targets, sources, len(gather.sources) // 2)
+        elif scratch is None or not scratch.gather(gather):
             _gatherer.gather(gather)
     for move in moves.large:
         copy_bytes(move.target, move.source, move.size_bytes)

@@ -16,6 +16,7 @@ from ..proto import frames
 from .arena_keeper import ArenaKeeper
 from .capture import StateCapture, capture_state
 from .copier import Copier, CopyJob
+from .copies import COPIES
 from .cuda_copy import CudaCopies, CudaWindows, is_capturing
 from .debug_check import SlotCheck
 from .gather import Scratch, copy
@@ -73,7 +74,8 @@ class Snapshotter:
         self._planned: tuple[MappedArena, Places] | None = None
         self._streaming: tuple[CheckpointId, SlotSealing] | None = None
         """The snapshot that was begun last."""
-        self._copier, self._scratch = Copier(), Scratch()
+        self._copier = Copier()
+        self._scratch = Scratch() if COPIES is None else None
         self._cuda = CudaCopies(costs, device_first=device_first)
         self._arenas = ArenaKeeper(
             link,
@@ -259,7 +261,8 @@ class Snapshotter:
     def close(self) -> None:
         """End the copy thread and unmap."""
         self._copier.close()
-        self._scratch.close()
+        if self._scratch is not None:
+            self._scratch.close()
         self._arenas.lost()
 
     def _layout_of(self, capture: StateCapture, values_size_bytes: int) -> Layout:

@@ -12,7 +12,7 @@ from ..checkpoint.dtype_format import itemsize_bytes
 from ..checkpoint.leaf import LeafSpec, contiguous_strides
 from ..checkpoint.shard_rules_plan import is_dense
 from ..core.errors import StateTypeError
-from .streaming_copy import STREAMED_BYTES_MIN, streaming_copy
+from . import copies
 
 COPY_PIECE_BYTES = 4 * 1024 * 1024
 """At most this much per call, so that a copy can be stopped or paced between two calls."""
@@ -27,7 +27,6 @@ class _Libc(Protocol):
 
 
 _libc = cast("_Libc", _ffi.dlopen(None))
-_stream = streaming_copy()
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _DEVICE_TYPES = ("cpu", "cuda")
@@ -55,7 +54,7 @@ class BufferPin:
 
 def copy_bytes(to_address: int, from_address: int, size_bytes: int) -> None:
     """Copy bytes between two places of this process that do not overlap; the GIL is free meanwhile."""
-    copy = _libc.memmove if _stream is None or size_bytes < STREAMED_BYTES_MIN else _stream
+    copy = _libc.memmove if copies.COPIES is None else copies.COPIES.everstep_copy
     for offset in range(0, size_bytes, COPY_PIECE_BYTES):
         piece = min(COPY_PIECE_BYTES, size_bytes - offset)
         copy(to_address + offset, from_address + offset, piece)

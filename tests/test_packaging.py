@@ -15,7 +15,7 @@ import everstep
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("core", "proto", "checkpoint", "dataloader", "daemon", "hook")
-COMPILED = {f"everstep/hook/_{name}.abi3.so" for name in ("tensor_facts", "streaming_copy")}
+COMPILED = {f"everstep/hook/_{name}.abi3.so" for name in ("tensor_facts", "copies")}
 HAS_COMPILER = shutil.which("gcc") is not None
 
 

@@ -24,7 +24,7 @@ from .doctor_plan import DirectoryFacts, NodeFacts, mount_of
 
 _ALL = os.R_OK | os.W_OK | os.X_OK
 
-COMPILED = ("streaming_copy", "tensor_facts")
+COMPILED = ("copies", "tensor_facts")
 """Parts of the hook that are there where a compiler was when everstep was installed."""
 HOOK = Path(__file__).parents[2] / "hook"
 

@@ -114,7 +114,7 @@ def test_a_good_node_has_nothing_to_do() -> None:
         ("kernel AIO", {"aio_max": -1}, Health.WARN, "io_uring"),
         ("io_uring", {"uring_refusal": "seccomp"}, Health.WARN, "kernel AIO"),
         ("shared memory", {"memfd_problem": "memfd_create failed"}, Health.FAIL, "seccomp"),
-        ("compiled parts", {"not_compiled": ("streaming_copy",)}, Health.WARN, "C compiler"),
+        ("compiled parts", {"not_compiled": ("copies",)}, Health.WARN, "C compiler"),
         ("huge pages", {"has_huge_pages": False}, Health.WARN, "Linux 6.1 or newer"),
         (
             "memory",

@@ -16,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.core.errors import NodeError
+from everstep.hook import copies
 from everstep.hook import gather as gather_module
 from everstep.hook.copy_plan import GATHER_BYTES_MAX, CopyPlan, Placed, merged
 from everstep.hook.gather import SCRATCH_MEAN_BYTES_MAX, Scratch, copy
 from everstep.hook.tensor_bytes import BufferPin
+
+WAYS = ("compiled", "kernel", "scratch") if copies.COPIES is not None else ("kernel", "scratch")
 
 sizes = st.one_of(st.integers(0, 300), st.integers(GATHER_BYTES_MAX - 2, GATHER_BYTES_MAX + 2))
 
@@ -27,10 +30,10 @@ sizes = st.one_of(st.integers(0, 300), st.integers(GATHER_BYTES_MAX - 2, GATHER_
 @given(
     st.lists(st.tuples(sizes, st.integers(0, 40), st.integers(0, 2)), max_size=12),
     st.integers(),
-    st.booleans(),
+    st.sampled_from(WAYS),
 )
 def test_every_piece_comes_to_its_place_and_nothing_else_changes(
-    wanted: Sequence[tuple[int, int, int]], seed: int, with_scratch: bool
+    wanted: Sequence[tuple[int, int, int]], seed: int, way: str
 ) -> None:
     """Pieces of some sizes, with gaps before them, in three segments one behind the other, in any order."""
     leaves: list[torch.Tensor] = []
@@ -48,9 +51,11 @@ def test_every_piece_comes_to_its_place_and_nothing_else_changes(
     pin = BufferPin(memoryview(slot))
     plan = CopyPlan(placed)
     moves = plan.at(tuple(leaf.data_ptr() for leaf in leaves), pin.address)
-    with closing(Scratch()) as scratch:
+    with closing(Scratch()) as scratch, pytest.MonkeyPatch.context() as patch:
+        if way != "compiled":
+            patch.setattr(copies, "COPIES", None)
         for each in moves:
-            copy(each, scratch if with_scratch else None)
+            copy(each, scratch if way == "scratch" else None)
     pin.release()
     assert slot[: len(expected)] == expected
     assert [each.segment for each in moves] == sorted({segment for size, _, segment in wanted if size})
@@ -73,9 +78,11 @@ def test_tiny_pieces_go_through_the_scratch_file_and_others_do_not() -> None:
 LIMITED = """
 import resource
 import torch
+from everstep.hook import copies
 from everstep.hook.copy_plan import CopyPlan, Placed
 from everstep.hook.gather import Scratch, copy
 
+copies.COPIES = None
 resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))
 leaves, slot = [torch.arange(5), torch.arange(5, 12)], torch.zeros(13, dtype=torch.int64)
 plan = CopyPlan([Placed(0, 0, 40, 0, 0), Placed(1, 0, 56, 48, 0)])
@@ -148,6 +155,7 @@ def test_what_ends_early_is_continued(monkeypatch: pytest.MonkeyPatch, most_byte
     )
     (moves,) = plan.at(tuple(leaf.data_ptr() for leaf in leaves), slot.data_ptr())
     halting = Halting(most_bytes)
+    monkeypatch.setattr(copies, "COPIES", None)
     monkeypatch.setattr(gather_module, "_libc", halting)
     copy(moves)
     expected = torch.cat([leaves[0], leaves[1], torch.zeros(3), leaves[2], leaves[3], torch.zeros(1)])
@@ -158,8 +166,11 @@ def test_what_ends_early_is_continued(monkeypatch: pytest.MonkeyPatch, most_byte
 REFUSING = """
 import ctypes, platform, struct, sys
 import torch
+from everstep.hook import copies
 from everstep.hook.copy_plan import CopyPlan, Placed
 from everstep.hook.gather import copy
+
+copies.COPIES = None
 
 class Filter(ctypes.Structure):
     _fields_ = [("count", ctypes.c_ushort), ("code", ctypes.c_char_p)]
@@ -191,7 +202,8 @@ def test_a_kernel_that_refuses_is_done_without_and_that_is_said_once(number: int
     assert errno.errorcode[number] in done.stderr
 
 
-def test_an_address_that_is_none_is_an_error() -> None:
+def test_an_address_that_is_none_is_an_error_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "COPIES", None)
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         pin = BufferPin(memoryview(page))
         unmapped = pin.address
