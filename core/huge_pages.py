@@ -12,14 +12,18 @@ from . import advice
 
 _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
+_USEFUL_BYTES_MAX = 32 * 1024**2
+"""ARM with pages of 64 KiB has huge ones of 512 MiB: a slot seldom holds a whole one."""
+
 
 @functools.cache
 def huge_page_bytes() -> int:
-    """Return the size of a huge page, 2 MiB on x86; 0: this kernel has none."""
+    """Return the size of a huge page, 2 MiB on x86; 0: this kernel has none, or such as no arena is made of."""
     try:
-        return int(_SIZE.read_text(encoding="ascii"))
+        size_bytes = int(_SIZE.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 0
+    return size_bytes if size_bytes <= _USEFUL_BYTES_MAX else 0
 
 
 def take_huge_pages(memfd: int, octets: memoryview, begin_bytes: int, end_bytes: int) -> bool:

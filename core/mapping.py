@@ -6,8 +6,10 @@ what lies beyond the end is SIGBUS: only what the file has is read.
 """
 
 import os
+from functools import partial
 from mmap import PAGESIZE
 from typing import Protocol, cast
+from weakref import ref
 
 from cffi import FFI
 
@@ -17,8 +19,9 @@ from .huge_pages import huge_page_bytes
 _ffi = FFI()
 _ffi.cdef("""
 intptr_t mmap(uintptr_t begin, size_t size, int protection, int flags, int fd, long offset);
-int munmap(uintptr_t begin, size_t size);
+int munmap(uintptr_t begin, size_t size, void *unused);
 """)
+_NULL = _ffi.NULL
 _PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _FAILED = -1
@@ -26,7 +29,7 @@ _FAILED = -1
 
 class _Libc(Protocol):
     def mmap(self, begin: int, size_bytes: int, *rest: int) -> int: ...
-    def munmap(self, begin: int, size_bytes: int, /) -> int: ...
+    def munmap(self, begin: int, size_bytes: int, unused: object, /) -> int: ...
 
 
 _libc = cast("_Libc", _ffi.dlopen(None))
@@ -45,17 +48,35 @@ def map_shared(
     protection = _PROT_READ | _PROT_WRITE if is_writable else _PROT_READ
     begin = _mapped(fd, size_bytes, protection)
     advice.madvise(begin, size_bytes, advice.DONTDUMP)  # where the kernel cannot, a dump is larger
+    # No Python runs as it goes: an interrupt there would be printed, and lost.
+    mapped = _ffi.gc(_ffi.cast("char *", begin), partial(_libc.munmap, begin, size_bytes))
     if not is_inherited:
+        _remember(mapped)
         advice.madvise(begin, size_bytes, advice.DONTFORK)
-    owner_pid = os.getpid()
-
-    def unmap(_: "FFI.CData") -> None:
-        if is_inherited or os.getpid() == owner_pid:  # what a forked child has there is another thing
-            _libc.munmap(begin, size_bytes)
-
-    mapped = _ffi.gc(_ffi.cast("char *", begin), unmap)
     octets = memoryview(_ffi.buffer(mapped, size_bytes))
     return octets if is_writable else octets.toreadonly()
+
+
+_not_inherited = set["ref[FFI.CData]"]()
+"""Not a WeakSet, whose callback would be Python that runs as a mapping goes."""
+
+
+def _remember(mapped: "FFI.CData") -> None:
+    for each in list(_not_inherited):
+        if each() is None:
+            _not_inherited.discard(each)
+    _not_inherited.add(ref(mapped))
+
+
+def _let_stand_in_child() -> None:
+    """What a forked child has where these mappings were is another thing."""
+    for each in _not_inherited:
+        if (mapped := each()) is not None:
+            _ffi.gc(mapped, None)
+    _not_inherited.clear()
+
+
+os.register_at_fork(after_in_child=_let_stand_in_child)
 
 
 def _mapped(fd: int, size_bytes: int, protection: int) -> int:
@@ -66,16 +87,13 @@ def _mapped(fd: int, size_bytes: int, protection: int) -> int:
     room = size_bytes + huge
     reserved = _mmap(0, room, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
     begin = -(-reserved // huge) * huge
-    try:
-        _mmap(begin, size_bytes, protection, _MAP_SHARED | _MAP_FIXED, fd)
-    except OSError:
-        _libc.munmap(reserved, room)
-        raise
     end = -(-(begin + size_bytes) // PAGESIZE) * PAGESIZE
-    for left_over, its_end in ((reserved, begin), (end, reserved + room)):
-        if left_over < its_end:
-            _libc.munmap(left_over, its_end - left_over)
-    return begin
+    try:
+        return _mmap(begin, size_bytes, protection, _MAP_SHARED | _MAP_FIXED, fd)
+    finally:  # where it failed an old kernel has left a hole between these, which another thread may have filled
+        for left_over, its_end in ((reserved, begin), (end, reserved + room)):
+            if left_over < its_end:
+                _libc.munmap(left_over, its_end - left_over, _NULL)
 
 
 def _mmap(begin: int, size_bytes: int, protection: int, flags: int, fd: int) -> int:

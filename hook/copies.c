@@ -42,7 +42,8 @@ static void stream_lines(char *to, const char *from, size_t lines)
 static void copy(char *to, const char *from, size_t size)
 {
     if (size < STREAMED_BYTES_MIN) {
-        memcpy(to, from, size);
+        if (size) /* else there need not be a place */
+            memcpy(to, from, size);
         return;
     }
     size_t head = -(uintptr_t)to % LINE_BYTES, lines = (size - head) / LINE_BYTES, done = head + lines * LINE_BYTES;

@@ -27,11 +27,13 @@ class Copies(Protocol):
 
 
 def load_copies(file: Path = _FILE) -> Copies | None:
-    """Return them; None: they were not compiled."""
+    """Return them; None: they were not compiled, or from another version's source."""
     try:
-        return cast("Copies", _ffi.dlopen(str(file)))
-    except OSError:
+        library = cast("Copies", _ffi.dlopen(str(file)))
+        _ = library.everstep_copy, library.everstep_gather
+    except (OSError, AttributeError):
         return None
+    return library
 
 
 COPIES = load_copies()

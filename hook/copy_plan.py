@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import cast
 
 GATHER_BYTES_MAX = 128 * 1024
-"""Smaller pieces are gathered, IOVECS_MAX in one call: 0.3 to 25 µs each; a memmove of a larger one takes longer than
-the call, and is a quarter faster than the kernel's copy."""
+"""Smaller pieces are gathered, IOVECS_MAX in one call. Where the kernel has to (gather.py), that takes 0.3 to 25 µs
+each; a memmove of a larger one takes longer than the call, and is a quarter faster than the kernel's copy."""
 
 IOVECS_MAX = 1024
 """The kernel's limit (UIO_MAXIOV)."""

@@ -28,8 +28,8 @@ _REFUSALS = (errno.EPERM, errno.ENOSYS, errno.EACCES)
 
 
 SCRATCH_MEAN_BYTES_MAX = 1024
-"""Pieces that are no larger on average go through a scratch file: copied twice, but no page is looked up and pinned for
-each. 251 of 4 or 1,024 bytes out of cold caches take 0.19 instead of 0.3 ms (2 cores of an
+"""Where nothing was compiled, pieces that are no larger on average go through a scratch file: copied twice, but no page
+is looked up and pinned for each. 251 of 4 or 1,024 bytes out of cold caches take 0.19 instead of 0.3 ms (2 cores of an
 AMD EPYC, bench/results/2026-11-26-profile-stall.txt)."""
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import stat
 import tempfile
@@ -142,7 +143,15 @@ def _memfd_problem() -> str:
 
 
 def _not_compiled(folder: Path) -> tuple[str, ...]:
-    return tuple(name for name in COMPILED if not (folder / f"_{name}.abi3.so").exists())
+    return tuple(name for name in COMPILED if not _can_be_loaded(folder / f"_{name}.abi3.so"))
+
+
+def _can_be_loaded(library: Path) -> bool:
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
+        return False
+    return True
 
 
 def _has_huge_pages() -> bool:

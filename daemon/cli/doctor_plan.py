@@ -185,14 +185,15 @@ def _huge_pages(facts: NodeFacts) -> Opinion:
         return _ok("arenas get them")
     return _warn(
         "none: arenas are in ordinary pages, which take longer to copy and to write",
-        "Linux 6.1 or newer, and no `deny` in /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        "Linux 6.1 or newer, huge pages of 32 MiB at most, no `deny` in"
+        " /sys/kernel/mm/transparent_hugepage/shmem_enabled; memory may be short just now, or in pieces",
     )
 
 
 def _compiled(facts: NodeFacts) -> Opinion:
     if facts.not_compiled:
         return _warn(
-            f"{' and '.join(facts.not_compiled)} not compiled: snapshots take longer",
+            f"{' and '.join(facts.not_compiled)} not compiled here: snapshots take longer",
             "install a C compiler, then everstep again; or a wheel that was built where there is one",
         )
     return _ok("all are there")

@@ -75,6 +75,7 @@ def test_what_was_not_compiled_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert set(doctor_module.COMPILED) == sources
     assert set(look_at_node(0, "").not_compiled) == sources - compiled
     monkeypatch.setattr(doctor_module, "HOOK", tmp_path)
+    (tmp_path / "_copies.abi3.so").write_text("of another machine")
     assert look_at_node(0, "").not_compiled == doctor_module.COMPILED
 
 

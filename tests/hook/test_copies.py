@@ -1,6 +1,7 @@
 """Compiled copies: every byte, no other, and memmove where nothing was compiled."""
 
 import shutil
+import subprocess
 import threading
 from array import array
 from collections.abc import Sequence
@@ -76,6 +77,25 @@ def test_without_a_compiler_memmove_copies(tmp_path: Path, monkeypatch: pytest.M
     source, target = random_bytes(5 * COPY_PIECE_BYTES + 3), random_bytes(5 * COPY_PIECE_BYTES + 3)
     copy_bytes(target.data_ptr(), source.data_ptr(), source.nbytes)
     assert torch.equal(target, source)
+
+
+def test_a_library_from_another_source_is_none(tmp_path: Path) -> None:
+    source, library = tmp_path / "old.c", tmp_path / "_copies.abi3.so"
+    source.write_text("void everstep_copy(void) {}")
+    if shutil.which("gcc") is None:
+        library.write_text("no library")
+    else:
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert load_copies(library) is None
+
+
+@pytest.mark.parametrize("shift", [-3000, -64, -1, 0, 1, 64, 3000])
+def test_places_that_overlap_are_copied_as_by_memmove(shift: int) -> None:
+    memory = random_bytes(20_000)
+    expected = memory.clone()
+    expected[4000 + shift : 14_000 + shift] = memory[4000:14_000]
+    copy_bytes(memory.data_ptr() + 4000 + shift, memory.data_ptr() + 4000, 10_000)
+    assert torch.equal(memory, expected)
 
 
 @needs_compiler
