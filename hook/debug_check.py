@@ -27,8 +27,11 @@ class SlotCheck:
         for name, place, expected in self._expected:
             if segment not in (None, place.segment):
                 continue
-            found = view(place.slot_offset_bytes, place.size_bytes)
-            if block_checksums(found, place.size_bytes) != expected:
+            with view(
+                place.slot_offset_bytes, place.size_bytes
+            ) as found:  # which would keep the arena mapped
+                is_same = block_checksums(found, place.size_bytes) == expected
+            if not is_same:
                 raise UsageError(
                     f"{name} was written to while its snapshot was being copied, though its version did not move; "
                     "the snapshot was dropped",
