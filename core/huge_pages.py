@@ -20,9 +20,7 @@ _USEFUL_BYTES_MAX = 32 * 1024**2
 def huge_page_bytes() -> int:
     """Return the size of a huge page, 2 MiB on x86; 0: this kernel has none, or such as no arena is made of."""
     try:
-        size_bytes = int(
-            _SIZE.read_bytes()
-        )  # no codec, which who has given up rights may be unable to import
+        size_bytes = int(_SIZE.read_bytes())  # as text: a codec, which not everybody may import any more
     except (OSError, ValueError):
         return 0
     return size_bytes if size_bytes <= _USEFUL_BYTES_MAX else 0

@@ -27,9 +27,7 @@ class SlotCheck:
         for name, place, expected in self._expected:
             if segment not in (None, place.segment):
                 continue
-            with view(
-                place.slot_offset_bytes, place.size_bytes
-            ) as found:  # which would keep the arena mapped
+            with view(place.slot_offset_bytes, place.size_bytes) as found:  # else it keeps the arena mapped
                 is_same = block_checksums(found, place.size_bytes) == expected
             if not is_same:
                 raise UsageError(
