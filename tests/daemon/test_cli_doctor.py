@@ -79,10 +79,21 @@ def test_what_was_not_compiled_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert look_at_node(0, "").not_compiled == doctor_module.COMPILED
 
 
-def test_huge_pages_are_asked_for() -> None:
-    """What arenas get: no kernel before 6.1 gives them."""
-    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
-    assert release >= (6, 1) or not look_at_node(0, "").has_huge_pages
+@pytest.mark.parametrize("gives", [True, False])
+def test_one_huge_page_is_asked_for(gives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def take(_: int, octets: memoryview, begin: int, end: int) -> bool:
+        asked.append((begin, end))
+        assert octets.nbytes == end
+        return gives
+
+    monkeypatch.setattr(doctor_module, "huge_page_bytes", lambda: 2**21)
+    monkeypatch.setattr(doctor_module, "take_huge_pages", take)
+    assert look_at_node(0, "").has_huge_pages is gives
+    assert asked == [(0, 2**21)]
+    monkeypatch.setattr(doctor_module, "huge_page_bytes", lambda: 0)
+    assert not look_at_node(0, "").has_huge_pages
 
 
 def test_a_directory_that_is_none_fails(tmp_path: Path) -> None:
