@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 from paired import Row, publish, row
 
+from everstep.core.huge_pages import take_huge_pages
+from everstep.core.mapping import map_shared
 from everstep.hook.cuda_batch import SPAN_BYTES
 from everstep.hook.cuda_pinning import REST, cuda_runtime
 from everstep.hook.mapped_arena import MappedArena
@@ -32,6 +34,7 @@ class Way:
     span_bytes: int
     populates: bool
     rest: float
+    pages: str = "huge"
 
 
 WAYS = (
@@ -39,7 +42,22 @@ WAYS = (
     Way("in one call, pages mapped before", WHOLE, populates=True, rest=0.0),
     Way(f"{SPAN_BYTES // MIB} MiB at a time, without rests", SPAN_BYTES, populates=True, rest=0.0),
     Way(f"{SPAN_BYTES // MIB} MiB at a time", SPAN_BYTES, populates=True, rest=REST),
+    Way("in one call, pages mapped before", WHOLE, populates=True, rest=0.0, pages="ordinary"),
+    Way(f"{SPAN_BYTES // MIB} MiB at a time", SPAN_BYTES, populates=True, rest=REST, pages="ordinary"),
 )
+
+
+def make_arena(size_bytes: int, pages: str) -> MappedArena:
+    """Return memory as the daemon allocates it, in huge pages where the kernel has them, or in ordinary ones."""
+    fd = os.memfd_create("bench")
+    os.truncate(fd, size_bytes)
+    if pages == "huge":
+        view = map_shared(fd, size_bytes, is_writable=True, is_inherited=False)
+        if not take_huge_pages(fd, view, 0, size_bytes):
+            print("not all of it came in huge pages")
+        view.release()
+    os.posix_fallocate(fd, 0, size_bytes)
+    return MappedArena(1, fd, size_bytes, 1)
 
 
 def pin_s(arena: MappedArena, way: Way) -> float:
@@ -75,9 +93,7 @@ def step_s(matrix: torch.Tensor) -> float:
 
 def measure(gib: int, way: Way, alone_s: float) -> tuple[float, float, float, float]:
     """Return the seconds of pinning, the longest step beside it, what all steps lost, and the seconds of unpinning."""
-    fd = os.memfd_create("bench")
-    os.posix_fallocate(fd, 0, gib * 1024 * MIB)
-    arena = MappedArena(1, fd, gib * 1024 * MIB, 1)
+    arena = make_arena(gib * 1024 * MIB, way.pages)
     matrix = torch.zeros(1024, 1024, device="cuda")
     took_s: list[float] = []
     thread = threading.Thread(target=lambda: took_s.append(pin_s(arena, way)))
@@ -93,7 +109,7 @@ def measure(gib: int, way: Way, alone_s: float) -> tuple[float, float, float, fl
 def rows_of(gib: int, way: Way, alone_s: float, repeats: int) -> list[Row]:
     """Return the rows of one way to pin so much."""
     found = [measure(gib, way, alone_s) for _ in range(repeats)]
-    what = f"{gib} GiB pinned {way.name}"
+    what = f"{gib} GiB in {way.pages} pages pinned {way.name}"
     return [
         row(f"{what}: time", [each[0] for each in found], goal=None, unit="s"),
         row(f"{what}: longest step", [1e3 * each[1] for each in found], goal=None, unit="ms"),

@@ -3,7 +3,7 @@
 The order, for a shard dealt to D devices (docs/format.md, docs/assumptions.md say what of the disk it relies on):
 
     promise room for all segments on their devices, before a byte moves
-    on each device, in a thread of its own: mkdir generation
+    on each device, in threads of its own where there are several: mkdir generation
     barrier: all devices
     on each device:
         create each segment exclusively, allocate it, write it, every completion checked -> cut all to the exact length

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import repeat
@@ -18,6 +17,7 @@ from .manifest_format import MANIFEST_FILE_BYTES_MAX, encode_manifest, manifest_
 from .manifest_types import Manifest
 from .run_store import RunStore
 from .shard_write import DeviceWrite
+from .side_by_side import side_by_side
 from .written_shard import WrittenShard
 
 
@@ -109,7 +109,7 @@ class Publication:
             self._written.abandon()
             raise
         devices = self._run.store.trusted
-        with ThreadPoolExecutor(len(devices), thread_name_prefix="everstep-commit") as pool:
+        with side_by_side(len(devices), "everstep-commit") as pool:
             results = list(pool.map(self._publish_on, devices, repeat(content)))
         durable = [result for result in results if result.copy is _Copy.DURABLE]
         if any(result.copy is _Copy.TAKEN for result in results):

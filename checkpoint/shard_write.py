@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +30,7 @@ from .manifest_types import Draft, SegmentPlan, SegmentRecord
 from .run_store import SEGMENT_SUFFIX, RunStore
 from .segment_dealer import SegmentDealer
 from .segment_format import align_up
+from .side_by_side import Here, side_by_side
 from .slot_header import seal_header
 from .space_ledger import Reservation
 from .storage_ops import ArenaRange, SegmentHandle
@@ -254,7 +255,7 @@ class ShardWrite:
 
     def _on_each_device(self, call: Callable[[_Part], _T]) -> list[_T]:
         """Return what `call` says of each part, made at the same time; a failure stops the others."""
-        pool = ThreadPoolExecutor(len(self._parts) or 1, thread_name_prefix="everstep-persist")
+        pool = self._new_pool()
         for part in self._parts:
             part.has_ended = False
         begun = {part: pool.submit(self._guarded, call, part) for part in self._parts}
@@ -267,6 +268,12 @@ class ShardWrite:
         done = {part.device: each for part, each in begun.items() if not part.is_left}
         self._raise_failures(done)
         return [each.result() for each in done.values()]
+
+    def _new_pool(self) -> Executor:
+        """Return what works on all devices at once. An only one is waited for here: nobody could take over from it."""
+        if len(self._devices) == 1:
+            return Here()
+        return ThreadPoolExecutor(len(self._parts) or 1, thread_name_prefix="everstep-persist")
 
     def _guarded(self, call: Callable[[_Part], _T], part: _Part) -> _T:
         try:
@@ -428,10 +435,11 @@ class ShardWrite:
 
     def _write_part(self, part: _Part, reservation: Reservation) -> DeviceWrite:
         started_s = time.perf_counter()
-        with ThreadPoolExecutor(WRITERS_PER_DEVICE, thread_name_prefix="everstep-writer") as pool:
+        lane_count = min(WRITERS_PER_DEVICE, len(self._plans))
+        with side_by_side(lane_count, "everstep-writer") as pool:
             writers = [
                 pool.submit(self._write_segments, part, reservation, is_first=lane == 0)
-                for lane in range(WRITERS_PER_DEVICE)
+                for lane in range(lane_count)
             ]
         errors = [error for writer in writers if (error := writer.exception()) is not None]
         if errors:
