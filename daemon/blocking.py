@@ -1,6 +1,7 @@
 """Calling blocking work from the event loop without ever abandoning a buffer or descriptor that it uses."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import ParamSpec, TypeVar
@@ -10,7 +11,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return `work(...)` run in the default executor; a cancelled caller waits for it to end before it goes on."""
+    """Return `work(...)` run in the default executor; a caller, however often cancelled, waits for it to end."""
     return await in_executor(None, lambda: work(*args, **kwargs))
 
 
@@ -20,8 +21,9 @@ async def in_executor(executor: Executor | None, work: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        if not future.done():
-            await asyncio.wait([future])
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):  # again: the first one is raised when it may be
+                await asyncio.wait([future])
         raise
     finally:
         del (
