@@ -1,5 +1,8 @@
 """A shard that lies in memory: every byte that is used was verified, and lands where it belongs."""
 
+import gc
+import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -75,6 +78,26 @@ def test_every_flipped_byte_is_found_before_it_is_anywhere(files: StoredFiles) -
         for at in (record.header_size_bytes, record.file_size_bytes // 2, record.file_size_bytes - 1):
             with pytest.raises(DamagedMemoryError, match=f"block {at // BLOCK_SIZE_BYTES} of segment"):
                 memory_of(damaged(files, record.segment, at)).receive()
+
+
+def test_what_was_found_damaged_goes_with_its_threads_and_waits_for_no_garbage_collection(
+    files: StoredFiles,
+) -> None:
+    """A cycle would hold the buffer, and CPython 3.11 crashes where it collects one with a pinned memoryview."""
+    record, before = files.manifest.segments[0], set(threading.enumerate())
+    gc.collect()
+    gc.disable()
+    try:
+        memory = memory_of(damaged(files, record.segment, record.file_size_bytes - 1))
+        seen = weakref.ref(memory)
+        with pytest.raises(DamagedMemoryError):
+            memory.receive()
+        memory.close()
+        del memory
+        assert seen() is None
+        assert set(threading.enumerate()) <= before
+    finally:
+        gc.enable()
 
 
 def test_a_damaged_header_is_found_at_once(files: StoredFiles) -> None:
