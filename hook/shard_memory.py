@@ -142,7 +142,9 @@ class ShardMemory:
         doing = [self._threads.submit(act, block) for block in blocks]
         try:
             while doing:
-                doing.pop(0).result()  # not kept: it and its failure's traceback would hold each other, and the buffer
+                doing.pop(
+                    0
+                ).result()  # not kept: it and its failure's traceback would hold each other, and the buffer
         finally:
             wait([each for each in doing if not each.cancel()])
             doing.clear()
