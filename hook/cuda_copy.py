@@ -94,6 +94,15 @@ class CudaCopies:
                 device: each for device, each in self._passages.items() if each.guarded is not None
             }
 
+    def has_work_before_guard(self) -> bool:
+        """Tell whether no device has come to where training waits for the newest copy yet; does not wait."""
+        guarded = [passage.guarded for passage in self._passages.values()]
+        return (
+            bool(guarded)
+            and not is_capturing()
+            and all(each is not None and not each.query() for each in guarded)
+        )
+
     def windows(self, numbers: Iterable[int]) -> "CudaWindows":
         """Begin a snapshot through a ring, from the devices of these numbers; -1: from host memory."""
         devices = [torch.device("cuda", number) for number in sorted({*numbers}) if number >= 0]

@@ -98,6 +98,8 @@ class Report:
     """Of `boundary_s`: boundaries at which no checkpoint was due. No interval makes that less."""
     plain_boundary_s: float = 0.0
     """Median of the newest of those; 0 while there were few."""
+    ahead_s: float = 0.0
+    """The host, ahead of its CUDA devices, waited at boundaries for copies while they had work: in steps, no cost."""
 
     def as_frame(self) -> frames.Costs:
         """Return what the daemon is told of it."""
@@ -192,6 +194,9 @@ class Report:
             self.cuda_copies,
             f"{first} snapshots went over the device so far" if first else "",
             f"optimizers waited {waited} on devices" if self.cuda_wait_s else "",
+            f"the host was ahead, and waited {duration_text(self.ahead_s)} at no cost"
+            if self.ahead_s
+            else "",
         ]
         return "; ".join(part for part in parts if part)
 
@@ -278,6 +283,7 @@ class CostBook:
     device_first: int = 0
     cuda_copies: str = ""
     cuda_wait_s: float = 0.0
+    ahead_s: float = 0.0
     train_s: float = 0.0
     boundary_s: float = 0.0
     plain_s: float = 0.0
@@ -290,6 +296,7 @@ class CostBook:
     _data_before_s: float = 0.0
     _left_s: float | None = None
     _cuda_owed_s: float = 0.0
+    _ahead_now_s: float = 0.0
     _opened_busy: bool = False
 
     def arrived(self, arrived_s: float, *, guard_s: float, cuda_wait_s: float = 0.0) -> StepEnded | None:
@@ -301,7 +308,7 @@ class CostBook:
         began.
         """
         self._cuda_owed_s += cuda_wait_s
-        self._arrived_s = arrived_s
+        self._arrived_s, self._ahead_now_s = arrived_s, 0.0
         if self._left_s is None:
             self._left_s, self._data_before_s = arrived_s, data_wait.total_s()
             return None
@@ -314,20 +321,30 @@ class CostBook:
         self._quiet_count += not is_busy
         return StepEnded(at_s=arrived_s, step_s=step_s, is_busy=is_busy)
 
-    def left(self, left_s: float, *, opens_busy: bool, due: bool = False) -> None:
-        """The boundary is passed. `due`: it should have got a checkpoint.
+    def was_ahead(self, waited_s: float) -> None:
+        """The host has waited at this boundary while its devices had work."""
+        self.ahead_s += waited_s
+        self._ahead_now_s += waited_s
+
+    def left(self, left_s: float, *, opens_busy: bool, due: bool = False) -> float:
+        """The boundary is passed; return what it took. `due`: it should have got a checkpoint.
+
+        What the host waited while its devices had work is theirs: a part of the step that begins.
 
         `opens_busy`: as it is left, something runs beside training. Only boundaries begin such work, so a step that
         opens without any has none in it, and one that opens with some is busy however soon that ends.
         """
         assert self._left_s is not None
+        left_s -= self._ahead_now_s
+        took_s = left_s - self._arrived_s
         self.train_s += left_s - self._left_s
-        self.boundary_s += left_s - self._arrived_s
+        self.boundary_s += took_s
         if not due:
-            self.plain_s += left_s - self._arrived_s
-            self._plain.append(left_s - self._arrived_s)
+            self.plain_s += took_s
+            self._plain.append(took_s)
         self.steps += 1
         self._left_s, self._opened_busy = left_s, opens_busy
+        return took_s
 
     def skip(self, reason: SkipReason, text: str) -> None:
         """A due checkpoint was not taken."""
@@ -374,6 +391,7 @@ class CostBook:
             train_s=self.train_s,
             decision=decision,
             plain_s=self.plain_s,
+            ahead_s=self.ahead_s,
             plain_boundary_s=statistics.median(self._plain) if len(self._plain) >= BOUNDARIES_NEEDED else 0.0,
             data_wait_s=0.0 if self._left_s is None else data_wait.total_s() - self._data_before_s,
         )

@@ -234,8 +234,8 @@ class Run:
         self._forgotten.boundary()
         busy = begun or self._checkpoints.busy
         left_s = time.perf_counter()
-        self._costs.left(left_s, opens_busy=busy, due=due)
-        self._pace.left(left_s - arrived_s, taken=begun)
+        boundary_s = self._costs.left(left_s, opens_busy=busy, due=due)
+        self._pace.left(boundary_s, taken=begun)
         self._tell_costs(left_s)
 
     def _tell_costs(self, now_s: float) -> None:

@@ -33,6 +33,10 @@ from .window_gate import WindowGate
 
 logger = logging.getLogger(__name__)
 
+AHEAD_POLL_S = 0.001
+AHEAD_MAX_S = 10.0
+"""No GPU's memory takes as long to be copied to the host: one that has not come further hangs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFacts:
@@ -158,14 +162,15 @@ class Snapshotter:
         Raises:
             StateTypeError: something in the state cannot be saved: the path says what.
         """
-        began_s = time.perf_counter()
+        began_s, before_s = time.perf_counter(), self._costs.ahead_s
         try:
             return self._begin(facts)
         finally:
-            self._costs.eager_s += time.perf_counter() - began_s
+            waited_s = self._costs.ahead_s - before_s
+            self._costs.eager_s += time.perf_counter() - began_s - waited_s
 
     def _begin(self, facts: SnapshotFacts) -> str | None:
-        if self._copier.busy:
+        if self._copier.busy and not self._caught_up():
             return STILL_COPYING
         if self._link.broken:
             return NO_DAEMON
@@ -188,6 +193,19 @@ class Snapshotter:
         if slot is None:
             return NO_SLOT
         return self._begin_in(arena, slot, layout, capture, facts=facts, values=values)
+
+    def _caught_up(self) -> bool:
+        """Wait for the copy while that costs nothing; tell whether it has ended.
+
+        A host may be a step ahead of its CUDA devices. Until they come to where training waits for the copy, they have
+        work, and the next step is enqueued soon enough behind it.
+        """
+        began_s = time.perf_counter()
+        while self._cuda.has_work_before_guard() and time.perf_counter() - began_s < AHEAD_MAX_S:
+            if self._copier.drain(AHEAD_POLL_S):
+                break
+        self._costs.was_ahead(time.perf_counter() - began_s)
+        return not self._copier.busy
 
     def _begin_in(
         self,

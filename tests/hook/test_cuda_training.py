@@ -45,10 +45,14 @@ def made(seed: int, **options: Any) -> dict[str, Any]:
 
 
 def train(run: everstep.Run, objects: dict[str, Any]) -> None:
+    iterate(objects)
+    run.step()
+
+
+def iterate(objects: dict[str, Any]) -> None:
     objects["optimizer"].zero_grad()
     objects["model"](torch.randn(32, 64, device="cuda")).square().mean().backward()
     objects["optimizer"].step()
-    run.step()
 
 
 def state_of(objects: dict[str, Any]) -> dict[str, bytes]:
@@ -123,6 +127,32 @@ def test_a_boundary_with_a_checkpoint_waits_for_no_device(tmp_path: Path) -> Non
             assert run.wait(60)
         assert run.report().checkpoints_complete == 3
         assert run.report().failures == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("daemon")
+def test_a_host_ahead_of_its_device_takes_a_checkpoint_at_each_step_whose_copy_fits_in_it(
+    tmp_path: Path,
+) -> None:
+    """It is at the next boundary while the device is in the middle of the step, the copy of which goes on."""
+    objects, device = made(1), tmp_path / "d"
+    device.mkdir()
+    with everstep.attach("each-step", **objects, storage=device, every=10**6) as run:
+        while run.report().checkpoints_complete < 1:
+            run.checkpoint()
+            train(run, objects)
+            assert run.wait(60)
+        before = run.report()
+        for _ in range(8):
+            run.checkpoint()
+            run.step()
+            torch.cuda._sleep(LONG_CYCLES)
+            iterate(objects)
+        assert run.wait(60)
+        after = run.report()
+        assert after.skipped == before.skipped
+        assert after.checkpoints_complete == before.checkpoints_complete + 8
+        assert after.ahead_s > before.ahead_s
 
 
 class Wide(nn.Module):

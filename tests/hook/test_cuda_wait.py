@@ -1,8 +1,12 @@
-"""What CUDA devices wait for copies: told once, a part of the stall. The device is a stub, so that no GPU is needed."""
+"""What CUDA devices wait for copies, and hosts that are ahead of them. The device is a stub: no GPU is needed."""
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,18 @@ from torch import nn
 
 import everstep
 from everstep.daemon.testing import daemon_process
+from everstep.hook import capture as capture_module
+from everstep.hook import copier as copier_module
 from everstep.hook import cuda_device
+from everstep.hook.copy_plan import Moves
 from everstep.hook.cuda_copy import CudaCopies
 from everstep.hook.cuda_device import Passage
 from everstep.hook.device_first_machine import CopyTimes, Way
+from everstep.hook.gather import copy
 from everstep.hook.report import CostBook
+from everstep.hook.run import Run
+from everstep.hook.skip_reasons import STILL_COPYING
+from everstep.proto.frames import SkipReason
 
 
 @pytest.fixture
@@ -110,3 +121,110 @@ class TestWait:
             assert stall.mean >= 0.5
             run.step()
             assert run.report().cuda_wait_s == report.cuda_wait_s
+
+
+class Guarded:
+    """The event before an optimizer's step on such a device. Each query is heard, so that tests need no clock."""
+
+    def __init__(self, hear: Callable[[int], bool]) -> None:
+        self._hear, self.asked = hear, 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        return self._hear(self.asked)
+
+
+class Left(Exception):  # noqa: N818
+    """What a run without a last boundary is left by."""
+
+
+class TestAhead:
+    """A host comes to the next boundary while the copy goes on that its device makes beside a step."""
+
+    @pytest.fixture(autouse=True)
+    def gate(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+        """Hold the copy back while it is not set."""
+        gate = threading.Event()
+
+        def held(moves: Moves) -> None:
+            assert gate.wait(20)
+            copy(moves)
+
+        monkeypatch.setattr(copier_module, "copy", held)
+        monkeypatch.setattr(capture_module, "AT_ONCE_BYTES_MAX", 0)
+        yield gate
+        gate.set()
+
+    @contextmanager
+    def being_copied(self, tmp_path: Path, gate: threading.Event, guarded: Guarded) -> Generator[Run]:
+        """A run whose newest snapshot is held back, from a device that says of its step what the test wants."""
+        (tmp_path / "d").mkdir()
+        gate.set()
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters())
+        with (
+            contextlib.suppress(Left),
+            everstep.attach(
+                "ahead", model=model, optimizer=optimizer, storage=tmp_path / "d", every=10**6
+            ) as run,
+        ):
+            run.step()
+            assert run.wait(20)
+            gate.clear()
+            run.checkpoint()
+            run.step()
+            stubs: Any = {"boundary": StubEvent(0.0), "guarded": guarded}
+            run._snapshotter._cuda._passages = {StubPassage.DEVICE: Passage(way=Way.HOST, **stubs)}
+            yield run
+            gate.set()
+            raise Left
+
+    @pytest.mark.usefixtures("daemon")
+    def test_is_held_back_while_the_device_has_work_and_the_checkpoint_is_taken_at_no_cost(
+        self, tmp_path: Path, gate: threading.Event
+    ) -> None:
+        def at_work(asked: int) -> bool:
+            if asked == 3:
+                time.sleep(0.1)
+                gate.set()
+            return False
+
+        with self.being_copied(tmp_path, gate, Guarded(at_work)) as run:
+            before = run.report()
+            began_s = time.perf_counter()
+            run.checkpoint()
+            run.step()
+            took_s = time.perf_counter() - began_s
+            after = run.report()
+            assert after.skipped == before.skipped
+            assert after.ahead_s >= 0.1
+            assert 0 < after.eager_s - before.eager_s <= after.boundary_s - before.boundary_s
+            assert after.boundary_s - before.boundary_s + after.ahead_s <= took_s
+            assert "the host was ahead, and waited" in str(after)
+            assert run.wait(20)
+            assert run.report().checkpoints_complete == 2
+            run.step()
+            assert run._pace.step_s >= after.ahead_s
+
+    @pytest.mark.usefixtures("daemon")
+    @pytest.mark.parametrize("asked_until", [1, 5])
+    def test_goes_on_without_a_checkpoint_as_soon_as_the_device_stands_still_for_the_copy(
+        self, tmp_path: Path, gate: threading.Event, asked_until: int
+    ) -> None:
+        guarded = Guarded(lambda asked: asked >= asked_until)
+        with self.being_copied(tmp_path, gate, guarded) as run:
+            run.checkpoint()
+            run.step()
+            skipped = run.report().skipped[SkipReason.COPYING]
+            assert (guarded.asked, skipped.count, skipped.example) == (asked_until, 1, STILL_COPYING)
+
+    @pytest.mark.usefixtures("daemon")
+    def test_does_not_wait_for_ever_for_a_device_that_hangs(
+        self, tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("everstep.hook.snapshot.AHEAD_MAX_S", 0.05)
+        with self.being_copied(tmp_path, gate, Guarded(lambda _: False)) as run:
+            run.checkpoint()
+            run.step()
+            assert run.report().skipped[SkipReason.COPYING].count == 1
+            assert run.report().ahead_s >= 0.05

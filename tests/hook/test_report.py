@@ -379,3 +379,20 @@ def test_steps_that_still_pay_for_what_cuda_devices_waited_are_busy() -> None:
         book.left(float(number), opens_busy=False)
     told = [(step.step_s, step.is_busy) for step in steps if step is not None]
     assert told == [(0.0, True), (0.0, True), (0.75, True), (1.0, False)]
+
+
+def test_what_a_host_ahead_waited_is_a_part_of_the_step_that_begins_and_not_of_the_boundary() -> None:
+    """A wait at a boundary that failed before its end is none of the next one's."""
+    book = CostBook()
+    book.arrived(0.0, guard_s=0.0)
+    book.left(0.0, opens_busy=True)
+    book.arrived(1.0, guard_s=0.0)
+    book.was_ahead(0.5)
+    assert book.left(1.75, opens_busy=True, due=True) == 0.25
+    step = book.arrived(3.0, guard_s=0.0)
+    assert step is not None
+    assert step.step_s == 1.75
+    book.was_ahead(0.5)
+    book.arrived(4.0, guard_s=0.0)
+    assert book.left(4.25, opens_busy=True, due=True) == 0.25
+    assert (book.ahead_s, book.boundary_s, book.train_s) == (1.0, 0.5, 4.25)
