@@ -34,10 +34,10 @@ from ..core.errors import NoSpaceError, StorageError
 from .catalogue import SegmentRef
 from .copy_gate import CopyAbandonedError, CopyGate
 from .device import Device
-from .draft_format import written_pieces
 from .engine import Engine
 from .late_writes import LateWrites
-from .manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
+from .manifest_format import ManifestEncoder
+from .manifest_types import Draft, Manifest, ManifestHead, SegmentPlan, SegmentRecord
 from .publication import PersistResult, Publication, check_committed
 from .run_store import RunStore
 from .shard_rules_plan import check_draft
@@ -73,18 +73,19 @@ def persist_shard(  # noqa: PLR0913  one call is the whole life of a shard on th
     on_failed_try: Callable[[FailedTry], object] = ignore_try,
     gate: CopyGate | None = None,
     late_writes: LateWrites | None = None,
+    manifests: ManifestEncoder | None = None,
     is_checked: bool = False,
 ) -> PersistResult:
     """Return when the shard in this slot is durable and committed, and in the run's catalogue.
 
-    `draft` is checked first, unless the caller has done so (`is_checked`). The slot must not change meanwhile, except
-    that this call writes headers and zero padding into it. `engines` holds one engine per device id that takes
-    transfers of several threads. The segments are dealt to the writable devices (of `device_ids`, if given). When
-    some fail or are full, they are dealt anew to the rest, and `on_failed_try` hears of it in this thread. With a
-    `gate` the slot is still being filled: each segment is written when it is copied, and the manifest when the
-    snapshot is sealed. Where segments take turns in the slot (the gate's `is_ring`) nothing is dealt anew once one
-    has given up its place: no error is a NoSpaceError from then on, after which the same call may go well, and a
-    second call with that gate is refused.
+    `draft` is checked first, unless the caller has done so (`is_checked`). The slot must not change meanwhile,
+    except that this call writes headers and zero padding into it. `engines` holds one engine per device id that
+    takes transfers of several threads. The segments are dealt to the writable devices (of `device_ids`, if given).
+    When some fail or are full, they are dealt anew to the rest, and `on_failed_try` hears of it in this thread.
+    With a `gate` the slot is still being filled: each segment is written when it is copied, and the manifest when
+    the snapshot is sealed. `manifests`, one for each rank, spares what manifests have in common. Where segments
+    take turns in the slot (the gate's `is_ring`) nothing is dealt anew once one has given up its place: no error is
+    a NoSpaceError from then on, after which the same call may go well, and a second call with that gate is refused.
 
     Raises:
         CopyAbandonedError: the snapshot was given up; nothing of this call remains.
@@ -108,8 +109,8 @@ def persist_shard(  # noqa: PLR0913  one call is the whole life of a shard on th
         written = writing.until_done(draft.segments, on_failed_try)
         if gate is not None:
             _wait_sealed(gate, written)
-        manifest = manifest_of(run, draft, written.generation, written.records)
-        return Publication(run, manifest, written, started_s).publish()
+        head = head_of(run, draft, written.generation, written.records)
+        return Publication(run, head, draft, written, started_s, encoder=manifests).publish()
 
 
 @contextlib.contextmanager
@@ -180,9 +181,9 @@ def persist_again(
         written = writing.until_done(plans, on_failed_try)
         found = {record.segment: record for record in (*committed.segments, *written.records)}
         records = tuple(found[plan.segment] for plan in draft.segments)
-        manifest = manifest_of(run, draft, written.generation, records)
-        manifest = replace(manifest, notes=manifest.notes | {REPLACES_NOTE: replaced_by(committed)})
-        return Publication(run, manifest, written, started_s, is_over_committed=True).publish()
+        head = head_of(run, draft, written.generation, records)
+        head = replace(head, notes=head.notes | {REPLACES_NOTE: replaced_by(committed)})
+        return Publication(run, head, draft, written, started_s, is_over_committed=True).publish()
 
 
 class _Writing:
@@ -296,9 +297,9 @@ def _failed_try(failed: WriteFailedError) -> FailedTry:
     )
 
 
-def manifest_of(run: RunStore, draft: Draft, generation: str, records: tuple[SegmentRecord, ...]) -> Manifest:
-    """Return the manifest of a draft whose segments `records` describes, made now."""
-    return Manifest(
+def head_of(run: RunStore, draft: Draft, generation: str, records: tuple[SegmentRecord, ...]) -> ManifestHead:
+    """Return the head of the manifest of a draft whose segments `records` describes, made now."""
+    return ManifestHead(
         run_id=run.run_id,
         run_name=run.name,
         owner_uid=run.owner_uid,
@@ -308,11 +309,6 @@ def manifest_of(run: RunStore, draft: Draft, generation: str, records: tuple[Seg
         parent=draft.parent,
         generation=generation,
         created_unix_s=time.time(),
-        layout_digest=draft.layout_digest,
-        leaves=draft.leaves,
-        aliases=draft.aliases,
-        pieces=written_pieces(draft, records),
-        segments=records,
-        values=draft.values,
         notes={name: text for name, text in draft.notes.items() if name != REPLACES_NOTE},
+        segments=records,
     )

@@ -4,7 +4,7 @@ JSON like a manifest's payload, with the segments as planned and without a frame
 announces it.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ from .manifest_parts_format import (
     refuse_large,
     valid_json,
 )
-from .manifest_types import Draft, Piece, SegmentRecord
+from .manifest_types import Draft
 from .shard_rules_plan import check_draft, check_rank
 
 
@@ -199,25 +199,6 @@ def _corrupt_where_wrong() -> Generator[None]:
 def _common_of(document: _DraftDoc) -> _Common:
     return _Common(
         leaves=bytes(document.leaves), aliases=bytes(document.aliases), segments=bytes(document.segments)
-    )
-
-
-def written_pieces(draft: Draft, records: Iterable[SegmentRecord]) -> tuple[Piece, ...]:
-    """Return the draft's pieces with device and generation of the files they are in, in the order of the leaves."""
-    by_leaf = pieces_by_leaf(draft.pieces)
-    files = {record.segment: record for record in records}
-    return tuple(
-        Piece(
-            leaf=piece.leaf,
-            offset_in_leaf_bytes=piece.offset_in_leaf_bytes,
-            size_bytes=piece.size_bytes,
-            segment=piece.segment,
-            key=piece.key,
-            device_id=files[piece.segment].device_id,
-            generation=files[piece.segment].generation,
-        )
-        for leaf in draft.leaves
-        for piece in by_leaf.get(leaf.name, ())
     )
 
 

@@ -13,7 +13,9 @@ Decoding gives a value that holds together (shard_rules_plan.py) or one of the d
 """
 
 import hashlib
+import operator
 import struct
+from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 import msgspec
@@ -34,18 +36,17 @@ from .manifest_parts_format import (
     Time,
     alias_doc,
     alias_of,
-    leaf_doc,
     leaf_of,
+    leaves_form,
     parsed_values,
     piece_of,
-    pieces_by_leaf,
     point,
     record_doc,
     record_of,
     refuse_large,
     valid_json,
 )
-from .manifest_types import Manifest, ManifestHead, ManifestOverview, SegmentRecord
+from .manifest_types import Draft, Manifest, ManifestHead, ManifestOverview, SegmentRecord
 from .shard_rules_plan import check_manifest, check_rank, check_records
 
 MAGIC = b"EVSTEPMF"
@@ -71,6 +72,13 @@ class _ManifestDoc(Struct, forbid_unknown_fields=True):
     aliases: tuple[AliasDoc, ...]
     segments: tuple[RecordDoc, ...]
     values: msgspec.Raw
+
+
+class _EncodedDoc(_ManifestDoc):
+    """The same, of which the long parts are encoded already."""
+
+    leaves: msgspec.Raw  # pyright: ignore[reportIncompatibleVariableOverride]
+    aliases: msgspec.Raw  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class _HeadDoc(Struct):
@@ -124,38 +132,74 @@ def parse_manifest_name(name: str) -> ManifestName | None:
     return found if manifest_name(*found) == name else None
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Common:
+    """What manifests of drafts with the same leaves have in common, as encoded."""
 
-    Pieces are grouped under their leaves, so decoding gives them in the order of the leaves.
+    shared: tuple[object, ...]
+    """What of a draft is encoded here: the very tuples, which the next draft of a `DraftReader` has, too."""
+    leaves: bytes
+    """A form to be filled in, see `leaves_form`."""
+    aliases: bytes
 
-    Raises:
-        CorruptDataError: the manifest does not hold together, or its values are not valid JSON.
-        StateTypeError: it is larger than 64 MiB.
-    """
-    check_manifest(manifest)
-    pieces = pieces_by_leaf(manifest.pieces)
-    document = _ManifestDoc(
-        run_id=manifest.run_id,
-        run_name=manifest.run_name,
-        owner_uid=manifest.owner_uid,
-        checkpoint=point(manifest.checkpoint),
-        rank=manifest.rank,
-        world_size=manifest.world_size,
-        parent=point(manifest.parent) if manifest.parent else None,
-        generation=manifest.generation,
-        created_unix_s=manifest.created_unix_s,
-        layout_digest=manifest.layout_digest,
-        notes=manifest.notes,
-        leaves=tuple(leaf_doc(leaf, pieces[leaf.name]) for leaf in manifest.leaves),
-        aliases=tuple(alias_doc(alias) for alias in manifest.aliases),
-        segments=tuple(record_doc(record) for record in manifest.segments),
-        values=valid_json(manifest.values),
-    )
-    payload = _ENCODER.encode(document)
-    refuse_large(len(payload), "manifest")
-    digest = hashlib.sha256(payload).digest()
-    return _FRAME.pack(MAGIC, MANIFEST_FORMAT_VERSION, 0, len(payload), digest) + payload
+
+class ManifestEncoder:
+    """Encodes the manifests of one rank: what its drafts have in common once, since it grows with the leaves."""
+
+    def __init__(self) -> None:
+        """Know no draft yet."""
+        self._common: _Common | None = None
+
+    def encode(self, head: ManifestHead, draft: Draft) -> bytes:
+        """Return the bytes of a manifest file: the draft's leaves, in the head's segments. On any thread.
+
+        The draft has been checked (`check_draft`). Pieces stand with their leaves, in the order of the leaves.
+
+        Raises:
+            CorruptDataError: the head does not hold together, or is of other segments; the values are no valid JSON.
+            StateTypeError: it is larger than 64 MiB.
+        """
+        check_rank(head.checkpoint, head.parent, head.rank, head.world_size)
+        check_records(head.segments)
+        found = [(each.segment, each.header_size_bytes, each.file_size_bytes) for each in head.segments]
+        if found != [(each.segment, each.header_size_bytes, each.file_size_bytes) for each in draft.segments]:
+            raise CorruptDataError(f"the segments of checkpoint {head.checkpoint} are not those of its draft")
+        common = self._common_of(draft)
+        ids = {b"device %d" % each.segment: each.device_id.encode() for each in head.segments}
+        ids |= {b"generation %d" % each.segment: each.generation.encode() for each in head.segments}
+        document = _EncodedDoc(
+            run_id=head.run_id,
+            run_name=head.run_name,
+            owner_uid=head.owner_uid,
+            checkpoint=point(head.checkpoint),
+            rank=head.rank,
+            world_size=head.world_size,
+            parent=point(head.parent) if head.parent else None,
+            generation=head.generation,
+            created_unix_s=head.created_unix_s,
+            layout_digest=draft.layout_digest,
+            notes=head.notes,
+            leaves=msgspec.Raw(common.leaves % ids),
+            aliases=msgspec.Raw(common.aliases),
+            segments=tuple(record_doc(record) for record in head.segments),
+            values=valid_json(draft.values),
+        )
+        payload = _ENCODER.encode(document)
+        refuse_large(len(payload), "manifest")
+        digest = hashlib.sha256(payload).digest()
+        return _FRAME.pack(MAGIC, MANIFEST_FORMAT_VERSION, 0, len(payload), digest) + payload
+
+    def _common_of(self, draft: Draft) -> _Common:
+        shared, known = (draft.leaves, draft.pieces, draft.aliases), self._common
+        if known is not None and all(map(operator.is_, known.shared, shared)):
+            return known
+        self._common = known = None  # of another layout: not kept beside the new one
+        self._common = made = _Common(
+            shared=shared,
+            leaves=leaves_form(draft.leaves, draft.pieces),
+            aliases=_ENCODER.encode([alias_doc(alias) for alias in draft.aliases]),
+        )
+        return made
 
 
 def decode_manifest(content: bytes) -> Manifest:

@@ -16,6 +16,8 @@ from .manifest_types import Piece, PlannedPiece, SegmentEntry, SegmentPlan, Segm
 
 _P = TypeVar("_P", bound=PlannedPiece)
 
+_ENCODER = msgspec.json.Encoder()
+
 MANIFEST_SIZE_BYTES_MAX = 64 * 1024 * 1024
 _DIMENSIONS_MAX = 64
 """As in torch."""
@@ -130,27 +132,32 @@ def pieces_by_leaf(pieces: Iterable[_P]) -> dict[str, list[_P]]:
     return found
 
 
-def leaf_doc(leaf: LeafSpec, pieces: Sequence[Piece]) -> LeafDoc:
-    return LeafDoc(
-        name=leaf.name,
-        dtype=leaf.dtype,
-        shape=leaf.shape,
-        strides=leaf.strides,
-        global_shape=leaf.global_shape,
-        global_offset=leaf.global_offset,
-        replicas=leaf.replicas,
-        pieces=tuple(
-            PieceDoc(
-                device_id=piece.device_id,
-                generation=piece.generation,
-                segment=piece.segment,
-                key=piece.key,
-                offset_in_leaf=piece.offset_in_leaf_bytes,
-                size=piece.size_bytes,
-            )
-            for piece in pieces
-        ),
+def leaves_form(leaves: Iterable[LeafSpec], pieces: Iterable[PlannedPiece]) -> bytes:
+    """Return the leaves' documents as encoded, but with `%(device N)b` and `%(generation N)b` for those of segment N.
+
+    Filled in by `%`: most of a manifest stays the same from one checkpoint to the next.
+    """
+    by_leaf = pieces_by_leaf(pieces)
+    return b"[%b]" % b",".join(_leaf_form(leaf, by_leaf[leaf.name]) for leaf in leaves)
+
+
+def _leaf_form(leaf: LeafSpec, pieces: Iterable[PlannedPiece]) -> bytes:
+    facts, brackets = _escaped(_ENCODER.encode(draft_leaf_doc(leaf, ()))), b"[]}"
+    assert facts.endswith(brackets)
+    return b"%b[%b]}" % (facts.removesuffix(brackets), b",".join(map(_piece_form, pieces)))
+
+
+def _piece_form(piece: PlannedPiece) -> bytes:
+    planned = _escaped(_ENCODER.encode(_planned_piece_doc(piece)))
+    return b'{"device_id":"%%(device %d)b",%b,"generation":"%%(generation %d)b"}' % (
+        piece.segment,
+        planned[1:-1],
+        piece.segment,
     )
+
+
+def _escaped(text: bytes) -> bytes:
+    return text.replace(b"%", b"%%")
 
 
 def draft_leaf_doc(leaf: LeafSpec, pieces: Sequence[PlannedPiece]) -> DraftLeafDoc:
@@ -162,15 +169,16 @@ def draft_leaf_doc(leaf: LeafSpec, pieces: Sequence[PlannedPiece]) -> DraftLeafD
         global_shape=leaf.global_shape,
         global_offset=leaf.global_offset,
         replicas=leaf.replicas,
-        pieces=tuple(
-            PlannedPieceDoc(
-                segment=piece.segment,
-                key=piece.key,
-                offset_in_leaf=piece.offset_in_leaf_bytes,
-                size=piece.size_bytes,
-            )
-            for piece in pieces
-        ),
+        pieces=tuple(map(_planned_piece_doc, pieces)),
+    )
+
+
+def _planned_piece_doc(piece: PlannedPiece) -> PlannedPieceDoc:
+    return PlannedPieceDoc(
+        segment=piece.segment,
+        key=piece.key,
+        offset_in_leaf=piece.offset_in_leaf_bytes,
+        size=piece.size_bytes,
     )
 
 

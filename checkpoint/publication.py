@@ -13,8 +13,8 @@ from ..core.errors import FencedError, NodeError, StorageError
 from .catalogue import shard_record
 from .device import Device
 from .durable import discard, temporary_path
-from .manifest_format import MANIFEST_FILE_BYTES_MAX, encode_manifest, manifest_name
-from .manifest_types import Manifest
+from .manifest_format import MANIFEST_FILE_BYTES_MAX, ManifestEncoder, manifest_name
+from .manifest_types import Draft, Manifest, ManifestHead
 from .run_store import RunStore
 from .shard_write import DeviceWrite
 from .side_by_side import side_by_side
@@ -25,7 +25,7 @@ from .written_shard import WrittenShard
 class PersistResult:
     """A committed shard."""
 
-    manifest: Manifest
+    manifest: ManifestHead
     content: bytes
     """The manifest's file."""
     copy_count: int
@@ -86,15 +86,18 @@ class Publication:
     def __init__(
         self,
         run: RunStore,
-        manifest: Manifest,
+        manifest: ManifestHead,
+        draft: Draft,
         written: WrittenShard,
         started_s: float,
         *,
+        encoder: ManifestEncoder | None = None,
         is_over_committed: bool = False,
     ) -> None:
         self._run = run
         self._ops = run.store.ops
-        self._manifest = manifest
+        self._manifest, self._draft = manifest, draft
+        self._encoder = encoder or ManifestEncoder()
         self._written = written
         self._started_s = started_s
         self._is_over_committed = is_over_committed
@@ -104,7 +107,7 @@ class Publication:
     def publish(self) -> PersistResult:
         """Commit: put the manifest on every device that is trusted; one durable copy is enough."""
         try:
-            content = encode_manifest(self._manifest)
+            content = self._encoder.encode(self._manifest, self._draft)
         except BaseException:
             self._written.abandon()
             raise

@@ -1,8 +1,8 @@
 """The manifest of a sealed slot that could not be written: it still describes what memory holds, with checksums."""
 
 from .checksum import block_checksums
-from .commit import manifest_of
-from .manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
+from .commit import head_of
+from .manifest_types import Draft, ManifestHead, SegmentPlan, SegmentRecord
 from .run_store import RunStore
 from .slot_header import seal_header
 from .storage_ops import ArenaRange
@@ -11,14 +11,14 @@ NO_GENERATION = NO_DEVICE = "0" * 32
 """No file was written, so no generation and no device has this id."""
 
 
-def slot_manifest(run: RunStore, draft: Draft, arena: ArenaRange) -> Manifest:
+def slot_manifest(run: RunStore, draft: Draft, arena: ArenaRange) -> ManifestHead:
     """Return what a restore from memory needs, which are headers in the slot, too, and checksums of its bytes.
 
     Nobody may read from the slot meanwhile: what writing it has left of headers is replaced.
     """
     for plan in draft.segments:
         seal_header(arena, plan, draft, run_id=run.run_id, generation=NO_GENERATION)
-    return manifest_of(run, draft, NO_GENERATION, tuple(_record(plan, arena) for plan in draft.segments))
+    return head_of(run, draft, NO_GENERATION, tuple(_record(plan, arena) for plan in draft.segments))
 
 
 def _record(plan: SegmentPlan, arena: ArenaRange) -> SegmentRecord:

@@ -22,12 +22,15 @@ from .engine_lanes import LanedEngine
 from .fetch import read_shard, shard_slot_offsets
 from .layout_plan import Layout, plan_layout, segment_count_for
 from .leaf import LeafSpec, whole_leaf
-from .manifest_types import Draft, Manifest
+from .manifest_format import ManifestEncoder
+from .manifest_parts_format import pieces_by_leaf
+from .manifest_types import Draft, Manifest, ManifestHead, Piece, SegmentPlan, SegmentRecord
 from .plain_engine import PlainEngine
 from .publication import PersistResult
 from .real_storage import RealStorage
 from .recovery import RecoveryReport, recover
 from .run_store import RunStore
+from .shard_rules_plan import check_manifest
 from .storage_ops import ArenaRange, LockHandle, SegmentHandle, StorageOps, storage_error
 from .store import Store, open_store
 from .store_format import LockHolder
@@ -255,10 +258,63 @@ def save_again(run: RunStore, state: State, checkpoint: CheckpointId, *, rank: i
         return persist_again(run, draft, committed, arena, engines=engines)
 
 
+def written_pieces(draft: Draft, records: Iterable[SegmentRecord]) -> tuple[Piece, ...]:
+    """Return the draft's pieces with device and generation of the files they are in, in the order of the leaves."""
+    by_leaf = pieces_by_leaf(draft.pieces)
+    files = {record.segment: record for record in records}
+    return tuple(
+        Piece(
+            leaf=piece.leaf,
+            offset_in_leaf_bytes=piece.offset_in_leaf_bytes,
+            size_bytes=piece.size_bytes,
+            segment=piece.segment,
+            key=piece.key,
+            device_id=files[piece.segment].device_id,
+            generation=files[piece.segment].generation,
+        )
+        for leaf in draft.leaves
+        for piece in by_leaf.get(leaf.name, ())
+    )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the file of a manifest, as the daemon writes it of a draft that says the same.
+
+    Raises:
+        CorruptDataError: the manifest does not hold together, or its values are not valid JSON.
+    """
+    check_manifest(manifest)
+    plans = tuple(
+        SegmentPlan(
+            segment=record.segment,
+            slot_offset_bytes=0,
+            header_size_bytes=record.header_size_bytes,
+            data_size_bytes=record.file_size_bytes - record.header_size_bytes,
+            entries=(),
+        )
+        for record in manifest.segments
+    )
+    draft = Draft(
+        checkpoint=manifest.checkpoint,
+        rank=manifest.rank,
+        world_size=manifest.world_size,
+        parent=manifest.parent,
+        layout_digest=manifest.layout_digest,
+        leaves=manifest.leaves,
+        aliases=manifest.aliases,
+        pieces=manifest.pieces,
+        segments=plans,
+        values=manifest.values,
+        notes=manifest.notes,
+    )
+    return ManifestEncoder().encode(manifest, draft)
+
+
 def load(
-    run: RunStore, manifest: Manifest, *, make_engine: Callable[[], Engine] = PlainEngine
+    run: RunStore, head: ManifestHead, *, make_engine: Callable[[], Engine] = PlainEngine
 ) -> dict[str, bytes]:
-    """Return the bytes of each leaf as restored through the product's own reader."""
+    """Return the bytes of each leaf of a committed shard as restored through the product's own reader."""
+    manifest = head if isinstance(head, Manifest) else run.manifest(head.checkpoint, head.rank)
     _, size = shard_slot_offsets(manifest)
     content = {leaf.name: bytearray(leaf.size_bytes) for leaf in manifest.leaves}
     with memory_arena(size, slot_offset_bytes=4096) as arena, each_engine(run.store, make_engine) as engines:

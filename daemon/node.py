@@ -18,6 +18,7 @@ from typing import Any
 from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.keep import Keep
 from ..checkpoint.late_writes import LateWrites
+from ..checkpoint.manifest_format import ManifestEncoder
 from ..core.errors import (
     ConfigError,
     FencedError,
@@ -662,7 +663,7 @@ class Node:
     def drop_memory(self, rank: RankRecord) -> "list[asyncio.Task[None]]":
         """Close all arenas of a rank that nobody comes back to; done when their memory is free."""
         rank.end_streams()
-        rank.drafts = DraftReader()
+        rank.drafts, rank.manifests = DraftReader(), ManifestEncoder()
         return [self._close_arena(rank, number) for number in list(rank.arenas)]
 
     def _close_arena(self, rank: RankRecord, number: int) -> "asyncio.Task[None]":

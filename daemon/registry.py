@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol, Self
 from ..checkpoint.copy_gate import CopyGate
 from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.keep import Keep
-from ..checkpoint.manifest_format import encode_manifest
-from ..checkpoint.manifest_types import Draft, Manifest, SegmentRecord
+from ..checkpoint.manifest_format import ManifestEncoder
+from ..checkpoint.manifest_types import Draft, ManifestHead, SegmentRecord
 from ..checkpoint.run_store import RunStore
 from ..core.errors import FencedError, NotFoundError, UsageError
 from ..core.ids import CheckpointId
@@ -98,9 +98,9 @@ class KeptManifest(NamedTuple):
     segments: tuple[SegmentRecord, ...]
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Self:
+    def of(cls, head: ManifestHead, draft: Draft) -> Self:
         """Encode it."""
-        return cls(encode_manifest(manifest), manifest.segments)
+        return cls(ManifestEncoder().encode(head, draft), head.segments)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,6 +164,8 @@ class RankRecord:
     """When its shards were committed, for the metrics."""
     drafts: DraftReader = field(default_factory=DraftReader)
     """Reads what its trainer says of its snapshots."""
+    manifests: ManifestEncoder = field(default_factory=ManifestEncoder)
+    """Encodes what is committed of them."""
     for_drafts: Courtesy = field(default_factory=trainers_courtesy)
     for_manifests: Courtesy = field(default_factory=trainers_courtesy)
     """Of what its trainer asks to be read. Apart, so that no draft waits behind manifests."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from ..checkpoint.checksum import block_checksums
-from ..checkpoint.draft_format import written_pieces
 from ..checkpoint.layout_plan import Layout, plan_layout
-from ..checkpoint.manifest_format import decode_manifest, encode_manifest
+from ..checkpoint.manifest_format import decode_manifest
 from ..checkpoint.manifest_types import Draft, Manifest, SegmentPlan, SegmentRecord
 from ..checkpoint.segment_format import SegmentStamp, build_header
 from ..checkpoint.shard_rules_plan import check_draft
+from ..checkpoint.testing import encode_manifest, written_pieces
 from ..checkpoint.value_format import dump_values
 from ..core.ids import CheckpointId, run_id_of
 from .capture import StateCapture, capture_state

@@ -109,8 +109,9 @@ class Mender:
             raise
         except EverstepError:
             # The headers in the slot may be those of a generation that was abandoned.
-            manifest = await in_thread(slot_manifest, store, work.snapshot.draft, place)
-            work.snapshot.manifest = await in_thread(KeptManifest.of, manifest)
+            draft = work.snapshot.draft
+            head = await in_thread(slot_manifest, store, draft, place)
+            work.snapshot.manifest = await in_thread(KeptManifest.of, head, draft)
             raise
         finally:
             place.map.release()

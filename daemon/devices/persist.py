@@ -300,6 +300,7 @@ class Persister:
                     on_failed_try=self._from_thread(rank, draft.checkpoint),
                     gate=overlap.gate if overlap else None,
                     late_writes=late,
+                    manifests=rank.manifests,
                     is_checked=True,
                 )
                 try:
@@ -315,8 +316,8 @@ class Persister:
             if overlap is not None and (overlap.sealed_at_s is None or arena.is_ring):
                 self._end_early(rank, arena, slot, overlap, error)
                 return
-            manifest = await in_thread(slot_manifest, rank.run.store, draft, place)
-            self._keep(rank, arena, slot, draft, await in_thread(KeptManifest.of, manifest))
+            head = await in_thread(slot_manifest, rank.run.store, draft, place)
+            self._keep(rank, arena, slot, draft, await in_thread(KeptManifest.of, head, draft))
             self._report_failure(rank, draft.checkpoint, error)
         else:
             arena.forget(slot)

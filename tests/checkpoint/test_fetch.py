@@ -8,6 +8,7 @@ import pytest
 from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.fetch import read_shard, shard_slot_offsets
 from everstep.checkpoint.leaf import whole_leaf
+from everstep.checkpoint.manifest_format import decode_manifest
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
@@ -142,7 +143,7 @@ def test_a_shard_of_many_blocks_and_chunks(run: RunStore, dirs: list[Path]) -> N
     state = make_state(run.store, leaves=(leaf,))
     with memory_arena(state.layout.slot_size_bytes) as arena, each_engine(run.store) as engines:
         state.copy_into(arena)
-        manifest = persist_shard(run, state.draft(ONE), arena, engines=engines).manifest
+        manifest = decode_manifest(persist_shard(run, state.draft(ONE), arena, engines=engines).content)
         arena.view(0, arena.slot_size_bytes)[:] = bytes(arena.slot_size_bytes)
         found = read_shard(run, manifest, arena, engines=engines)
         assert found.reread_count == 0

@@ -10,9 +10,9 @@ import safetensors
 
 from everstep.checkpoint.catalogue import CheckpointState
 from everstep.checkpoint.leaf import LeafSpec
-from everstep.checkpoint.manifest_format import decode_manifest, encode_manifest
+from everstep.checkpoint.manifest_format import decode_manifest
 from everstep.checkpoint.segment_format import build_header, parse_header
-from everstep.checkpoint.testing import load, make_state, opened, save
+from everstep.checkpoint.testing import encode_manifest, load, make_state, opened, save
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.ids import CheckpointId
 

@@ -23,7 +23,7 @@ from everstep.checkpoint.engine_lanes import LanedEngine
 from everstep.checkpoint.late_writes import LateWrites
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import whole_leaf
-from everstep.checkpoint.manifest_types import Manifest
+from everstep.checkpoint.manifest_types import ManifestHead
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.publication import PersistResult
 from everstep.checkpoint.run_store import RunStore
@@ -100,7 +100,7 @@ def state() -> State:
     return State(plan_layout([leaf], [], segment_count=SEGMENT_COUNT), {"w": content})
 
 
-def counts(manifest: Manifest) -> Counter[str]:
+def counts(manifest: ManifestHead) -> Counter[str]:
     return Counter(record.device_id for record in manifest.segments)
 
 

@@ -13,27 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from everstep.checkpoint.draft_format import (
-    DraftEncoder,
-    DraftReader,
-    decode_draft,
-    encode_draft,
-    written_pieces,
-)
+from everstep.checkpoint.draft_format import DraftEncoder, DraftReader, decode_draft, encode_draft
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_format import (
+    ManifestEncoder,
     ManifestName,
     decode_manifest,
     decode_manifest_head,
     decode_manifest_overview,
-    encode_manifest,
     manifest_name,
     parse_manifest_name,
 )
 from everstep.checkpoint.manifest_parts_format import MANIFEST_SIZE_BYTES_MAX
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Draft, Manifest, SegmentRecord
 from everstep.checkpoint.shard_rules_plan import check_draft
+from everstep.checkpoint.testing import encode_manifest, written_pieces
 from everstep.core.errors import CorruptDataError, DataError, FormatVersionError, StateTypeError
 from everstep.core.ids import CheckpointId, run_id_of
 
@@ -216,14 +211,75 @@ def test_payload_is_the_json_that_the_design_names() -> None:
     assert document["segments"][0]["xxh3"].startswith("f" * 16)
 
 
-def seconds_to_encode(leaves: int) -> float:
-    manifest = make_manifest(
-        make_draft(tuple(whole_leaf(f"layer.{i}.weight", "float32", (4, 4)) for i in range(leaves)))
+def encoded_with(encoder: ManifestEncoder, draft: Draft) -> Manifest:
+    """What a draft's manifest says when it is read again."""
+    return decode_manifest(encoder.encode(make_manifest(draft), draft))
+
+
+def test_what_an_encoder_knows_of_a_layout_serves_other_checkpoints_values_and_files() -> None:
+    draft, encoder = make_draft(), ManifestEncoder()
+    assert encoded_with(encoder, draft) == make_manifest(draft)
+    later = replace(draft, checkpoint=CheckpointId(2, 41), values=b'{"lr":0.2}', notes={"epoch": "4"})
+    assert encoded_with(encoder, later) == make_manifest(later)
+    segments = tuple(
+        replace(record, generation=f"{number:032x}", device_id=f"{9 - number:032x}")
+        for number, record in enumerate(make_manifest(later).segments)
     )
+    elsewhere = replace(make_manifest(later), segments=segments, pieces=written_pieces(later, segments))
+    assert decode_manifest(encoder.encode(elsewhere, later)) == elsewhere
+
+
+def test_an_encoder_takes_another_layout() -> None:
+    encoder = ManifestEncoder()
+    for leaves in (LEAVES, LEAVES[1:], (), LEAVES):
+        draft = make_draft(leaves)
+        assert encoded_with(encoder, draft) == make_manifest(draft)
+
+
+def test_names_that_look_like_what_is_filled_in_are_names() -> None:
+    names = ("%", "%%", "%(device 0)b", "100 % %s", '"generation":"%(generation 1)b"', "\\", "ä%")
+    draft = make_draft(tuple(whole_leaf(name, "float32", (7,)) for name in names))
+    manifest = encoded_with(ManifestEncoder(), draft)
+    assert sorted(leaf.name for leaf in manifest.leaves) == sorted(names)
+    assert manifest == make_manifest(draft)
+
+
+@pytest.mark.parametrize("change", ["segment", "header_size_bytes", "file_size_bytes", "none of them"])
+def test_a_head_of_other_segments_than_the_drafts_is_refused(change: str) -> None:
+    draft = make_draft()
+    manifest = make_manifest(draft)
+    first, *others = manifest.segments
+    changed: dict[str, Any] = {
+        "segment": {"segment": 77},
+        "header_size_bytes": {"header_size_bytes": 4096 + first.header_size_bytes},
+        "file_size_bytes": {"file_size_bytes": first.file_size_bytes - 1},
+    }
+    segments = (replace(first, **changed[change]), *others) if change in changed else tuple(others)
+    with pytest.raises(
+        CorruptDataError, match=r"the segments of checkpoint 2\.40 are not those of its draft"
+    ):
+        ManifestEncoder().encode(replace(manifest, segments=segments), draft)
+
+
+def test_a_head_that_does_not_hold_together_is_refused() -> None:
+    draft = make_draft()
+    manifest = make_manifest(draft)
+    with pytest.raises(CorruptDataError, match="world size"):
+        ManifestEncoder().encode(replace(manifest, rank=2), draft)
+    first, *others = manifest.segments
+    with pytest.raises(CorruptDataError, match="block checksums"):
+        ManifestEncoder().encode(
+            replace(manifest, segments=(replace(first, block_checksums=()), *others)), draft
+        )
+
+
+def seconds_to_encode(leaves: int) -> float:
+    draft = make_draft(tuple(whole_leaf(f"layer.{i}.weight", "float32", (4, 4)) for i in range(leaves)))
+    manifest = make_manifest(draft)
 
     def once() -> float:
         began_s = time.thread_time()
-        content = encode_manifest(manifest)
+        content = ManifestEncoder().encode(manifest, draft)
         took_s = time.thread_time() - began_s
         assert decode_manifest_head(content).checkpoint == manifest.checkpoint
         return took_s

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.checkpoint.catalogue import CheckpointState
-from everstep.checkpoint.manifest_format import encode_manifest
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.recovery import RecoveryReport, recover
 from everstep.checkpoint.run_store import RunStore
@@ -22,6 +21,7 @@ from everstep.checkpoint.testing import (
     FaultyStorage,
     Mode,
     State,
+    encode_manifest,
     load,
     make_state,
     opened,

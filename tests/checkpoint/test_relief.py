@@ -19,7 +19,7 @@ from everstep.checkpoint.commit import persist_shard
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import whole_leaf
-from everstep.checkpoint.manifest_types import Manifest
+from everstep.checkpoint.manifest_types import ManifestHead
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.publication import PersistResult
 from everstep.checkpoint.run_store import RunStore
@@ -95,7 +95,7 @@ def persist(run: RunStore, state: State, step: int, engines: Mapping[str, Bounde
         return persist_shard(run, state.draft(CheckpointId(1, step)), arena, engines=engines)
 
 
-def counts(manifest: Manifest) -> Counter[str]:
+def counts(manifest: ManifestHead) -> Counter[str]:
     return Counter(record.device_id for record in manifest.segments)
 
 

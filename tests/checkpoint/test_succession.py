@@ -10,12 +10,20 @@ from msgspec.structs import replace
 
 from everstep.checkpoint.commit import lost_segments
 from everstep.checkpoint.device import Device
-from everstep.checkpoint.manifest_format import decode_manifest, encode_manifest
-from everstep.checkpoint.manifest_types import Manifest
+from everstep.checkpoint.manifest_format import decode_manifest
+from everstep.checkpoint.manifest_types import ManifestHead
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.succession_plan import REPLACES_NOTE, newest_first, replaced_by
-from everstep.checkpoint.testing import FaultyStorage, load, make_state, opened, save, save_again
+from everstep.checkpoint.testing import (
+    FaultyStorage,
+    encode_manifest,
+    load,
+    make_state,
+    opened,
+    save,
+    save_again,
+)
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.errors import FencedError, NoSpaceError, NotFoundError, StorageError
 from everstep.core.ids import CheckpointId
@@ -56,9 +64,9 @@ def manifest_path(device: Device) -> Path:
     return path
 
 
-def heads(run: RunStore, count: int) -> list[Manifest]:
+def heads(run: RunStore, count: int) -> list[ManifestHead]:
     """Manifests of one shard, each of which replaces those before."""
-    made = [save(run, make_state(run.store), SAVED).manifest]
+    made: list[ManifestHead] = [save(run, make_state(run.store), SAVED).manifest]
     while len(made) < count:
         last = made[-1]
         notes = {REPLACES_NOTE: replaced_by(last)}
@@ -112,7 +120,7 @@ def test_a_device_that_comes_back_gets_the_new_manifest_and_loses_what_is_no_lon
     save(run, state, SAVED)
     lost = lose(run, 0)
     old = manifest_path(lost).read_bytes()
-    content = encode_manifest(save_again(run, state, SAVED).manifest)
+    content = save_again(run, state, SAVED).content
     run.store.close()
     assert manifest_path(lost).read_bytes() == old
     with opened(dirs) as (store, report):
@@ -132,7 +140,7 @@ def test_where_the_new_segments_are_damaged_the_old_manifest_brings_the_shard_ba
     run: RunStore, dirs: list[Path]
 ) -> None:
     state = make_state(run.store)
-    before = save(run, state, SAVED).manifest
+    before = decode_manifest(save(run, state, SAVED).content)
     lost = lose(run, 0)
     after = save_again(run, state, SAVED).manifest
     (written,) = [each for each in after.segments if each.generation == after.generation]
@@ -147,7 +155,7 @@ def test_where_the_new_segments_are_damaged_the_old_manifest_brings_the_shard_ba
 
 
 def test_two_contents_of_two_writers_are_put_aside(run: RunStore, dirs: list[Path]) -> None:
-    before = save(run, make_state(run.store), SAVED).manifest
+    before = decode_manifest(save(run, make_state(run.store), SAVED).content)
     stranger = replace(before, created_unix_s=before.created_unix_s + 1)
     manifest_path(run.store.devices[0]).write_bytes(encode_manifest(stranger))
     run.store.close()
@@ -171,7 +179,7 @@ def test_a_name_that_another_writer_took_is_not_written_over(run: RunStore) -> N
 
 def test_without_room_the_committed_one_stays(run: RunStore, faulty: FaultyStorage) -> None:
     state = make_state(run.store)
-    before = save(run, state, SAVED).manifest
+    before = decode_manifest(save(run, state, SAVED).content)
     lose(run, 0)
     faulty.arm(1, number=28, times=1000, only=lambda call: call.name == "reserve")
     with pytest.raises(NoSpaceError, match="was not saved"):

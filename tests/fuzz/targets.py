@@ -27,14 +27,13 @@ from foreign_files import (
 )
 from source_files import PARSERS as SOURCES
 
-from everstep.checkpoint.draft_format import decode_draft, encode_draft, written_pieces
+from everstep.checkpoint.draft_format import decode_draft, encode_draft
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import Alias, LeafSpec, whole_leaf
 from everstep.checkpoint.manifest_format import (
     decode_manifest,
     decode_manifest_head,
     decode_manifest_overview,
-    encode_manifest,
 )
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Draft, Manifest, SegmentRecord
 from everstep.checkpoint.segment_format import (
@@ -75,6 +74,7 @@ from everstep.checkpoint.store_format import (
     encode_scrub_mark,
     encode_tag,
 )
+from everstep.checkpoint.testing import encode_manifest, written_pieces
 from everstep.checkpoint.value_format import decode_value, dump_values, encode_value, load_values
 from everstep.core.errors import (
     CorruptDataError,
