@@ -11,6 +11,7 @@ import torch
 from ..checkpoint.dtype_format import itemsize_bytes
 from ..checkpoint.leaf import LeafSpec, contiguous_strides
 from ..checkpoint.shard_rules_plan import is_dense
+from ..core.advice import address_of
 from ..core.errors import StateTypeError
 from . import copies
 
@@ -32,7 +33,7 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _DEVICE_TYPES = ("cpu", "cuda")
 
 
-_OCTETS, _ADDRESS = _ffi.typeof("char[]"), _ffi.typeof("uintptr_t")
+_OCTETS = _ffi.typeof("char[]")
 """Parsed here: half a millisecond, at the first use of a text."""
 
 
@@ -41,8 +42,9 @@ class BufferPin:
 
     def __init__(self, buffer: memoryview) -> None:
         """Pin a C-contiguous buffer (memoryview of an mmap, bytes, bytearray); it may be read-only."""
-        self._handle = _ffi.from_buffer(_OCTETS, buffer)
-        self.address = int(_ffi.cast(_ADDRESS, self._handle))
+        # What it is a view of is held, not the view: CPython 3.11 crashes where it collects a pinned one in a cycle.
+        self._handle = _ffi.from_buffer(_OCTETS, buffer.obj)
+        self.address = address_of(buffer)
         self.size_bytes = buffer.nbytes
 
     def release(self) -> None:

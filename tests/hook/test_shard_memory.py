@@ -83,7 +83,7 @@ def test_every_flipped_byte_is_found_before_it_is_anywhere(files: StoredFiles) -
 def test_what_was_found_damaged_goes_with_its_threads_and_waits_for_no_garbage_collection(
     files: StoredFiles,
 ) -> None:
-    """A cycle would hold the buffer, and CPython 3.11 crashes where it collects one with a pinned memoryview."""
+    """A cycle would hold the buffer until garbage is collected, which a training loop may have turned off."""
     record, before = files.manifest.segments[0], set(threading.enumerate())
     gc.collect()
     gc.disable()

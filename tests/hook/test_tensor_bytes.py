@@ -1,6 +1,8 @@
 """Tensors as bytes: names of dtypes, dense memory, copies."""
 
 import mmap
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -134,6 +136,41 @@ def test_a_copy_goes_across_its_pieces() -> None:
     copy_bytes(target.data_ptr(), *byte_range(source))
     assert torch.equal(source, target)
     copy_bytes(0, 0, 0)
+
+
+PINNED_IN_CYCLES = """
+import gc, mmap
+from everstep.hook.tensor_bytes import BufferPin
+
+class Holder:
+    pass
+
+memory = mmap.mmap(-1, 8192)
+for _ in range(20):
+    view = memoryview(memory)[4096:]  # before its holder: garbage is cleared in the order in which it was made
+    pin, holder = BufferPin(view), Holder()
+    holder.view, holder.pin, holder.itself = view, pin, holder
+    del view, pin, holder
+    assert gc.collect()
+memory.close()
+"""
+
+
+def test_a_pinned_buffer_in_a_cycle_is_collected_and_let_go() -> None:
+    ended = subprocess.run([sys.executable, "-c", PINNED_IN_CYCLES], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_part_of_a_buffer_is_pinned_where_it_lies() -> None:
+    content = bytearray(b"0123456789")
+    pin = BufferPin(memoryview(content)[4:7])
+    target = torch.zeros(3, dtype=torch.uint8)
+    copy_bytes(target.data_ptr(), pin.address, pin.size_bytes)
+    assert bits(target) == b"456"
+    with pytest.raises(BufferError):
+        content.append(0)
+    pin.release()
+    content.append(0)
 
 
 def test_a_pinned_buffer_cannot_be_closed() -> None:
