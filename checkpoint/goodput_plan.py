@@ -31,8 +31,9 @@ class BudgetLoss:
     def __str__(self) -> str:
         """`12 % of goodput: for a failure each 46.4 min a budget of 4.9 % would be best`."""
         failures = duration_text(self.mtbf_s)
+        share = f"{100 * self.share:.0f}" if self.share >= 0.1 else f"{100 * self.share:.2g}"
         return (
-            f"{100 * self.share:.2g} % of goodput:"
+            f"{share} % of goodput:"
             f" for a failure each {failures} a budget of {100 * self.best_budget:.3g} % would be best"
         )
 

@@ -84,6 +84,8 @@ def _mapped(fd: int, size_bytes: int, protection: int) -> int:
     huge = huge_page_bytes()
     if not 0 < huge <= size_bytes:
         return _mmap(0, size_bytes, protection, _MAP_SHARED, fd)
+    # Tried before addresses are taken, which cannot be given back where the second try fails.
+    _libc.munmap(_mmap(0, PAGESIZE, protection, _MAP_SHARED, fd), PAGESIZE, _NULL)
     room = size_bytes + huge
     reserved = _mmap(0, room, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
     begin = -(-reserved // huge) * huge

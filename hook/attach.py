@@ -88,7 +88,9 @@ def attach(  # noqa: PLR0913 - all that a run is
     """
     _refuse_unnamed(name, unnamed)
     directories = _storage(storage)
-    _check_arguments(name, every=every, limits=limits, slots=slots, keep=keep, objects=objects)
+    _check_arguments(
+        name, every=every, limits=limits, slots=slots, keep=keep, preemption=preemption, objects=objects
+    )
     pace = Pace(every=every, limits=limits or Limits())
     if is_analysed():
         make_components(objects, world_size=1)  # what cannot be saved is refused there, too
@@ -194,10 +196,17 @@ class _Events:
         self._target(event)
 
 
+def _is_int(value: object) -> bool:
+    """Tell whether a value is a whole number; True is none, nor is 2.0."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _storage(storage: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    items = [storage] if isinstance(storage, str | os.PathLike) else list(storage)
-    if not items:
-        raise UsageError("storage is empty", hint="name at least one directory")
+    items = [storage] if isinstance(storage, str | bytes | os.PathLike) else storage
+    if not isinstance(items, Sequence) or not all(isinstance(item, str | os.PathLike) for item in items):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"storage={storage!r}", hint="a path or several: storage=['/nvme0/everstep']")
+    if not items or not all(os.fspath(item) for item in items):
+        raise UsageError(f"storage={storage!r} is empty", hint="name at least one directory")
     # A bare word may be a device name of a node's daemon; everything else is a path of this process.
     return tuple(_place(os.fspath(item)) for item in items)
 
@@ -228,26 +237,33 @@ def _check_arguments(
     limits: Limits | None,
     slots: int,
     keep: Keep | None,
+    preemption: Preemption | None,
     objects: dict[str, object],
 ) -> None:
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"the run is named {name!r}", hint="a str, as in attach('my-run', ...)")
     try:
         run_id_of(name)
     except ValueError as error:
         raise UsageError(str(error), hint="choose another name in attach()") from error
-    if every is not None and every < 1:
-        raise UsageError(f"every={every}", hint="a checkpoint each N boundaries: N is at least 1")
+    if every is not None and (not _is_int(every) or every < 1):
+        raise UsageError(f"every={every!r}", hint="a checkpoint each N boundaries: an int of at least 1")
     if every is not None and limits is not None:
         raise UsageError(
             f"every={every} and limits={limits}", hint="fix the interval by every, or let limits bound it"
         )
     if limits is not None and not isinstance(limits, Limits):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"limits={limits!r}", hint="limits=everstep.Limits(budget=0.035, most_s=600.0)")
-    if not 2 <= slots <= 64:
+    if not _is_int(slots) or not 2 <= slots <= 64:
         raise UsageError(
-            f"slots={slots}", hint="2 to 64: the newest is kept in memory while the next is copied"
+            f"slots={slots!r}", hint="2 to 64: the newest is kept in memory while the next is copied"
         )
     if keep is not None and not isinstance(keep, Keep):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"keep={keep!r}", hint="keep=everstep.Keep(last=3, every_steps=1000)")
+    if preemption is not None and not isinstance(preemption, Preemption):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            f"preemption={preemption!r}", hint="preemption=everstep.Preemption(notice_file='/run/spot')"
+        )
     if not objects:
         raise UsageError(
             "nothing to save", hint="attach(name, model=model, optimizer=optimizer, ..., storage=[...])"

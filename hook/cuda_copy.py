@@ -5,6 +5,7 @@ eager part at once, so that nothing that follows can change it first; the lazy p
 guard lets the host wait until that is enqueued, and then the compute stream for the side stream.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -27,8 +28,9 @@ class CudaCopies:
         self._devices: dict[torch.device, CudaDevice] = {}
         self._passages: dict[torch.device, Passage] = {}
         """Of the newest snapshot."""
-        self._unread: dict[torch.device, Passage] = {}
-        """Of a snapshot whose guard was passed, until all of it has happened."""
+        self._is_guarded = False
+        self._unread = deque[dict[torch.device, Passage]]()
+        """Of each snapshot whose guard was passed, until all of it has happened: a host may be ahead of several."""
         self._streams: list[torch.cuda.Stream] = []
         """On which the newest snapshot's copies were enqueued."""
         self._untold_s = 0.0
@@ -61,7 +63,7 @@ class CudaCopies:
         The caller keeps the memory of all tensors until that has waited.
         """
         self._learn()
-        self._streams, self._passages = [], {}
+        self._streams, self._passages, self._is_guarded = [], {}, False
         ends: list[torch.cuda.Event] = []
         for batch in eager:
             device = self._device(batch.device)
@@ -89,10 +91,10 @@ class CudaCopies:
         """
         for device, passage in self._passages.items():
             passage.guard(torch.cuda.current_stream(device))
-        if not self._unread:
-            self._unread = {
-                device: each for device, each in self._passages.items() if each.guarded is not None
-            }
+        guarded = {device: each for device, each in self._passages.items() if each.guarded is not None}
+        if guarded and not self._is_guarded:
+            self._unread.append(guarded)
+            self._is_guarded = True
 
     def has_work_before_guard(self) -> bool:
         """Tell whether no device has come to where training waits for the newest copy yet; does not wait."""
@@ -120,14 +122,14 @@ class CudaCopies:
         return waited_s
 
     def _learn(self) -> None:
-        """Take what an earlier snapshot's copies took. A device that is far behind has not come to their end yet."""
-        if self._unread and all(passage.is_over for passage in self._unread.values()):
-            waited_s = max(passage.waited_s for passage in self._unread.values())
+        """Take what earlier snapshots' copies took. A device that is far behind has not come to their end yet."""
+        while self._unread and all(passage.is_over for passage in self._unread[0].values()):
+            passages = self._unread.popleft()
+            waited_s = max(passage.waited_s for passage in passages.values())
             self._costs.cuda_wait_s += waited_s
             self._untold_s += waited_s
-            for device, passage in self._unread.items():
+            for device, passage in passages.items():
                 self._devices[device].learn(passage)
-            self._unread = {}
 
     def _tell(self, *, on_device: bool) -> None:
         reasons = {device: each.reason for device, each in self._devices.items() if each.reason}

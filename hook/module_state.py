@@ -16,7 +16,7 @@ from ..checkpoint.value_format import dump_part
 from .document import Document, mismatch, read_document
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
-from .stored_state import StoredState
+from .stored_state import StoredState, TensorMaker
 from .structure_watch import CACHES, GroupsWatch, ModulesWatch
 from .tensor_bytes import dtype_name, require_plain
 
@@ -267,7 +267,7 @@ class ModuleState:
         """Write into the existing tensors; buffers whose size the forward pass makes are replaced."""
         document = _Document.read(stored, self.name)
         modules, tensors = self._registry.refresh(self.name)
-        decoder = TreeDecoder(stored)
+        decoder, maker = TreeDecoder(stored), TensorMaker(stored)
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
             if named.fqn in document.sparse:
@@ -277,20 +277,20 @@ class ModuleState:
             elif named.role is Role.PARAMETER or stored.fits(leaf, named.tensor):
                 stored.copy_to(leaf, named.tensor)
             else:
-                _table(named.owner, "_buffers")[named.key] = stored.tensor(leaf, named.tensor.device)
-        self._add_buffers(stored, document, {named.prefix: named.module for named in modules})
+                _table(named.owner, "_buffers")[named.key] = maker.make(leaf, named.tensor.device)
+        self._add_buffers(maker, document, {named.prefix: named.module for named in modules})
         for named in modules:
             if named.prefix in document.extra:
                 named.module.set_extra_state(cast(Any, decoder.decode(document.extra[named.prefix])))
 
-    def _add_buffers(self, stored: StoredState, document: "_Document", places: dict[str, nn.Module]) -> None:
+    def _add_buffers(self, maker: TensorMaker, document: "_Document", places: dict[str, nn.Module]) -> None:
         """Fill in the buffers that the checkpointed module had made by then and a new one has not yet."""
         for fqn in document.tensors:
             prefix, key = _split(fqn)
             module = places.get(prefix)
             if module is not None and _can_add(document, fqn, places):
                 device = _device_of(module, self._registry.modules[self.name])
-                tensor = stored.tensor(f"{self.name}.{fqn}", device)
+                tensor = maker.make(f"{self.name}.{fqn}", device)
                 module.register_buffer(key, tensor, persistent=fqn not in document.caches)
 
 

@@ -80,6 +80,8 @@ class NoticeWatch:
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         self._command = NoticeCommand(preemption.notice_command) if preemption.notice_command else None
+        self._late_s = 0.0
+        """How long ago what is announced by the file was."""
         self._looks_at_s, self.is_closed = 0.0, False
         self._first_s: float | None = None
         """When SIGTERM was heard first, of the monotonic clock."""
@@ -160,7 +162,8 @@ class NoticeWatch:
             end_now()
 
     def _tell(self, reason: str) -> None:
-        until_s = time.monotonic() + self._preemption.grace_s
+        late_s = 0.0 if reason == SIGTERM else self._late_s
+        until_s = time.monotonic() + self._preemption.grace_s - late_s
         ends = self._preemption.ends or reason == SIGTERM
         self._on_notice(Notice(reason=reason, until_s=until_s, ends=ends))
 
@@ -226,6 +229,7 @@ class NoticeWatch:
         """Return what the file or the command announces, or what was heard meanwhile; None: nothing."""
         file = self._preemption.notice_file
         if file is not None and Path(file).exists():
+            self._late_s = _age_s(Path(file))
             return f"{os.fspath(file)} is there"
         return self._asked(self._command) if self._command is not None else None
 
@@ -240,6 +244,13 @@ class NoticeWatch:
         if heard is not None:
             return heard
         return f"{command.name} says so" if is_announced else None
+
+
+def _age_s(file: Path) -> float:
+    """Return how long ago a file was made that was not there when it was looked for last."""
+    with contextlib.suppress(OSError):  # removed again: it was there
+        return min(max(0.0, time.time() - file.stat().st_mtime), POLL_S)
+    return 0.0
 
 
 def end_now() -> NoReturn:

@@ -34,8 +34,9 @@ class Stateful(Protocol):
 class ObjectState:
     """Component of an object by two functions: one reads its state as a tree of values, one puts it back.
 
-    All its tensors are EAGER. `load` gets new tensors on the device type that they were on; what shared memory
-    when it was saved shares it again. `kind` is compared at restore, then `check` may look at the state.
+    All its tensors are EAGER. `load` gets new, plain tensors on the device type that they were on; those of which one
+    lies within another without holes share memory again.
+    `kind` is compared at restore, then `check` may look at the state.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class Report:
     slower_steps_s: float
     """What the work beside training cost: what those took longer, for all busy steps; 0 while there is none."""
     train_s: float
-    """From the first boundary to the end of the last."""
+    """From the first boundary to the end of the last, and what optimizers have waited since."""
     decision: Decision
     """How often checkpoints are taken now, and why."""
     data_wait_s: float = 0.0
@@ -150,7 +150,9 @@ class Report:
     def _cost(self) -> str:
         if not self.train_s:
             return "not known: nothing was trained yet"
-        text = f"{100 * self.slowdown:.2f} % of {duration_text(self.train_s)} of training"
+        if self._without_s <= 0:
+            return f"all of {duration_text(self.train_s)} of training"
+        text = f"{100 * self.slowdown:.2f} % on top of {duration_text(self._without_s)} of training"
         checkpoints, plain = 100 * self.checkpoint_share, 100 * self.plain_share
         return f"{text}: checkpoints {checkpoints:.2f} %, boundaries without one {plain:.2f} %"
 
@@ -223,8 +225,8 @@ class Report:
 
     @property
     def stall_per_checkpoint_s(self) -> float:
-        """Mean stall of one sealed checkpoint."""
-        return self.stall_s / self.checkpoints_sealed if self.checkpoints_sealed else 0.0
+        """Mean stall of one sealed checkpoint, without what boundaries take at which none is due."""
+        return (self.stall_s - self.plain_s) / self.checkpoints_sealed if self.checkpoints_sealed else 0.0
 
     @property
     def slowdown(self) -> float:
@@ -246,7 +248,14 @@ class Report:
         return self.stall_s + max(self.slower_steps_s, 0.0)
 
     def _share(self, part_s: float) -> float:
-        return part_s / (self.train_s - self._cost_s) if self.train_s > self._cost_s else 0.0
+        if part_s <= 0:
+            return 0.0
+        return part_s / self._without_s if self._without_s > 0 else math.inf
+
+    @property
+    def _without_s(self) -> float:
+        """What training has taken without all of the cost."""
+        return self.train_s - self._cost_s
 
 
 _FIGURES = re.compile(r"[0-9]+")
@@ -297,6 +306,8 @@ class CostBook:
     _left_s: float | None = None
     _cuda_owed_s: float = 0.0
     _ahead_now_s: float = 0.0
+    _guarded_s: float = 0.0
+    """Of `guard_s`, before the newest boundary."""
     _opened_busy: bool = False
 
     def arrived(self, arrived_s: float, *, guard_s: float, cuda_wait_s: float = 0.0) -> StepEnded | None:
@@ -308,7 +319,7 @@ class CostBook:
         began.
         """
         self._cuda_owed_s += cuda_wait_s
-        self._arrived_s, self._ahead_now_s = arrived_s, 0.0
+        self._arrived_s, self._ahead_now_s, self._guarded_s = arrived_s, 0.0, self.guard_s
         if self._left_s is None:
             self._left_s, self._data_before_s = arrived_s, data_wait.total_s()
             return None
@@ -345,6 +356,11 @@ class CostBook:
         self.steps += 1
         self._left_s, self._opened_busy = left_s, opens_busy
         return took_s
+
+    def beyond(self, eager_s: float) -> None:
+        """The checkpoint after the last boundary has taken so long to begin."""
+        self.train_s += eager_s
+        self.boundary_s += eager_s
 
     def skip(self, reason: SkipReason, text: str) -> None:
         """A due checkpoint was not taken."""
@@ -388,7 +404,7 @@ class CostBook:
             step_busy_s=statistics.median(self._busy) if self._busy else 0.0,
             compared_steps=slower.steps,
             slower_steps_s=slower.total_s / slower.steps * self._busy_count if slower.steps else 0.0,
-            train_s=self.train_s,
+            train_s=self.train_s + self.guard_s - self._guarded_s,
             decision=decision,
             plain_s=self.plain_s,
             ahead_s=self.ahead_s,

@@ -2,10 +2,12 @@
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
+from weakref import WeakSet
 
 from msgspec.structs import asdict, replace
 
@@ -55,6 +57,12 @@ class Run:
     persisted.
     """
 
+    _forked_from = 0
+    """The process that attached, in a forked child of it, where no thread of the run is; else 0.
+
+    A plain attribute: `optimizer.step()`, with its hooks, may be compiled by torch.
+    """
+
     def __init__(  # noqa: PLR0913 - made in one place
         self,
         *,
@@ -72,6 +80,7 @@ class Run:
         preemption: Preemption,
     ) -> None:
         self.name, self.attempt = name, attempt
+        _attached.add(self)
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self._link, self._ranks = link, ranks
         self._pace = pace
@@ -338,6 +347,11 @@ class Run:
         self._ranks.start(self._state.step, self._checkpoints)
 
     def _check_usable(self) -> None:
+        if self._forked_from:
+            raise UsageError(
+                f"run {self.name!r} was attached by process {self._forked_from}, and this is a forked child of it",
+                hint="only the process that attached calls the run",
+            )
         if self._closed:
             raise UsageError(f"run {self.name!r} is closed", hint="attach again")
         if self._unusable is not None:
@@ -352,6 +366,8 @@ class Run:
             logger.warning("%s run=%s: %s", event, self.name, text)
 
     def _before_optimizer(self) -> None:
+        if self._forked_from:
+            return
         waited_s = self._snapshotter.guard()
         self._guard_s += waited_s
         self._costs.guard_s += waited_s
@@ -418,7 +434,7 @@ class Run:
         )
 
     def _close(self, *, final: bool) -> None:
-        if self._closed:
+        if self._closed or self._forked_from:
             return
         try:
             if final and self._unusable is None:
@@ -467,3 +483,14 @@ class Run:
 
     _CALLS = named_calls(step=step, wait=wait, close=_close, mutating=_before_optimizer)
     """What waits for other threads, or holds what they wait for."""
+
+
+_attached = WeakSet[Run]()
+
+
+def _in_child() -> None:
+    for run in _attached:
+        run._forked_from = os.getppid()  # pyright: ignore[reportPrivateUsage]
+
+
+os.register_at_fork(after_in_child=_in_child)

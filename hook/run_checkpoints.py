@@ -1,6 +1,7 @@
 """The checkpoints of one run: begun at boundaries, waited for, and what ranks and daemon say of them."""
 
 import logging
+import math
 import re
 import threading
 import time
@@ -111,7 +112,14 @@ class RunCheckpoints:
     def take_last(self, until_s: float) -> bool:
         """Begin the attempt's last one; wait for room until then. Tell whether it has begun."""
         self._state.is_last = True
-        while (reason := self._begin()) is not None:
+        before_s = self._costs.eager_s
+        try:
+            return self._begin_last(until_s)
+        finally:
+            self._costs.beyond(self._costs.eager_s - before_s)
+
+    def _begin_last(self, until_s: float) -> bool:
+        while (reason := self._begin(until_s)) is not None:
             alone = self._alone
             if alone or skip_reason(reason) not in PASSING or time.monotonic() > until_s:
                 self._skip(alone or reason)
@@ -186,19 +194,26 @@ class RunCheckpoints:
         self._costs.skip(skip_reason(reason), reason)
         self._pace.skipped(step)
         self._tell_skipped(step, skip_reason(reason), reason)
-        logger.warning("checkpoint_skipped run=%s step=%d reason=%s", self._parts.name, step, reason)
+        self._say_skipped(skip_reason(reason), f"step={step}", reason)
         if self._ranks.world_size > 1:
             self._ranks.failed(CheckpointId(self._parts.attempt, step), f"{SKIPPED}{reason}")
 
-    def _begin(self) -> str | None:
-        """Begin the snapshot of this boundary; return the reason when that is not possible now."""
+    def _say_skipped(self, kind: SkipReason, which: str, reason: str) -> None:
+        """Log it: of each kind the first, the 10th, the 100th and so on. The report and the metrics count all."""
+        count = self._costs.skipped[kind].count
+        if _is_power_of_ten(count):
+            alike = f" (with {count - 1} more skipped so)" if count > 1 else ""
+            logger.warning("checkpoint_skipped run=%s %s reason=%s%s", self._parts.name, which, reason, alike)
+
+    def _begin(self, until_s: float = math.inf) -> str | None:
+        """Begin the snapshot of this boundary, before that time; return the reason when that is not possible now."""
         checkpoint = CheckpointId(self._parts.attempt, self._state.number)
         self._tried_step = checkpoint.step
         try:
             with self._lock:
                 self._under_way.add(checkpoint)
             reason = self._snapshotter.begin(
-                SnapshotFacts(checkpoint=checkpoint, parent=self.parent, notes=self._notes())
+                SnapshotFacts(checkpoint=checkpoint, parent=self.parent, notes=self._notes()), until_s=until_s
             )
         except BaseException:
             self._settle(checkpoint)
@@ -286,7 +301,7 @@ class RunCheckpoints:
         kind = _FIGURES.sub("", reason)
         self._failed_alike = self._failed_alike + 1 if kind == self._failing else 1
         self._failing, count = kind, self._failed_alike
-        if count != 10 ** (len(str(count)) - 1):
+        if not _is_power_of_ten(count):
             return
         alike = f" (as the {count - 1} before it)" if count > 1 else ""
         logger.error(
@@ -299,9 +314,7 @@ class RunCheckpoints:
             self._taken_steps.discard(checkpoint.step)
         if not self._is_mine(reason):
             self._costs.skip(SkipReason.PEER, reason)
-            logger.warning(
-                "checkpoint_skipped run=%s checkpoint=%s reason=%s", self._parts.name, checkpoint, reason
-            )
+            self._say_skipped(SkipReason.PEER, f"checkpoint={checkpoint}", reason)
 
     def _is_mine(self, reason: str) -> bool:
         return reason.startswith(f"rank {self._ranks.rank}: ")
@@ -312,3 +325,7 @@ class RunCheckpoints:
             attempt=self._parts.attempt, step=step, reason=reason, text=text[: frames.SHORT_TEXT_MAX]
         )
         self._link.tell(said)
+
+
+def _is_power_of_ten(count: int) -> bool:
+    return count == 10 ** (len(str(count)) - 1)

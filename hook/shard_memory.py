@@ -105,6 +105,7 @@ class ShardMemory:
         self._copied.close()
         self._in_place.close()
         self._pin.release()
+        self._buffer.release()  # an arena stays mapped as long as any view of it is there
 
     def _check_header(self, record: SegmentRecord) -> None:
         if record.segment not in self._offsets:

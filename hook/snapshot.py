@@ -1,6 +1,7 @@
 """Snapshots: at a boundary the eager part is copied at once, the rest by the copy thread, then the slot is sealed."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +35,8 @@ from .window_gate import WindowGate
 logger = logging.getLogger(__name__)
 
 AHEAD_POLL_S = 0.001
-AHEAD_MAX_S = 10.0
-"""No GPU's memory takes as long to be copied to the host: one that has not come further hangs."""
+AHEAD_MAX_S = 60.0
+"""A device that has not come to the end of a step and of a copy by then hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,21 +157,23 @@ class Snapshotter:
 
     # -- snapshots
 
-    def begin(self, facts: SnapshotFacts) -> str | None:
+    def begin(self, facts: SnapshotFacts, *, until_s: float = math.inf) -> str | None:
         """Take the snapshot of this boundary; return the reason when it had to be skipped.
+
+        `until_s`, by the monotonic clock: so long at most a host that is ahead of its devices waits for the last one.
 
         Raises:
             StateTypeError: something in the state cannot be saved: the path says what.
         """
         began_s, before_s = time.perf_counter(), self._costs.ahead_s
         try:
-            return self._begin(facts)
+            return self._begin(facts, until_s)
         finally:
             waited_s = self._costs.ahead_s - before_s
             self._costs.eager_s += time.perf_counter() - began_s - waited_s
 
-    def _begin(self, facts: SnapshotFacts) -> str | None:
-        if self._copier.busy and not self._caught_up():
+    def _begin(self, facts: SnapshotFacts, until_s: float) -> str | None:
+        if self._copier.busy and (self._link.broken or not self._caught_up(until_s)):
             return STILL_COPYING
         if self._link.broken:
             return NO_DAEMON
@@ -194,17 +197,19 @@ class Snapshotter:
             return NO_SLOT
         return self._begin_in(arena, slot, layout, capture, facts=facts, values=values)
 
-    def _caught_up(self) -> bool:
-        """Wait for the copy while that costs nothing; tell whether it has ended.
+    def _caught_up(self, until_s: float) -> bool:
+        """Wait for the copy while that costs nothing, and not beyond `until_s`; tell whether it has ended.
 
         A host may be a step ahead of its CUDA devices. Until they come to where training waits for the copy, they have
         work, and the next step is enqueued soon enough behind it.
         """
-        began_s = time.perf_counter()
-        while self._cuda.has_work_before_guard() and time.perf_counter() - began_s < AHEAD_MAX_S:
-            if self._copier.drain(AHEAD_POLL_S):
-                break
-        self._costs.was_ahead(time.perf_counter() - began_s)
+        began_s = now_s = time.monotonic()
+        until_s = min(until_s, began_s + AHEAD_MAX_S)
+        while self._copier.busy and now_s < until_s and self._cuda.has_work_before_guard():
+            self._copier.drain(AHEAD_POLL_S)
+            now_s = time.monotonic()
+        if now_s > began_s:
+            self._costs.was_ahead(now_s - began_s)
         return not self._copier.busy
 
     def _begin_in(

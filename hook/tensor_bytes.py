@@ -56,8 +56,10 @@ class BufferPin:
 
 def copy_bytes(to_address: int, from_address: int, size_bytes: int) -> None:
     """Copy bytes between two places of this process; the GIL is free meanwhile."""
-    overlap = abs(to_address - from_address) < size_bytes
-    copy = _libc.memmove if copies.COPIES is None or overlap else copies.COPIES.everstep_copy
+    if abs(to_address - from_address) < size_bytes:
+        _libc.memmove(to_address, from_address, size_bytes)  # by pieces it would read what it has written
+        return
+    copy = _libc.memmove if copies.COPIES is None else copies.COPIES.everstep_copy
     for offset in range(0, size_bytes, COPY_PIECE_BYTES):
         piece = min(COPY_PIECE_BYTES, size_bytes - offset)
         copy(to_address + offset, from_address + offset, piece)

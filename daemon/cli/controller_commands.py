@@ -1,7 +1,6 @@
 """`everstep controller`: how often runs take checkpoints, shown and changed; a checkpoint now."""
 
 import argparse
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -134,7 +133,6 @@ def _draw(console: "Console", view: ControllerView) -> None:
         "budget": "" if view.budget is None else f"{100 * view.budget:.3g} % of training time",
         "asked": "" if view.asked_budget is None else f"{100 * view.asked_budget:.3g} %, not yet confirmed",
         "cost": _cost_text(view),
-        "paused until": _moment(view.paused_until_unix_s),
         "forced": f"{view.forced_count} wait for one" if view.forced_count else "",
     }
     console.print(Text(view.run_name, "bold"), soft_wrap=True)
@@ -157,10 +155,6 @@ def _cost_text(view: ControllerView) -> str:
     if view.cost_half_width is not None:
         text += f" ± {100 * view.cost_half_width:.2f} % (95 % confidence)"
     return text + (f"; better known in {view.steps_undecided} steps" if view.steps_undecided else "")
-
-
-def _moment(unix_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s)) if unix_s else ""
 
 
 _PARTS: dict[str, Callable[[argparse.Namespace], int]] = {

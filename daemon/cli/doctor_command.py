@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..control.client import ControlClient
 
-_STYLES = {Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "bold red"}
+_STYLES = {Health.UNKNOWN: "dim", Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "bold red"}
 
 
 def examine(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...core.sizes import size_text
-from .opinions import Opinion, fail_opinion, ok_opinion, warn_opinion
+from .opinions import Opinion, fail_opinion, no_opinion, ok_opinion, warn_opinion
 
 KERNEL_LEAST = (5, 10)
 """pidfds for poll() and openat2; older ones are not tried."""
@@ -144,7 +144,7 @@ def _numa(facts: HostFacts) -> Opinion:
 
 def _gpu(facts: HostFacts) -> Opinion:
     if not facts.gpu_tried:
-        return ok_opinion(f"not tried: {facts.gpu_problem or 'no GPU here'}")
+        return no_opinion(f"not tried: {facts.gpu_problem or 'no GPU here'}")
     if facts.gpu_problem:
         return warn_opinion(
             f"memory cannot be registered: {facts.gpu_problem}",
@@ -162,7 +162,7 @@ def _permissions(facts: HostFacts) -> Opinion:
 
 def _fd_store(facts: HostFacts) -> Opinion:
     if not facts.daemon_pid:
-        return ok_opinion("no daemon answers")
+        return no_opinion("no daemon answers")
     if not facts.manager_address:
         return ok_opinion("the daemon is not under a service manager: what is only in memory ends with it")
     if not facts.fd_store_max:
@@ -180,7 +180,7 @@ def _ports(facts: HostFacts) -> Opinion:
             "look at the daemon's log; `everstep debug bundle` takes its stacks",
         )
     if not facts.daemon_pid:
-        return ok_opinion("no daemon answers")
+        return no_opinion("no daemon answers")
     if not facts.metrics_port:
         return ok_opinion("metrics are not served")
     if facts.metrics_problem:

@@ -132,7 +132,7 @@ def judge_directories(directories: Sequence[DirectoryFacts]) -> list[Finding]:
 
 def worst(findings: Sequence[Finding]) -> Health:
     """Return the worst that was found."""
-    order = (Health.OK, Health.WARN, Health.FAIL)
+    order = (Health.UNKNOWN, Health.OK, Health.WARN, Health.FAIL)
     return max((finding.health for finding in findings), key=order.index, default=Health.OK)
 
 

@@ -7,6 +7,8 @@ from enum import Enum
 class Health(Enum):
     """How bad it is."""
 
+    UNKNOWN = "-"
+    """There was nothing to look at."""
     OK = "ok"
     WARN = "warn"
     """It works, slower or with less room than it could."""
@@ -22,6 +24,11 @@ class Opinion:
     found: str
     advice: str = ""
     """What to do; empty when all is well."""
+
+
+def no_opinion(found: str) -> Opinion:
+    """It could not be looked at."""
+    return Opinion(health=Health.UNKNOWN, found=found)
 
 
 def ok_opinion(found: str) -> Opinion:

@@ -188,8 +188,8 @@ def _draw(console: "Console", job: Job, outcomes: Outcomes, png: Path | None) ->
     console.print(table)
     console.print(
         Text(
-            "COST: of checkpoints, share of training. LOST: work done again, share of the time. Means over all kinds of"
-            " failures.",
+            "COST: of checkpoints, share of training. LOST: work done again, share of the time. INTERVAL: time for each"
+            " checkpoint, work done again included. Means over all kinds of failures.",
             "dim",
         ),
         soft_wrap=True,

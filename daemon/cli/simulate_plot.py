@@ -4,17 +4,19 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from ...core.durations import duration_text
 from .bench_plot import save
 
 _COLOURS = ("#bbbbbb", "#66ccee", "#ccbb44", "#aa3377", "#228833", "#4477aa", "#ee6677")
 """Told apart by colour-blind readers, too (Paul Tol's bright scheme)."""
 _PARTS = (
-    ("stall_s", "stall", "#aa3377"),
-    ("waited_s", "waited for a place", "#ee6677"),
-    ("slower_s", "slower steps", "#ccbb44"),
-    ("lost_s", "work done again", "#4477aa"),
-    ("restart_s", "restarts", "#bbbbbb"),
+    ("stall_s", "stall", "#332288"),
+    ("waited_s", "waited for a place", "#44aa99"),
+    ("slower_s", "slower steps", "#8c510a"),
+    ("lost_s", "work done again", "#dfc27d"),
+    ("restart_s", "restarts", "#444444"),
 )
+"""In none of the policies' colours."""
 
 
 def draw(document: dict[str, Any]) -> Any:  # a matplotlib Figure
@@ -22,11 +24,21 @@ def draw(document: dict[str, Any]) -> Any:  # a matplotlib Figure
     figure: Any = import_module("matplotlib.figure").Figure(figsize=(12, 5), layout="constrained")
     goodput, parts = figure.subplots(1, 2)
     policies: dict[str, dict[str, dict[str, float]]] = document["policies"]
+    figure.suptitle(_title(document["job"]), fontsize=10)
     _goodput(goodput, policies)
     _parts(parts, policies)
     for axis in (goodput, parts):
         axis.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _title(job: dict[str, Any]) -> str:
+    costs: dict[str, float] = job["phases"][0]["costs"]
+    texts = {name: duration_text(costs[name]) for name in ("step_s", "stall_s", "persist_s")}
+    return (
+        f"steps of {texts['step_s']}, checkpoints: {texts['stall_s']} stall, {texts['persist_s']} to write; "
+        f"a failure each {duration_text(job['mtbf_s'])}, for {duration_text(job['duration_s'])}"
+    )
 
 
 def _goodput(axis: Any, policies: dict[str, dict[str, dict[str, float]]]) -> None:
@@ -43,12 +55,11 @@ def _goodput(axis: Any, policies: dict[str, dict[str, dict[str, float]]]) -> Non
             for value, process in zip(values, processes, strict=True)
         ]
         places = [place + (number - len(policies) / 2 + 0.5) * width for place in range(len(processes))]
-        axis.bar(places, values, width, yerr=[low, high], label=name, color=_COLOURS[number % len(_COLOURS)],
-                 error_kw={"linewidth": 0.7})  # fmt: skip
-    least = min(found[process]["goodput_low"] for found in policies.values() for process in processes)
-    axis.set_ylim(max(0.0, 100 * least - 5), 100)
+        # No bars, whose lengths would be compared: the axis does not begin at 0.
+        axis.errorbar(places, values, yerr=[low, high], label=name, color=_COLOURS[number % len(_COLOURS)],
+                      fmt="o", markersize=6, elinewidth=1, capsize=2)  # fmt: skip
     axis.set_xticks(range(len(processes)), processes)
-    axis.set_ylabel("goodput, %")
+    axis.set_ylabel("goodput, %: mean, least and most of the runs")
     _legend(axis)
     axis.grid(visible=True, axis="y", alpha=0.3)
 
@@ -61,6 +72,7 @@ def _parts(axis: Any, policies: dict[str, dict[str, dict[str, float]]]) -> None:
         axis.barh(names, values, left=left, label=label, color=colour)
         left = [begin + value for begin, value in zip(left, values, strict=True)]
     axis.invert_yaxis()
+    axis.set_xlim(left=0)
     axis.set_xlabel("share of the time that made no progress, %")
     _legend(axis)
     axis.grid(visible=True, axis="x", alpha=0.3)

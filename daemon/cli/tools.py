@@ -53,7 +53,12 @@ def _add_export(add: AddParser) -> None:
         help="a run: its newest complete checkpoint, or one of it",
     )
     export.add_argument("destination", metavar="DEST", help="a folder that is absent or empty")
-    export.add_argument("--to", required=True, choices=["safetensors", "torch", "dcp"], help="for whom")
+    export.add_argument(
+        "--to",
+        required=True,
+        choices=["safetensors", "torch", "dcp"],
+        help="for whom; safetensors takes all tensors as stored: a series of run.log() ends in zeros, its room",
+    )
     export.add_argument(
         "--storage", nargs="+", action="extend", default=[], metavar="DIR", help=_STORAGE_HELP
     )

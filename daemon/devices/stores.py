@@ -187,8 +187,16 @@ class StoreBook:
         infos = opened.device_infos()
         if self._private:
             return infos
-        wanted = {os.path.realpath(self._config.devices[name]) for name in storage}
+        wanted = {self._path_of(named) for named in storage}
         return [info for info in infos if info.path in wanted]
+
+    def _path_of(self, named: str) -> str | None:
+        """Return the real path of the node's device of that name or path; None: it has no such device."""
+        for name, path in self._config.devices.items():
+            real = os.path.realpath(path)
+            if named == name or os.path.normpath(named) in (os.path.normpath(path), real):
+                return real
+        return None
 
     def _directories(self, storage: Sequence[str]) -> list[Path]:
         """Return the directories of the store that is meant: a node has one store, over all its devices."""
@@ -202,11 +210,11 @@ class StoreBook:
                     hint="create the directory, or correct the path",
                 )
             return [Path(os.path.realpath(name)) for name in storage]
-        unknown = [name for name in storage if name not in self._config.devices]
+        unknown = [named for named in storage if self._path_of(named) is None]
         if unknown:
             raise ConfigError(
                 f"this node has no device {unknown[0]!r}",
-                hint=f"storage= selects among {', '.join(self._config.devices)}",
+                hint=f"storage= selects among {', '.join(self._config.devices)}, or by their directories",
             )
         return [Path(os.path.realpath(path)) for path in self._config.devices.values()]
 

@@ -66,7 +66,7 @@ def test_a_checkpoint_on_one_device_starts_one_thread_which_takes_its_checksums(
         start(thread)
 
     with opened([tmp_path / "d"]) as (store, _):
-        run, state = begun(store), make_state(store, segment_count=1)
+        run, state, removed = begun(store), make_state(store, segment_count=1), tuple[CheckpointId, ...]()
         with memory_arena(state.layout.slot_size_bytes) as arena, each_engine(store) as engines:
             state.copy_into(arena)
             for step in range(1, 6):

@@ -69,20 +69,46 @@ def test_a_kernel_without_huge_pages_puts_it_anywhere(memfd: int, monkeypatch: p
         assert octets[4 * MIB - 1] == 0
 
 
-def test_what_cannot_be_mapped_leaves_nothing_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "huge_page_bytes", lambda: 2 * MIB)
-    """But addresses: what an old kernel has unmapped of them may be another thread's by now."""
-    reading, writing = os.pipe()
+@pytest.mark.parametrize("size_bytes", [4096, 1024 * MIB])
+def test_what_cannot_be_mapped_takes_no_addresses(memfd: int, size_bytes: int) -> None:
+    os.ftruncate(memfd, size_bytes)
+    reading, pipe = os.open(f"/proc/self/fd/{memfd}", os.O_RDONLY), os.pipe()
     try:
-        before = set(maps())
+        before_bytes = mapped_bytes()
         with pytest.raises(OSError, match="No such device"):
-            map_shared(reading, 1024 * MIB)
-        new = [line for _, _, line in set(maps()) - before if " rw-" in line]
-        assert not [line for line in new if "/" in line]
-        assert sum(end - begin for begin, end, line in set(maps()) - before if "---p" not in line) < 64 * MIB
+            map_shared(pipe[0], size_bytes)
+        with pytest.raises(PermissionError):
+            map_shared(reading, size_bytes, is_writable=True)
+        assert mapped_bytes() - before_bytes < 512 * MIB
+        with map_shared(reading, size_bytes) as octets:
+            assert octets[-1] == 0
     finally:
-        os.close(reading)
-        os.close(writing)
+        for fd in (reading, *pipe):
+            os.close(fd)
+
+
+def test_where_the_second_try_fails_only_what_nobody_else_may_have_by_now_is_given_back(
+    memfd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an old kernel has unmapped before it failed may be another thread's."""
+    size_bytes, huge = 1024 * MIB, 2 * MIB
+    os.ftruncate(memfd, size_bytes)
+    once, given_back = mapping._mmap, list[tuple[int, int]]()
+
+    def failing(begin: int, *others: int) -> int:
+        if begin:
+            given_back.append((begin, begin + size_bytes))
+            raise OSError(12, "Cannot allocate memory")
+        return once(begin, *others)
+
+    monkeypatch.setattr(mapping, "huge_page_bytes", lambda: huge)
+    monkeypatch.setattr(mapping, "_mmap", failing)
+    with pytest.raises(OSError, match="Cannot allocate"):
+        map_shared(memfd, size_bytes)
+    ((begin, end),) = given_back
+    left = [each for each in maps() if each[0] < end and begin < each[1]]
+    assert sum(min(each[1], end) - max(each[0], begin) for each in left) == size_bytes
+    assert all("---p" in line for _, _, line in left)
 
 
 def test_a_file_may_grow_into_its_mapping(memfd: int) -> None:

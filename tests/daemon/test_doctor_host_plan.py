@@ -64,19 +64,19 @@ def test_a_good_host_has_nothing_to_do() -> None:
         ("clock", {"is_clock_synchronized": False}, Health.WARN, "chrony"),
         ("clock", {"is_clock_synchronized": None}, Health.OK, ""),
         ("GPU registration", {"gpu_problem": "CUDA error 1"}, Health.WARN, "RLIMIT_MEMLOCK"),
-        ("GPU registration", {"gpu_problem": "no NVIDIA GPU here", "gpu_tried": False}, Health.OK, ""),
+        ("GPU registration", {"gpu_problem": "no NVIDIA GPU here", "gpu_tried": False}, Health.UNKNOWN, ""),
         ("descriptor store", {"fd_store_max": 0}, Health.WARN, "FileDescriptorStoreMax"),
         ("descriptor store", {"manager_address": "", "fd_store_max": 0}, Health.OK, ""),
         ("ports", {"metrics_problem": "Connection refused"}, Health.WARN, "network namespace"),
         ("ports", {"control_problem": "it does not answer"}, Health.FAIL, "debug bundle"),
-        ("ports", {"daemon_pid": 0, "metrics_problem": "x"}, Health.OK, ""),
+        ("ports", {"daemon_pid": 0, "metrics_problem": "x"}, Health.UNKNOWN, ""),
     ],
 )
 def test_what_is_bad_says_what_to_do(check: str, facts: dict[str, Any], health: Health, words: str) -> None:
     (finding,) = [each for each in judge_host(replace(HOST, **facts)) if each.check == check]
     assert finding.health is health
     assert words in finding.advice
-    assert bool(finding.advice) == (health is not Health.OK)
+    assert bool(finding.advice) == (health in {Health.WARN, Health.FAIL})
 
 
 def test_a_gpu_that_is_not_there_is_said_as_not_tried() -> None:

@@ -49,9 +49,9 @@ class Counter:
             sys.settrace(None)
 
     def around(self, what: str, call: Callable[..., object]) -> Callable[..., object]:
-        def counted(*arguments: object) -> object:
+        def counted(*arguments: object, **options: object) -> object:
             with self.counting(what):
-                return call(*arguments)
+                return call(*arguments, **options)
 
         return counted
 

@@ -90,11 +90,12 @@ def test_a_library_from_another_source_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shift", [-3000, -64, -1, 0, 1, 64, 3000])
-def test_places_that_overlap_are_copied_as_by_memmove(shift: int) -> None:
-    memory = random_bytes(20_000)
+@pytest.mark.parametrize("size_bytes", [10_000, 2 * COPY_PIECE_BYTES + 5])
+def test_places_that_overlap_are_copied_as_by_memmove(shift: int, size_bytes: int) -> None:
+    memory = random_bytes(size_bytes + 8000)
     expected = memory.clone()
-    expected[4000 + shift : 14_000 + shift] = memory[4000:14_000]
-    copy_bytes(memory.data_ptr() + 4000 + shift, memory.data_ptr() + 4000, 10_000)
+    expected[4000 + shift : 4000 + size_bytes + shift] = memory[4000 : 4000 + size_bytes]
+    copy_bytes(memory.data_ptr() + 4000 + shift, memory.data_ptr() + 4000, size_bytes)
     assert torch.equal(memory, expected)
 
 

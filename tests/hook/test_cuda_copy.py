@@ -581,10 +581,11 @@ class TestDeviceFirst:
         torch.cuda._sleep(LONG_CYCLES)  # the compute stream is far from the guard
         copies.guard()
         wait()
-        (unread,) = copies._unread.values()
+        (passages,) = copies._unread
+        (unread,) = passages.values()
         copy(copies, arena, tensor, eager=False)
-        assert list(copies._unread.values()) == [unread]
+        assert list(copies._unread) == [passages]
         assert not unread.is_over
         torch.cuda.synchronize()
         copy(copies, arena, tensor, eager=False)()
-        assert copies._unread == {}
+        assert not copies._unread

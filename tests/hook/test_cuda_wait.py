@@ -94,7 +94,33 @@ class TestWait:
         passage = StubPassage(copies, monkeypatch)
         copies._passages[passage.DEVICE].copied = copies._passages[passage.DEVICE].ended = None
         copies.guard()
-        assert (passage.waits, copies._unread) == ([], {})
+        assert (passage.waits, list(copies._unread)) == ([], [])
+
+    def test_is_told_of_each_snapshot_though_the_host_was_ahead_of_two(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second begins while the device has not come to the first one's guard."""
+        costs = CostBook()
+        copies = CudaCopies(costs)
+        stub = StubPassage(copies, monkeypatch)
+        events: list[StubEvent] = []
+        monkeypatch.setattr(cuda_device, "event", lambda _: events.append(StubEvent(None)) or events[-1])
+        windows: list[CopyTimes] = []
+        monkeypatch.setattr(stub, "learn", lambda passage: windows.append(passage.times))
+        begins = [StubEvent(0.0), StubEvent(1.0)]
+        ends = [StubEvent(None), StubEvent(None)]
+        for begin, end in zip(begins, ends, strict=True):
+            copies.copy(eager=(), lazy=())
+            stubs: Any = {"boundary": begin, "copied": end, "ended": end}
+            copies._passages = {stub.DEVICE: Passage(way=Way.HOST, **stubs)}
+            copies.guard()
+            copies.guard()  # of a second optimizer
+            assert copies.take_wait_s() == 0.0
+        events[0].at_s, ends[0].at_s = 0.5, 0.25
+        events[1].at_s, ends[1].at_s = 1.5, 1.75
+        assert copies.take_wait_s() == pytest.approx(0.25)
+        assert costs.cuda_wait_s == pytest.approx(0.25)
+        assert windows == [CopyTimes(copy_s=0.25, window_s=0.5), CopyTimes(copy_s=0.75, window_s=0.5)]
 
     @pytest.mark.usefixtures("daemon")
     def test_is_what_the_checkpoint_stalled_for_the_controller_the_report_and_the_steps(
@@ -215,8 +241,19 @@ class TestAhead:
         with self.being_copied(tmp_path, gate, guarded) as run:
             run.checkpoint()
             run.step()
+            assert (run.report().ahead_s > 0) == (asked_until > 1)
             skipped = run.report().skipped[SkipReason.COPYING]
             assert (guarded.asked, skipped.count, skipped.example) == (asked_until, 1, STILL_COPYING)
+
+    @pytest.mark.usefixtures("daemon")
+    def test_the_last_checkpoint_waits_no_longer_than_it_may(
+        self, tmp_path: Path, gate: threading.Event
+    ) -> None:
+        with self.being_copied(tmp_path, gate, Guarded(lambda _: False)) as run:
+            until_s = time.monotonic() + 0.05
+            assert not run._checkpoints.take_last(until_s)
+            assert run.report().skipped[SkipReason.COPYING].count == 1
+            assert run.report().ahead_s > 0
 
     @pytest.mark.usefixtures("daemon")
     def test_does_not_wait_for_ever_for_a_device_that_hangs(

@@ -481,3 +481,30 @@ def test_parameters_added_in_mid_run_are_in_the_next_capture() -> None:
     model.append(nn.Linear(1, 1))
     second = capture_state(components, previous=first)
     assert len(second.leaves) == len(first.leaves) + 2
+
+
+class _Remembering(nn.Module):
+    """Its first forward makes two buffers, of which one is a part of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.all: torch.Tensor | None
+        self.newest: torch.Tensor
+        self.register_buffer("all", None)
+        self.register_buffer("newest", None)
+
+    def forward(self) -> torch.Tensor:
+        if self.all is None:
+            self.all = torch.zeros(6)
+            self.newest = self.all[:3]
+        self.all.add_(1)
+        return self.newest
+
+
+def test_buffers_made_by_forward_that_share_memory_share_it_again() -> None:
+    saved, fresh = _Remembering(), _Remembering()
+    saved()
+    transfer({"model": saved}, {"model": fresh})
+    assert torch.equal(saved(), fresh())
+    assert torch.equal(saved.newest, torch.full((3,), 2.0))

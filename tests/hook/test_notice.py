@@ -21,7 +21,7 @@ from everstep.core.errors import UsageError
 from everstep.hook import notice as notice_module
 from everstep.hook import notice_command
 from everstep.hook.end_machine import SIGTERM, Notice
-from everstep.hook.notice import CONFIRM_S, SECOND_S, NoticeWatch, Preemption
+from everstep.hook.notice import CONFIRM_S, POLL_S, SECOND_S, NoticeWatch, Preemption
 from everstep.hook.notice_command import COMMAND_DEADLINE_S
 
 DEADLINE_S = 20.0
@@ -91,6 +91,22 @@ def test_a_file_that_appears_is_told(watch: Watch, tmp_path: Path) -> None:
     (tmp_path / "notice").touch()
     notice = told.get(timeout=DEADLINE_S)
     assert (notice.reason, notice.ends) == (f"{tmp_path}/notice is there", False)
+
+
+@pytest.mark.parametrize(("age_s", "late_s"), [(0.5, 0.5), (3600.0, POLL_S), (-3600.0, 0.0)])
+def test_the_time_that_is_left_is_counted_from_when_the_file_was_made(
+    watch: Watch, tmp_path: Path, age_s: float, late_s: float
+) -> None:
+    """But from no earlier than when it was looked for and was not there."""
+    file = tmp_path / "made before"
+    file.touch()
+    made_s = time.time() - age_s
+    os.utime(file, (made_s, made_s))
+    told = watch(Preemption(notice_file=tmp_path / "notice", grace_s=100.0))
+    file.rename(tmp_path / "notice")
+    notice = told.get(timeout=DEADLINE_S)
+    left_s, heard_within_s = notice.until_s - time.monotonic(), POLL_S + 1.0
+    assert 100.0 - late_s - heard_within_s <= left_s <= 100.0 - late_s
 
 
 def test_sigterm_is_heard_after_another_announcement(watch: Watch, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The cost book: what a step took, what stood still, and what it makes of both."""
 
+import math
 from typing import Any
 
 import pytest
@@ -79,8 +80,8 @@ def test_busy_and_quiet_steps_are_told_apart() -> None:
 def test_the_guards_wait_is_stall_and_no_part_of_the_step() -> None:
     book = CostBook()
     pass_boundary(book, 0.0, 0.0, opens_busy=True, guard_s=0.0)
-    pass_boundary(book, 1.25, 1.25, opens_busy=False, guard_s=0.25)
     book.guard_s = 0.25
+    pass_boundary(book, 1.25, 1.25, opens_busy=False, guard_s=0.25)
     report = report_of(book)
     assert report.step_busy_s == pytest.approx(1.0)
     assert report.stall_s == pytest.approx(0.25)
@@ -204,16 +205,41 @@ def test_steps_that_were_faster_beside_a_copy_do_not_make_training_faster() -> N
     assert report.slowdown == 0.0
 
 
-def test_stall_per_checkpoint_is_of_those_sealed() -> None:
+def test_stall_per_checkpoint_is_of_those_sealed_and_not_of_boundaries_without_one() -> None:
     book = CostBook()
-    book.boundary_s, book.guard_s, book.sealed = 1.5, 0.5, 4
+    book.boundary_s, book.plain_s, book.guard_s, book.sealed = 4.5, 3.0, 0.5, 4
     assert report_of(book).stall_per_checkpoint_s == pytest.approx(0.5)
 
 
-def test_more_cost_than_time_is_no_slowdown_that_could_be_named() -> None:
+def test_where_all_time_was_cost_the_share_is_without_bound_and_said_in_words() -> None:
     book = CostBook()
-    book.boundary_s = 1.0
-    assert report_of(book).slowdown == 0.0
+    pass_boundary(book, 0.0, 0.0, opens_busy=False, guard_s=0.0)
+    pass_boundary(book, 0.0, 2.0, opens_busy=False, guard_s=0.0)
+    report = report_of(book)
+    assert (report.slowdown, report.plain_share) == (math.inf, math.inf)
+    assert "cost            all of 2 s of training" in str(report)
+
+
+def test_what_optimizers_have_waited_since_the_last_boundary_is_time_of_training() -> None:
+    book = CostBook()
+    pass_boundary(book, 0.0, 0.0, opens_busy=False, guard_s=0.0)
+    pass_boundary(book, 1.0, 1.0, opens_busy=False, guard_s=0.0)
+    book.guard_s += 3.0
+    report = report_of(book)
+    assert (report.train_s, report.slowdown) == (4.0, 3.0)
+    assert "300.00 % on top of 1 s of training" in str(report)
+    pass_boundary(book, 5.0, 5.0, opens_busy=False, guard_s=3.0)
+    assert report_of(book).train_s == 5.0
+
+
+def test_the_checkpoint_after_the_last_boundary_is_in_all_of_which_it_is_a_part() -> None:
+    book = CostBook()
+    pass_boundary(book, 0.0, 0.0, opens_busy=False, guard_s=0.0)
+    pass_boundary(book, 1.0, 1.0, opens_busy=False, guard_s=0.0)
+    book.eager_s += 0.5
+    book.beyond(0.5)
+    report = report_of(book)
+    assert (report.eager_s, report.boundary_s, report.train_s) == (0.5, 0.5, 1.5)
 
 
 def test_a_report_is_a_picture_of_its_moment() -> None:
@@ -269,7 +295,7 @@ def test_people_read_what_it_cost_and_why() -> None:
     assert str(report_of(book, SlowerSteps(steps=1, total_s=0.5))).splitlines() == [
         "checkpoints     1 complete, the newest is 1.10",
         "interval        10 steps, every=10, as asked",
-        "cost            19.09 % of 13.1 s of training: checkpoints 9.09 %, boundaries without one 10.00 %",
+        "cost            19.09 % on top of 11 s of training: checkpoints 9.09 %, boundaries without one 10.00 %",
         "  boundaries    1.1 s, of it eager copies 0 us",
         "  guard         0 us in optimizers",
         "  slower steps  1 s in 2 of 12 steps, 1 compared with quiet ones of their time",

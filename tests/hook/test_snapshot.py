@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import everstep
-from everstep.core.errors import DaemonUnavailableError, StateTypeError
+from everstep.core.errors import DaemonUnavailableError, StateTypeError, UsageError
 from everstep.daemon.testing import daemon_process
 from everstep.hook import capture as capture_module
 from everstep.hook import copier as copier_module
@@ -465,3 +465,38 @@ class TestReport:
         assert report.stall_s == report.boundary_s + report.guard_s
         assert report.eager_s + report.wait_s <= report.boundary_s
         assert report.stall_s < report.train_s
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+class TestForkedChild:
+    """It may train what it likes, as a worker that evaluates does, and cannot call the run."""
+
+    def test_trains_while_a_copy_of_its_parent_goes_on_and_is_refused_by_the_run(
+        self, device: Path, gate: Gate
+    ) -> None:
+        objects = made()
+        with attached(device, objects, final=False) as run:
+            until_taken(run, objects)
+            gate.open.clear()
+            iterate(run, objects, checkpoint=True)
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    model = nn.Linear(2, 2)
+                    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                    for parameter in model.parameters():
+                        parameter.grad = torch.ones_like(parameter)
+                    optimizer.step()
+                    with pytest.raises(
+                        UsageError, match=f"attached by process {os.getppid()}, and this is a"
+                    ):
+                        run.step()
+                    run.close()
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            gate.open.set()
+            assert run.wait(20)
+            assert (run.report().checkpoints_complete, run.report().failures) == (2, ())
