@@ -1,10 +1,12 @@
 """The guard: an optimizer's step waits until the snapshot has copied what it is going to change."""
 
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 STEPS_WITHOUT_BOUNDARY_MAX = 1000
@@ -35,6 +37,8 @@ class OptimizerGuard:
         self._steps_max = STEPS_WITHOUT_BOUNDARY_MAX * len(self._attached)
         self._handle = register_optimizer_step_pre_hook(_weakly(self))
         weakref.finalize(self, self._handle.remove)
+        _let_scalers_wait()
+        _guarding[:] = [*(each for each in _guarding if each() is not None), weakref.ref(self)]
 
     def boundary(self) -> None:
         """A boundary was passed."""
@@ -57,6 +61,11 @@ class OptimizerGuard:
     def close(self) -> None:
         """Take the hook out."""
         self._handle.remove()
+        _guarding[:] = [each for each in _guarding if each() is not self]
+
+    def before_update(self) -> None:
+        """Wait as for a step: a scaler may have left it out, and the iteration writes what follows all the same."""
+        self._before()
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Wait for what the optimizer may change."""
@@ -71,6 +80,27 @@ class OptimizerGuard:
                 "call run.step() at the end of each iteration",
                 stacklevel=4,
             )
+
+
+_WAITS = "waits_for_everstep"
+_guarding: "list[weakref.ref[OptimizerGuard]]" = []
+
+
+def _let_scalers_wait() -> None:
+    """Let `update()` of torch's GradScaler tell the guards of this process: it has no hook. Again is nothing."""
+    update = GradScaler.update
+    if _WAITS in update.__dict__:
+        return
+
+    @functools.wraps(update)
+    def waiting(self: GradScaler, new_scale: float | torch.Tensor | None = None) -> None:
+        for reference in tuple(_guarding):
+            if (guard := reference()) is not None:
+                guard.before_update()
+        update(self, new_scale)
+
+    waiting.__dict__[_WAITS] = True
+    GradScaler.update = waiting
 
 
 def _weakly(guard: OptimizerGuard) -> Callable[[Optimizer, object, object], None]:

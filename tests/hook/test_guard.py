@@ -1,10 +1,12 @@
 """Optimizers that step on and on without a boundary are told of; one iteration of many optimizers is not."""
 
+import gc
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from everstep.hook import guard as guard_module
 from everstep.hook.guard import OptimizerGuard
@@ -91,3 +93,27 @@ def test_more_optimizers_than_steps_without_a_boundary_are_one_iteration() -> No
     with warnings.catch_warnings(action="error"):
         step(made, 2)
     guard.close()
+
+
+def test_a_scaler_that_is_updated_waits_once_for_each_guard_that_is_open() -> None:
+    """However often runs were attached, and of closed ones, or such as are gone, nothing is asked."""
+    parameter = nn.Parameter(torch.ones(2))
+    scaler, optimizer = GradScaler("cpu", init_scale=2.0), torch.optim.SGD([parameter])
+    waited: list[str] = []
+    open_one, closed = (
+        OptimizerGuard({}, lambda name=name: waited.append(name)) for name in ("open", "closed")
+    )
+    OptimizerGuard({}, lambda: waited.append("gone"))
+    gc.collect()
+    closed.close()
+    scaler.scale(parameter.sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    assert waited == [], "the step was left out"
+    scaler.update()
+    assert waited == ["open"]
+    assert scaler.get_scale() == 1.0
+    scaler.update(8.0)
+    assert (scaler.get_scale(), waited) == (8.0, ["open", "open"])
+    open_one.close()
+    scaler.update(4.0)
+    assert waited == ["open", "open"]

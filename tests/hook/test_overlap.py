@@ -5,6 +5,7 @@ changed by then. What is restored must be what was there at the boundary, and tr
 training on without a break gave, bit for bit.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -257,6 +258,21 @@ def scaled(seed: int) -> Loop:
     return Loop(loop.objects | {"scaler": scaler}, iterate)
 
 
+def clipped(seed: int) -> Loop:
+    """The same, and behind the skipped step weights are clipped, and averaged by hand, in ways that move no version."""
+    loop = scaled(seed)
+    model = loop.objects["model"]
+    shadow = copy.deepcopy(model).requires_grad_(False)
+
+    def iterate(number: int, run: Run) -> None:
+        loop.iterate(number, run)
+        for weight, average in zip(model.parameters(), shadow.parameters(), strict=True):
+            weight.data.clamp_(-0.1, 0.1)
+            average.data.mul_(0.9).add_(weight.data, alpha=0.1)
+
+    return Loop(loop.objects | {"shadow": shadow}, iterate)
+
+
 def scheduled(seed: int) -> Loop:
     loop = simple(seed, normalised)
     optimizer = loop.objects["optimizer"]
@@ -471,7 +487,7 @@ def quantised(seed: int) -> Loop:
 @pytest.mark.parametrize(
     "make",
     [
-        lbfgs, gan, sam, sharp, in_backward, accumulated, scaled, scheduled, averaged, shadowed,
+        lbfgs, gan, sam, sharp, in_backward, accumulated, scaled, clipped, scheduled, averaged, shadowed,
         lazily_optimized, embedded, bounded, sparsely, flat, inferred, quantised,
     ],
 )  # fmt: skip
