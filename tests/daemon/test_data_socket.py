@@ -376,9 +376,12 @@ class TestNodeDaemon:
 
     def test_directories_are_not_for_clients_to_choose(self, node: Path, tmp_path: Path) -> None:
         with FakeTrainer(node) as trainer:
-            refused = failure(trainer.open_run([tmp_path / "d0"]))
+            refused = failure(trainer.open_run([tmp_path / "elsewhere"]))
             assert refused.code == "ConfigError"
             assert "nvme0, nvme1" in refused.hint
+            assert not isinstance(trainer.open_run([tmp_path / "d0"]), frames.Failure), (
+                "its own are named so, too"
+            )
 
 
 class TestLifetime:

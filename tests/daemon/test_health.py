@@ -40,7 +40,7 @@ def test_a_daemon_that_takes_work_is_serving(node_config: Path, socket_path: Pat
 
 
 def test_one_that_drains_is_not(socket_path: Path, devices: list[Path], pause: Pause) -> None:
-    phase = Phase("everstep.checkpoint.commit:manifest_of")
+    phase = Phase("everstep.checkpoint.commit:head_of")
     with (
         pausing_daemon(pause, phase) as daemon,
         FakeTrainer(socket_path) as trainer,
@@ -81,7 +81,7 @@ def test_a_probe_hears_of_a_drain_while_it_still_waits_for_what_is_sealed(
     socket_path: Path, devices: list[Path], pause: Pause
 ) -> None:
     with (
-        pausing_daemon(pause, Phase("everstep.checkpoint.commit:manifest_of")) as daemon,
+        pausing_daemon(pause, Phase("everstep.checkpoint.commit:head_of")) as daemon,
         FakeTrainer(socket_path) as trainer,
         grpc.insecure_channel(f"unix:{control_socket_path(socket_path)}") as channel,
         connected(socket_path) as client,

@@ -15,7 +15,7 @@ from everstep.daemon.testing import FakeTrainer, daemon_process, node_daemon
 from everstep.proto import frames
 
 EVERSTEP = Path(sys.executable).with_name("everstep")
-PUBLISHING = Phase("everstep.checkpoint.commit:manifest_of")
+PUBLISHING = Phase("everstep.checkpoint.commit:head_of")
 
 
 def refused(config: Path) -> tuple[int, str]:

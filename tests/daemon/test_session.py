@@ -18,7 +18,7 @@ from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
 from everstep.proto import frames
 
 OPENING = Phase("everstep.checkpoint.recovery:recover")
-PUBLISHING = Phase("everstep.checkpoint.commit:manifest_of")
+PUBLISHING = Phase("everstep.checkpoint.commit:head_of")
 
 
 def attached(trainer: FakeTrainer, devices: list[Path], name: str = "test") -> FakeArena:

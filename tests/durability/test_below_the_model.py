@@ -10,6 +10,7 @@ import pytest
 from everstep.checkpoint import real_storage
 from everstep.checkpoint.collect import remove_checkpoint
 from everstep.checkpoint.engine import Transfer, TransferDone
+from everstep.checkpoint.manifest_format import decode_manifest
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.testing import load, make_state, memory_arena, opened, save
@@ -96,4 +97,4 @@ def test_a_segment_that_another_checkpoint_needs_stays(tmp_path: Path) -> None:
         paths = [run.segment_path(ref) for ref in newer.segments]
         assert paths
         assert all(path.is_file() for path in paths)
-        assert load(run, saved.manifest) == state.content
+        assert load(run, decode_manifest(saved.content)) == state.content

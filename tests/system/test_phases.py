@@ -20,14 +20,14 @@ from everstep.hook.trainer_testing import Job, Trainer, daemon_pid, end_daemon
 
 ALLOCATING = Phase("everstep.checkpoint.linux:fallocate")
 PERSISTING = Phase("everstep.checkpoint.real_storage:RealStorage.write_segment", 3)
-BETWEEN = Phase("everstep.checkpoint.commit:manifest_of", 2)
+BETWEEN = Phase("everstep.checkpoint.commit:head_of", 2)
 """All data of the second checkpoint are durable, no manifest refers to them."""
 HALF = Phase("everstep.checkpoint.real_storage:RealStorage.rename_noreplace", 4, ".0.mf")
 """The second checkpoint's manifest is on one device of two."""
 COMPLETING = Phase("everstep.checkpoint.run_store:RunStore.set_complete_floor", 2)
 COPYING = Phase("everstep.hook.copier:copy", 4)
 """A call for each of two segments: not the first snapshot, whose state is smaller; half of it is copied."""
-LAST = Phase("everstep.checkpoint.commit:manifest_of", 1, "step=25")
+LAST = Phase("everstep.checkpoint.commit:head_of", 1, "step=25")
 
 ATTACH_PHASES = {
     "opening": Phase("everstep.checkpoint.recovery:recover"),

@@ -55,10 +55,11 @@ def content_of(fd: int) -> bytes:
 def files_with_canary(devices: list[Path]) -> list[Path]:
     """Return the files in which it is found, of a daemon that may delete some meanwhile."""
     found = list[Path]()
-    for path in (path for device in devices for path in device.rglob("*")):
-        with suppress(FileNotFoundError):
-            if path.is_file() and CANARY in path.read_bytes():
-                found.append(path)
+    for folder, _, names in (each for device in devices for each in os.walk(device)):
+        for path in (Path(folder, name) for name in names):
+            with suppress(FileNotFoundError):
+                if CANARY in path.read_bytes():
+                    found.append(path)
     return found
 
 

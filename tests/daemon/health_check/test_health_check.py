@@ -161,7 +161,7 @@ def test_a_device_that_is_missing_from_the_start_refuses(
 def test_an_ending_daemon_refuses_until_it_has_ended(
     node_config: Path, endpoint: Path, socket_path: Path, pause: Pause
 ) -> None:
-    phase = Phase("everstep.checkpoint.commit:manifest_of")
+    phase = Phase("everstep.checkpoint.commit:head_of")
     with (
         pausing_daemon(pause, phase, node_config) as daemon,
         FakeTrainer(socket_path) as trainer,
