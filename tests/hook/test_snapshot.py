@@ -26,6 +26,7 @@ from everstep.hook.copy_plan import Moves
 from everstep.hook.gather import copy
 from everstep.hook.report import Skipped
 from everstep.hook.run import Run
+from everstep.hook.skip_reasons import STILL_COPYING
 from everstep.hook.slot_places import Places
 from everstep.proto import frames
 from everstep.proto.frames import SkipReason
@@ -232,6 +233,28 @@ class TestSkipping:
             assert run.report().skipped == before | {
                 SkipReason.COPYING: Skipped(count=1, example="the previous snapshot is still being copied")
             }
+            gate.open.set()
+            assert run.wait(20)
+
+    def test_of_many_alike_the_first_and_the_tenth_are_logged(
+        self, device: Path, gate: Gate, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        objects = made()
+        with attached(device, objects, final=False) as run:
+            until_taken(run, objects)
+            gate.open.clear()
+            iterate(run, objects, checkpoint=True)
+            caplog.clear()
+            first = run.steps + 1
+            for _ in range(12):
+                run.checkpoint()
+                run.step()
+            said = [text for text in caplog.messages if "checkpoint_skipped" in text]
+            assert said == [
+                f"checkpoint_skipped run=snap step={first} reason={STILL_COPYING}",
+                f"checkpoint_skipped run=snap step={first + 9} reason={STILL_COPYING} (with 9 more skipped so)",
+            ]
+            assert run.report().skipped[SkipReason.COPYING].count == 12
             gate.open.set()
             assert run.wait(20)
 
