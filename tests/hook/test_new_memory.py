@@ -39,8 +39,8 @@ def wait_until_mapped() -> None:
 def mapped_share(tensor: torch.Tensor) -> float:
     """Return which share of a tensor's pages is there, by mincore(2).
 
-    Faults when they are written would say nothing: memory that numpy once had may come in huge pages, by few of them, of
-    which the allocator's own words bring one at each end.
+    Faults when they are written would say nothing: memory may come in huge pages, as where numpy has asked for them, by
+    few faults, and the allocator's own words bring one at each end.
     """
     begin = -(-tensor.data_ptr() // PAGE_BYTES) * PAGE_BYTES
     count = (tensor.data_ptr() + tensor.nbytes - begin) // PAGE_BYTES
