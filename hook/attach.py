@@ -3,9 +3,9 @@
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, cast
 
 from ..checkpoint.frequency_types import Limits
 from ..checkpoint.keep import Keep
@@ -202,13 +202,20 @@ def _is_int(value: object) -> bool:
 
 
 def _storage(storage: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    items = [storage] if isinstance(storage, str | bytes | os.PathLike) else storage
-    if not isinstance(items, Sequence) or not all(isinstance(item, str | os.PathLike) for item in items):  # pyright: ignore[reportUnnecessaryIsInstance]
+    given: object = storage
+    several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
+    found: list[object] = list(cast("Iterable[object]", given)) if several else [given]
+    items = [
+        os.fspath(cast("str | os.PathLike[str]", item))
+        for item in found
+        if isinstance(item, str | os.PathLike)
+    ]
+    if len(items) < len(found):
         raise UsageError(f"storage={storage!r}", hint="a path or several: storage=['/nvme0/everstep']")
-    if not items or not all(os.fspath(item) for item in items):
+    if not items or not all(items):
         raise UsageError(f"storage={storage!r} is empty", hint="name at least one directory")
     # A bare word may be a device name of a node's daemon; everything else is a path of this process.
-    return tuple(_place(os.fspath(item)) for item in items)
+    return tuple(map(_place, items))
 
 
 def _place(item: str) -> str:

@@ -90,6 +90,14 @@ def test_a_bad_argument_of_attach_is_named(
     assert not any(list(path.iterdir()) for path in storage)
 
 
+def test_directories_may_come_from_whatever_yields_them(storage: list[Path]) -> None:
+    """As of `Path.glob()`."""
+    attach: Any = everstep.attach
+    with service(), attach("x", model=nn.Linear(1, 1), storage=(path for path in storage)) as run:
+        run.step()
+    assert all(list(path.iterdir()) for path in storage)
+
+
 def test_objects_without_their_names_are_refused(storage: list[Path]) -> None:
     attach: Any = everstep.attach
     with refused(UsageError, "without a name: Linear, int", hint="attach('x', model=model"):
