@@ -79,4 +79,4 @@ def main(folder: Path, part: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])
-    os._exit(0)  # gloo's thread may drop its last work while the interpreter ends, which aborts (pytorch#179291)
+    os._exit(0)  # gloo may drop its last work while the interpreter ends, and abort (pytorch#179291)
