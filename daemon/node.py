@@ -414,8 +414,13 @@ class Node:
             rank.lease = None
             rank.kept_until_s = asyncio.get_running_loop().time() + self.config.daemon.linger_s
             self._drop_copies(rank)
-            logger.warning("trainer_lost run=%s rank=%d pid=%d", rank.run.run_id, rank.rank, session.peer.pid)
-            self.reporter.lost(rank, self.config.daemon.linger_s)
+            reason = "" if rank.leave is None else rank.leave.reason
+            who = f"run={rank.run.run_id} rank={rank.rank} pid={session.peer.pid}"
+            if rank.left:
+                logger.info("trainer_left %s reason=%s", who, reason)
+            else:
+                logger.warning("trainer_lost %s reason=%s", who, reason or "unknown")
+            self.reporter.gone(rank, self.config.daemon.linger_s)
             if not self.lifetime.is_ending:
                 self._tell_gone(rank)
         self.lifetime.changed()

@@ -145,6 +145,8 @@ class RankRecord:
     """Devices that its new bytes may go to, as chosen when it was opened last."""
     kept_until_s: float | None = None
     """Its last holder died or vanished: until then (the loop's clock) its snapshots wait for a restart."""
+    leave: frames.Leave | None = None
+    """What its last holder has said of its end; None: nothing, it died, or is here and goes on."""
     step: int = 0
     """Newest boundary that was snapshotted."""
     files_size_bytes: int = 0
@@ -184,8 +186,14 @@ class RankRecord:
         assert self.lease is None, "a lease is granted only once the one before it is over"
         assert not client.has_ended, "nobody would ever give this lease back"
         self.lease = Lease(rank=self, holder=client)
-        self.kept_until_s = self.costs = None
+        self.kept_until_s = self.costs = self.leave = None
         return self.lease
+
+    @property
+    def left(self) -> str:
+        """What was announced and ended its last holder; empty: it died, failed or vanished, or is here."""
+        is_planned = self.lease is None and self.leave is not None and not self.leave.is_failure
+        return self.leave.reason if is_planned and self.leave is not None else ""
 
     @property
     def given_back_at_s(self) -> float | None:

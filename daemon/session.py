@@ -244,6 +244,9 @@ class Session:
                 self._allocation = self._answer(frame, lambda: node.make_arena(lease, frame))
             case frames.Detach():
                 self._answer(frame, lambda: node.detach(lease))
+            case frames.Leave():
+                rank.leave = frame
+                self.send(frames.Done(re=frame.request_id))
             case frames.BeginSnapshot():
                 node.begin_snapshot(rank, frame)
             case frames.Announce():

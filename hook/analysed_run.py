@@ -65,5 +65,5 @@ class AnalysedRun(Run):
     def _start(self) -> None:
         self._check_usable()
 
-    def _close(self, *, final: bool) -> None:
+    def _close(self, error: BaseException | None = None) -> None:
         self._closed = True

@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 CLOSE_DEADLINE_S = 600.0
 """How long leaving a run waits for its last checkpoint to be complete."""
 
+LEAVE_DEADLINE_S = 1.0
+"""How long a run that is cut short waits for the daemon to hear why."""
+
 COSTS_S = 5.0
 
 
@@ -318,7 +321,7 @@ class Run:
             UsageError: a handler of a signal called it in the middle of `run.step()` or another call that waits.
         """
         refuse_within(self, self._CALLS, "run.close()")
-        self._close(final=True)
+        self._close()
 
     def __enter__(self) -> "Run":
         """Return the run."""
@@ -328,7 +331,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close; by an exception without a last boundary."""
-        self._close(final=kind is None)
+        self._close(error)
 
     # -- boundaries
 
@@ -433,11 +436,12 @@ class Run:
             reason, last_complete=last_complete, in_time=not skipped and last_complete == str(begun)
         )
 
-    def _close(self, *, final: bool) -> None:
+    def _close(self, error: BaseException | None = None) -> None:
+        """End the run: as it wants to, or by what was raised in it."""
         if self._closed or self._forked_from:
             return
         try:
-            if final and self._unusable is None:
+            if error is None and self._unusable is None:
                 self._finish()
             else:
                 self._snapshotter.drain(CLOSE_DEADLINE_S)
@@ -449,8 +453,8 @@ class Run:
             self._ranks.close()
             if not self._link.broken:
                 self._tell_costs(self._costs_at_s)
-            if final and not self._link.broken:
-                self._detach()
+            if not self._link.broken:
+                self._say_end(error)
             self._snapshotter.close()
             self._link.close()
             say_closed(self.name, self._state.step, self.report())
@@ -475,11 +479,16 @@ class Run:
             self._state.beyond += 1
             self._checkpoints.take_last(time.monotonic() + CLOSE_DEADLINE_S)
 
-    def _detach(self) -> None:
+    def _say_end(self, error: BaseException | None) -> None:
+        """Wait until the daemon has settled what was sealed; or tell it why nobody waits for that."""
+
+        def last(number: int) -> frames.Detach | frames.Leave:
+            return frames.Detach(request_id=number) if error is None else self._end.farewell(number, error)
+
         try:
-            self._link.client.request(lambda number: frames.Detach(request_id=number), CLOSE_DEADLINE_S)
-        except EverstepError as error:
-            logger.error("detach_failed run=%s reason=%s", self.name, error)
+            self._link.client.request(last, CLOSE_DEADLINE_S if error is None else LEAVE_DEADLINE_S)
+        except EverstepError as failure:
+            logger.error("detach_failed run=%s reason=%s", self.name, failure)
 
     _CALLS = named_calls(step=step, wait=wait, close=_close, mutating=_before_optimizer)
     """What waits for other threads, or holds what they wait for."""

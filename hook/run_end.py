@@ -3,9 +3,11 @@
 import logging
 import threading
 import time
+from traceback import format_exception_only
 from typing import NoReturn
 
 from ..core.errors import UsageError
+from ..proto import frames
 from .end_machine import LEASE_ENDS, SIGTERM, Ask, Boundary, EndMachine, Notice, Progress
 from .notice import ENDED_STATUS, NoticeWatch, Preemption, end_now
 from .pace import Pace
@@ -27,6 +29,8 @@ class RunEnd:
         self._agreed_until_s: float | None = None
         """The earliest end that all ranks were told of, or have told this one of."""
         self._watch = NoticeWatch(preemption, self._on_notice, self._on_unconfirmed)
+        self._left = ""
+        """Why the process was ended by `leave`; empty: it was not."""
 
     def lease(self, seconds: float, *, ends: bool) -> None:
         """The process has so long from now on.
@@ -81,6 +85,7 @@ class RunEnd:
 
     def leave(self, reason: str, *, last_complete: str, in_time: bool) -> NoReturn:
         """End the process: SystemExit with 0 for a lease, else as SIGTERM would."""
+        self._left = reason
         logger.warning(
             "run_ended run=%s reason=%s last_complete=%s in_time=%s",
             self._name,
@@ -89,6 +94,16 @@ class RunEnd:
             in_time,
         )
         raise SystemExit(0 if reason == LEASE_ENDS else ENDED_STATUS)
+
+    def farewell(self, request_id: int, error: BaseException) -> frames.Leave:
+        """Return what the daemon is told of a run that ends by what was raised in it, `leave`'s or another."""
+        return frames.Leave(
+            request_id=request_id,
+            reason=(self._left or "".join(format_exception_only(error)).strip())[: frames.SHORT_TEXT_MAX],
+            is_failure=isinstance(
+                error, Exception
+            ),  # SystemExit and KeyboardInterrupt are what somebody wants
+        )
 
     def close(self) -> None:
         """Hear nothing more; SIGTERM ends the process again."""

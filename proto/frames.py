@@ -14,7 +14,7 @@ import msgspec
 from .peer_frames import MEMBERS_MAX, Address, PeerReply, PeerRequest
 from .share_frames import ShareReply, ShareRequest
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
@@ -340,6 +340,15 @@ class Detach(msgspec.Struct, frozen=True, tag="detach"):
     request_id: int
 
 
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """The client is about to end and waits for nothing: what it sealed is persisted and kept, as if it had died."""
+
+    request_id: int
+    reason: ShortText
+    is_failure: bool
+    """An exception ends it, and not what somebody has announced."""
+
+
 class ReadManifest(msgspec.Struct, frozen=True, tag="read_manifest"):
     """Ask for the manifest of a committed shard of a run of this user, without a lease; see `OpenSegment`."""
 
@@ -452,6 +461,7 @@ Request = (
     | Skipped
     | ForceHeard
     | Detach
+    | Leave
     | ReadManifest
     | OpenSegment
     | HandOver

@@ -83,6 +83,7 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_DRAINING: _ClassVar[EventKind]
     EVENT_KIND_DRAINED: _ClassVar[EventKind]
     EVENT_KIND_CHECKPOINT_GIVEN_UP: _ClassVar[EventKind]
+    EVENT_KIND_RANK_LEFT: _ClassVar[EventKind]
 
 class ControllerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -155,6 +156,7 @@ EVENT_KIND_CONFIG_RELOADED: EventKind
 EVENT_KIND_DRAINING: EventKind
 EVENT_KIND_DRAINED: EventKind
 EVENT_KIND_CHECKPOINT_GIVEN_UP: EventKind
+EVENT_KIND_RANK_LEFT: EventKind
 CONTROLLER_STATE_UNSPECIFIED: ControllerState
 CONTROLLER_STATE_UNKNOWN: ControllerState
 CONTROLLER_STATE_ADAPTIVE: ControllerState
@@ -369,20 +371,22 @@ class SlotStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[SlotState, str]] = ..., checkpoint: _Optional[str] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("rank", "state", "step", "slots", "arena_bytes", "pid")
+    __slots__ = ("rank", "state", "step", "slots", "arena_bytes", "pid", "left")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     state: RankState
     step: int
     slots: _containers.RepeatedCompositeFieldContainer[SlotStatus]
     arena_bytes: int
     pid: int
-    def __init__(self, rank: _Optional[int] = ..., state: _Optional[_Union[RankState, str]] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    left: str
+    def __init__(self, rank: _Optional[int] = ..., state: _Optional[_Union[RankState, str]] = ..., step: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., left: _Optional[str] = ...) -> None: ...
 
 class RunStatus(_message.Message):
     __slots__ = ("name", "run_id", "owner_uid", "attempt", "world_size", "ranks", "complete_floor", "retention", "pace", "newest_checkpoint", "newest_unix_s", "newest_bytes")

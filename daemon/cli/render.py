@@ -162,7 +162,7 @@ def _runs(console: Console, runs: Sequence[RunView]) -> None:
                 Text(run.name if index == 0 else "", overflow="fold"),
                 str(run.attempt) if index == 0 else "",
                 f"{rank.rank}/{run.world_size}",
-                Text(rank.state.value, STATE_STYLES[rank.state]),
+                Text(f"left: {rank.left}" if rank.left else rank.state.value, STATE_STYLES[rank.state]),
                 str(rank.step) if rank.step else "-",
                 size_text(rank.arena_bytes) if rank.arena_bytes else "-",
                 _slots_text(rank),

@@ -88,9 +88,10 @@ def _state(run: RunFacts) -> Text:
     attached = sum(rank.state is RankState.ATTACHED for rank in run.view.ranks)
     if attached:
         return Text(f"{attached}/{run.view.world_size} ranks", STATE_STYLES[RankState.ATTACHED])
-    lost = any(rank.state is RankState.LINGERING for rank in run.view.ranks)
-    state = RankState.LINGERING if lost else RankState.CLOSED
-    return Text("lost" if lost else "ended", STATE_STYLES[state])
+    gone = [rank for rank in run.view.ranks if rank.state is RankState.LINGERING]
+    if any(not rank.left for rank in gone):
+        return Text("lost", STATE_STYLES[RankState.LINGERING])
+    return Text("left" if gone else "ended", STATE_STYLES[RankState.CLOSED])
 
 
 def _chosen(run: RunFacts) -> Iterator[Text]:

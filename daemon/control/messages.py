@@ -282,6 +282,7 @@ def run_to_message(run: RunView) -> pb.RunStatus:
                 step=rank.step,
                 arena_bytes=rank.arena_bytes,
                 pid=rank.pid,
+                left=rank.left,
                 slots=[
                     pb.SlotStatus(state=SLOT_STATES[slot.state], checkpoint=id_to_text(slot.checkpoint))
                     for slot in rank.slots
@@ -332,6 +333,7 @@ def run_from_message(run: pb.RunStatus) -> RunView:
                 step=rank.step,
                 arena_bytes=rank.arena_bytes,
                 pid=rank.pid,
+                left=rank.left,
                 slots=tuple(
                     SlotView(state=SLOT_STATE_OF[slot.state], checkpoint=id_from_text(slot.checkpoint))
                     for slot in rank.slots

@@ -200,6 +200,7 @@ def _rank_view(rank: RankRecord) -> RankView:
         ),
         arena_bytes=sum(arena.size_bytes for arena in rank.arenas.values()),
         pid=0 if rank.lessee is None else rank.lessee.pid,
+        left=rank.left,
     )
 
 

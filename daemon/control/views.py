@@ -83,6 +83,8 @@ class RankView:
     arena_bytes: int
     pid: int
     """0 when the trainer is gone or its pid is not known here."""
+    left: str = ""
+    """What was announced and ended its trainer, where that is gone; empty: it died, vanished or failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

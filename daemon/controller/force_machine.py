@@ -45,7 +45,7 @@ class ForceMachine:
                 self._counts(event) and event.checkpoint not in self._skipped
             ):
                 raise EverstepError(event.text, hint="`everstep events` and the trainers' logs say why")
-            case EventKind.RANK_LOST | EventKind.RUN_ENDED:
+            case EventKind.RANK_LOST | EventKind.RANK_LEFT | EventKind.RUN_ENDED:
                 raise RanksLostError(
                     f"{event.text} before the checkpoint was complete", hint="start it again, and ask again"
                 )

@@ -67,11 +67,13 @@ class Reporter:
             self._intervals.pop(_key(run), None)
             self._of_run(EventKind.RUN_ENDED, run, f"run {run.name!r} ended", attempt=rank.attempt)
 
-    def lost(self, rank: "RankRecord", linger_s: float) -> None:
-        """A trainer died or vanished."""
-        text = f"rank {rank.rank} of run {rank.run.name!r} is gone"
+    def gone(self, rank: "RankRecord", linger_s: float) -> None:
+        """A trainer died, vanished or failed, or left because its end was announced."""
+        kind = EventKind.RANK_LEFT if rank.left else EventKind.RANK_LOST
+        why = "" if rank.leave is None else f": {rank.leave.reason}"
+        text = f"rank {rank.rank} of run {rank.run.name!r} {'left' if rank.left else 'is gone'}{why}"
         hint = f"what it sealed is kept for {linger_s:.0f} s: start it again"
-        self._of_rank(EventKind.RANK_LOST, rank, text, attempt=rank.attempt, hint=hint)
+        self._of_rank(kind, rank, text, attempt=rank.attempt, hint=hint)
 
     def restored(self, rank: "RankRecord", *, in_memory: bool) -> None:
         """A rank has all of what it fetched last."""

@@ -78,16 +78,17 @@ def _finding(finding: Finding) -> Document:
 def _run(facts: RunFacts, shares: Sequence[tuple[float, float, float]]) -> Document:
     view, pace = facts.view, facts.view.pace
     attached = sum(rank.state is RankState.ATTACHED for rank in view.ranks)
-    lingering = sum(rank.state is RankState.LINGERING for rank in view.ranks)
+    gone = [rank for rank in view.ranks if rank.state is RankState.LINGERING]
+    waits = "waiting" if any(not rank.left for rank in gone) else "left"
     return {
         "name": view.name,
         "run_id": view.run_id,
         "owner_uid": view.owner_uid,
         "attempt": view.attempt,
         "world_size": view.world_size,
-        "state": "training" if attached else "waiting" if lingering else "ended",
+        "state": "training" if attached else waits if gone else "ended",
         "attached_count": attached,
-        "lingering_count": lingering,
+        "lingering_count": len(gone),
         "level": level_of([*run_findings(facts)]).value,
         "step": max((rank.step for rank in view.ranks), default=0),
         "steps_per_s": facts.steps_per_s,

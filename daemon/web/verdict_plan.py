@@ -106,13 +106,11 @@ def findings_of(status: StatusView, runs: Sequence[RunFacts]) -> list[Finding]:
 def run_findings(run: RunFacts) -> Iterator[Finding]:
     """Yield what is not as it should be with one run."""
     view, subject = run.view, f"run {run.view.name}"
-    for state, said, hint in (
-        (RankState.LINGERING, "lost its trainer", "start it again: what it sealed waits in memory"),
-    ):
-        gone = [rank.rank for rank in view.ranks if rank.state is state]
-        if gone:
-            names = ", ".join(map(str, gone[:8])) + (", …" if len(gone) > 8 else "")
-            yield Finding(level=Level.AMBER, subject=subject, text=f"rank {names} {said}", hint=hint)
+    lost = [rank.rank for rank in view.ranks if rank.state is RankState.LINGERING and not rank.left]
+    if lost:
+        names = ", ".join(map(str, lost[:8])) + (", …" if len(lost) > 8 else "")
+        hint = "start it again: what it sealed waits in memory"
+        yield Finding(level=Level.AMBER, subject=subject, text=f"rank {names} lost its trainer", hint=hint)
     if not run.is_training:
         return
     if view.pace is not None and view.pace.goal_missed:

@@ -7,15 +7,19 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from in_process import Training, assert_restores, manifests, service, training
+from in_process import Training, assert_restores, manifests, own_socket, service, training
 from overlapping import slow_copies
 from pausing import wait_until
 
 import everstep
+from everstep.daemon.control.client import ControlClient, connected
+from everstep.daemon.control.views import RankState
+from everstep.daemon.events.event_types import EventKind, EventQuery
 from everstep.hook.end_machine import SIGTERM, Notice
 from everstep.hook.notice import ENDED_STATUS, SECOND_S
 from everstep.hook.pace import Pace
@@ -187,6 +191,47 @@ def ends_in_time(device: Path) -> bool:
             return False
         assert ended.value.code == 0
         return trained.run.report().last_complete == f"1.{trained.run.steps}"
+
+
+def end_by_lease(trained: Training) -> NoReturn:
+    trained.run.lease(0.5)
+    train_on(trained)
+
+
+def end_by_hand(trained: Training) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def fail(trained: Training) -> NoReturn:
+    raise RuntimeError("the loss is NaN")
+
+
+@pytest.mark.parametrize(
+    ("ends", "kind", "text", "left"),
+    [
+        (end_by_lease, EventKind.RANK_LEFT, "left: the lease ends", "the lease ends"),
+        (end_by_hand, EventKind.RANK_LEFT, "left: KeyboardInterrupt", "KeyboardInterrupt"),
+        (fail, EventKind.RANK_LOST, "is gone: RuntimeError: the loss is NaN", ""),
+    ],
+)
+def test_a_daemon_is_told_why_a_run_ends_before_its_time(
+    storage: list[Path], ends: Callable[[Training], NoReturn], kind: EventKind, text: str, left: str
+) -> None:
+    with service(), connected(own_socket()) as client:
+        events = client.events(EventQuery(since=0, follow=True))
+        with contextlib.suppress(SystemExit, KeyboardInterrupt, RuntimeError), training(storage) as trained:
+            trained.save()
+            ends(trained)
+        event = next(each for each in events if each.kind in (EventKind.RANK_LEFT, EventKind.RANK_LOST))
+        assert (event.kind, event.text) == (kind, f"rank 0 of run 'bad' {text}")
+        assert states(client) == [(RankState.LINGERING, left)]
+        with training(storage) as trained:
+            assert trained.run.restore() is not None
+            assert states(client) == [(RankState.ATTACHED, "")]
+
+
+def states(client: ControlClient) -> list[tuple[RankState, str]]:
+    return [(rank.state, rank.left) for run in client.status().runs for rank in run.ranks]
 
 
 def test_a_lease_begins_with_a_checkpoint_where_nobody_knows_how_long_one_takes(storage: list[Path]) -> None:

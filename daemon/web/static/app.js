@@ -94,7 +94,7 @@ function runs(state) {
   return table("Runs", heads, state.runs.map((run) => {
     const where = run.attached_count && run.attached_count < run.world_size ? ` of ${run.world_size}` : "";
     const ranks = run.state === "training" ? `${run.attached_count}${where} rank${run.world_size === 1 ? "" : "s"}` : "";
-    const said = { training: "training", waiting: "trainer lost", ended: "ended" }[run.state];
+    const said = { training: "training", waiting: "trainer lost", left: "left", ended: "ended" }[run.state];
     const level = run.state === "training" ? run.level : run.state === "waiting" ? "amber" : "quiet";
     return [
       [el("b", {}, run.name), small(`attempt ${run.attempt}${state.sees_all ? `, uid ${run.owner_uid}` : ""}`)],

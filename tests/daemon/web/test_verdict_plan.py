@@ -50,6 +50,11 @@ def test_all_is_well() -> None:
     assert level_of([]) is Level.GREEN
 
 
+def test_that_a_trainer_left_as_announced_is_nothing_to_look_after() -> None:
+    left = replace(RANK, state=RankState.LINGERING, left="SIGTERM")
+    assert findings_of(status(), [replace(WELL, view=replace(RUN, ranks=(left,)), steps_per_s=None)]) == []
+
+
 @pytest.mark.parametrize(
     ("facts", "level", "words"),
     [
