@@ -2,11 +2,14 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from ..core.version import VERSION
+from .module_state import own_buffers
 
 
 def environment_notes() -> dict[str, str]:
@@ -18,6 +21,14 @@ def environment_notes() -> dict[str, str]:
         "torch_threads": str(torch.get_num_threads()),
         "machine": platform.machine(),
     }
+
+
+def notes_on_own_buffers(objects: Mapping[str, object]) -> dict[str, str]:
+    """Return, as `own_buffers`, which buffers DistributedDataParallel leaves each rank of its own; else nothing."""
+    modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
+    own = [f"{name}.{buffer}" for name, module in modules.items() for buffer in own_buffers(module)]
+    more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+    return {"own_buffers": own[0] + more} if own else {}
 
 
 def killed_with_the_job() -> str:

@@ -97,6 +97,18 @@ def tensors_of(named: NamedModule) -> Iterator[NamedTensor]:
             )
 
 
+def own_buffers(root: nn.Module) -> list[str]:
+    """Return names of the buffers below DistributedDataParallel that it does not spread from rank 0 to the others."""
+    return [
+        tensor.fqn
+        for ddp in root.modules()
+        if isinstance(ddp, DistributedDataParallel) and not ddp.broadcast_buffers
+        for named in walk(ddp, 1)
+        for tensor in tensors_of(named)
+        if tensor.role is Role.BUFFER
+    ]
+
+
 @dataclass(slots=True)
 class ParameterRegistry:
     """Who names and who owns each parameter, shared by the modules and optimizers of one run.

@@ -16,7 +16,7 @@ from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import Reply
 from .end_machine import Ask
-from .environment import environment_notes
+from .environment import environment_notes, notes_on_own_buffers
 from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
@@ -99,7 +99,7 @@ class Run:
         self._stream_events: StreamEvents = SimpleQueue()
         self._asked_restore = self._started = self._closed = self._told_too_short = False
         self._guard_s = self._costs_at_s = 0.0
-        self._notes = environment_notes()
+        self._notes = environment_notes() | notes_on_own_buffers(objects)
         self._snapshotter = self._make_snapshotter(
             slots=slots, replicated=replicated, debug=debug, device_first=device_first
         )

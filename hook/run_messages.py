@@ -12,8 +12,8 @@ from .restore import Restored
 logger = logging.getLogger(__name__)
 
 
-def say_restored(name: str, restored: Restored, notes: dict[str, str]) -> None:
-    """Say what was restored, and what was not; `notes` are the checkpoint's."""
+def say_restored(name: str, restored: Restored, notes: dict[str, str], world_size: int) -> None:
+    """Say what was restored by how many ranks, and what was not; `notes` are the checkpoint's."""
     logger.warning(
         "restored run=%s checkpoint=%s from=%s epoch=%d restore_s=%.2f",
         name,
@@ -33,6 +33,14 @@ def say_restored(name: str, restored: Restored, notes: dict[str, str]) -> None:
             "restored_in_part run=%s not_attached=%s: the next checkpoint is without them",
             name,
             ",".join(restored.not_attached),
+        )
+    if "own_buffers" in notes and restored.world_size not in (1, world_size):
+        logger.warning(
+            "buffers_of_rank_0 run=%s buffers=%s: of %d ranks each had its own, since DistributedDataParallel had "
+            "broadcast_buffers=False",
+            name,
+            notes["own_buffers"],
+            restored.world_size,
         )
     then, now = notes.get("torch_threads", ""), str(torch.get_num_threads())
     if then != now:

@@ -75,7 +75,7 @@ class RunRestore:
             left_as_given=tuple(each.name for each in self.components if found.lacks(each.name)),
             not_attached=tuple(set(found.stored.components) - {each.name for each in self.components}),
         )
-        say_restored(self.name, restored, found.manifest.notes)
+        say_restored(self.name, restored, found.manifest.notes, self.ranks.world_size)
         return restored
 
     def _bring_back(self, search: RestoreSearch) -> Fetched | None:

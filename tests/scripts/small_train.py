@@ -92,6 +92,7 @@ def main() -> None:
         "--per-rank", action="store_true", help="attach a module that is different on each rank"
     )
     parser.add_argument("--replicated", action="store_true", help="no DDP; say that all ranks hold the same")
+    parser.add_argument("--own-buffers", action="store_true", help="DDP does not spread rank 0's")
     parser.add_argument("--request-at", type=int, default=-1, help="the last rank asks for a checkpoint here")
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--notice", help="a file that announces the end")
@@ -113,7 +114,8 @@ def main() -> None:
     inner = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
     inner.to(args.device)
     ddp = distributed and not args.replicated
-    model = nn.parallel.DistributedDataParallel(inner) if ddp else inner
+    shared = not args.own_buffers
+    model = nn.parallel.DistributedDataParallel(inner, broadcast_buffers=shared) if ddp else inner
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
     loader = make_loader(args)

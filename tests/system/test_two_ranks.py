@@ -149,6 +149,7 @@ def test_a_ddp_checkpoint_restores_at_another_world_size(job: Job, before: int, 
     assert {line["restored"] for line in said} == {"1.4"}
     assert {line["state"] for line in said} == {state}
     second.done()
+    assert "buffers_of_rank_0" not in second.log
     for epoch in (0, 1):
         assert entered([(4, first.steps), (10**9, second.steps)], epoch) == list(range(96))
     verified = subprocess.run(
@@ -159,6 +160,24 @@ def test_a_ddp_checkpoint_restores_at_another_world_size(job: Job, before: int, 
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "each sample exactly once" in verified.stdout
+
+
+def test_that_ranks_had_buffers_of_their_own_is_said_at_another_world_size(job: Job) -> None:
+    first = job.start("--every", "2", "--until", "4", "--own-buffers", ranks=2)
+    states = {
+        line["rank"]: line["state"] for line in (first.until_key("waiting"), first.until_key("waiting"))
+    }
+    first.kill()
+    assert states[0] != states[1]
+    said = "buffers_of_rank_0 run=small buffers=model.1.running_mean and 2 more: of 2 ranks each had its own"
+    same = job.start("--every", "2", "--own-buffers", "--until", "5", ranks=2)
+    assert {line["rank"]: line["state"] for line in restored(same, 2)} == states
+    same.kill()
+    assert said not in same.log
+    other = job.start("--every", "2", "--until", "6")
+    (line,) = restored(other, 1)
+    other.kill()
+    assert (line["state"], said in other.log) == (states[0], True)
 
 
 def test_what_the_user_calls_replicated_restores_at_another_world_size(job: Job) -> None:
