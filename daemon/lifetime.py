@@ -117,4 +117,4 @@ class Lifetime:
             if (end_s := rank.given_back_at_s) is not None and end_s <= now_s and not rank.persisting:
                 logger.info("memory_given_back run=%s rank=%d", rank.run.run_id, rank.rank)
                 rank.kept_until_s = None
-                self._node.drop_memory(rank)
+                self._node.arena_desk.drop_memory(rank)

@@ -227,7 +227,7 @@ async def _serve(
                 await served.stop()
             await node.peers.stop()
             await _drain(node, node.config.daemon.drain_s)
-            await node.forget_stored()
+            await node.arena_desk.forget_stored()
             if fed is not None:
                 fed.cancel()
             await control.stop()

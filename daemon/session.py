@@ -241,20 +241,20 @@ class Session:
             case frames.GetManifest():
                 self._answer(frame, lambda: node.restorer.manifest(rank, frame))
             case frames.MakeArena():
-                self._allocation = self._answer(frame, lambda: node.make_arena(lease, frame))
+                self._allocation = self._answer(frame, lambda: node.arena_desk.make_arena(lease, frame))
             case frames.Detach():
                 self._answer(frame, lambda: node.detach(lease))
             case frames.Leave():
                 rank.leave = frame
                 self.send(frames.Done(re=frame.request_id))
             case frames.BeginSnapshot():
-                node.begin_snapshot(rank, frame)
+                node.arena_desk.begin_snapshot(rank, frame)
             case frames.Announce():
                 node.persister.announce(rank, frame)
             case frames.Copied():
                 node.persister.copied(rank, frame)
             case frames.Abandon():
-                node.abandon(rank, frame.arena, frame.slot, Drop.GIVEN_UP)
+                node.arena_desk.abandon(rank, frame.arena, frame.slot, Drop.GIVEN_UP)
             case frames.Stream():
                 rank.stream(frame.arena).begin(frame.ranges)
             case frames.ChunkTaken():
@@ -268,7 +268,7 @@ class Session:
             case frames.Seal():
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():
-                node.sealed_everywhere(rank, CheckpointId(frame.attempt, frame.step))
+                node.arena_desk.sealed_everywhere(rank, CheckpointId(frame.attempt, frame.step))
             case frames.GiveUp():
                 node.give_up(rank, CheckpointId(frame.attempt, frame.step), in_memory=frame.in_memory)
             case frames.Costs():

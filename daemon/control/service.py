@@ -382,7 +382,7 @@ class NodeService(
         closing: list[asyncio.Task[None]] = []
         for rank in record.ranks.values() if record else ():
             rank.kept_until_s = None
-            closing += self._node.drop_memory(rank)
+            closing += self._node.arena_desk.drop_memory(rank)
         self._node.lifetime.changed()
         if closing:
             await asyncio.wait(closing)

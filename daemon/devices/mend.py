@@ -86,7 +86,9 @@ class Mender:
             work.snapshot.manifest = KeptManifest(result.content, result.manifest.segments)
             self._done(work, result)
         if work.arena.machine.slots[work.slot].state is SlotState.PERSISTING:
-            self._node.free_slots(work.rank, work.arena.number, work.arena.machine.settle(work.slot))
+            self._node.arena_desk.free_slots(
+                work.rank, work.arena.number, work.arena.machine.settle(work.slot)
+            )
 
     async def _write(self, work: Mending) -> PersistResult:
         store, checkpoint = work.rank.run.store, work.checkpoint
@@ -115,7 +117,7 @@ class Mender:
             raise
         finally:
             place.map.release()
-            self._node.hold_slot(work.rank, work.arena, work.slot, late)
+            self._node.arena_desk.hold_slot(work.rank, work.arena, work.slot, late)
 
     def _done(self, work: Mending, result: PersistResult) -> None:
         self._node.metrics.persists.rewritten_total.inc()

@@ -66,7 +66,7 @@ class Persister:
             self._seal_overlap(rank, arena, frame, rank.overlaps[frame.arena, frame.slot])
             return
         if arena.is_ring:  # writing it has failed, as was said: nothing holds its bytes any more
-            self._node.abandon(rank, frame.arena, frame.slot, Drop.NOT_WRITTEN)
+            self._node.arena_desk.abandon(rank, frame.arena, frame.slot, Drop.NOT_WRITTEN)
             return
         arena.machine.seal(frame.slot, checkpoint)
         expected = _Expected(checkpoint=checkpoint, rank=rank.rank, world_size=rank.world_size)
@@ -106,7 +106,7 @@ class Persister:
     def _seal_overlap(self, rank: RankRecord, arena: Arena, frame: frames.Seal, overlap: Overlap) -> None:
         """The copy of an announced snapshot is finished: what is left of it is written, then its manifest."""
         if frame.draft_sha256 != overlap.draft_sha256:
-            self._node.abandon(rank, frame.arena, frame.slot, Drop.DRAFT)
+            self._node.arena_desk.abandon(rank, frame.arena, frame.slot, Drop.DRAFT)
             error = CorruptDataError("the draft of the manifest is not the one that was announced")
             self._report_failure(rank, overlap.checkpoint, error)
             return
@@ -128,7 +128,7 @@ class Persister:
         except EverstepError as error:  # of the draft: the seal, which refuses it, tells the trainer
             self._end_early(rank, arena, frame.slot, overlap, error)
         except Exception as error:  # noqa: BLE001 - logged, counted and reported
-            self._node.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
+            self._node.arena_desk.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
             self._report_failure(rank, overlap.checkpoint, self._node.bug("writing a copy", error))
         finally:
             rank.overlaps.pop((arena.number, frame.slot), None)
@@ -143,13 +143,13 @@ class Persister:
         """
         logger.warning("written_in_vain checkpoint=%s reason=%s", overlap.checkpoint, error)
         if arena.machine.slots[slot].state is SlotState.ABANDONED:
-            self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
+            self._node.arena_desk.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
         elif overlap.sealed_at_s is None:
             arena.machine.stream_failed(slot)
             if arena.is_ring:
                 self._report_failure(rank, overlap.checkpoint, error)
         else:
-            self._node.free_slots(rank, arena.number, arena.machine.drop(slot))
+            self._node.arena_desk.free_slots(rank, arena.number, arena.machine.drop(slot))
             self._report_failure(rank, overlap.checkpoint, error)
 
     def adopt(self, rank: RankRecord, arena: Arena, slot: int, draft: Draft) -> None:
@@ -162,7 +162,7 @@ class Persister:
             arena.machine.persist(slot)
             await self._persist(rank, arena, slot, draft)
         except Exception as error:  # noqa: BLE001 - logged, counted and reported
-            self._node.free_slots(rank, arena.number, arena.machine.drop(slot))
+            self._node.arena_desk.free_slots(rank, arena.number, arena.machine.drop(slot))
             self._report_failure(rank, draft.checkpoint, self._node.bug("writing an adopted snapshot", error))
         finally:
             await self._has_settled(rank)
@@ -182,7 +182,7 @@ class Persister:
         try:
             await self._mender.carry_out(work)
         except Exception:
-            self._node.free_slots(rank, work.arena.number, work.arena.machine.drop(work.slot))
+            self._node.arena_desk.free_slots(rank, work.arena.number, work.arena.machine.drop(work.slot))
             raise
         finally:
             await self._has_settled(rank)
@@ -239,14 +239,14 @@ class Persister:
             if draft is not None:
                 await self._persist(rank, arena, frame.slot, draft, sealed_at_s=sealed_at_s)
         except Exception as error:  # noqa: BLE001 - logged, counted and reported
-            self._node.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
+            self._node.arena_desk.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
             bug = self._node.bug(f"persisting {expected.checkpoint}", error)
             self._report_failure(rank, expected.checkpoint, bug)
         finally:
             await self._has_settled(rank)
 
     async def _has_settled(self, rank: RankRecord) -> None:
-        self._node.drop_outdated_arenas(rank)
+        self._node.arena_desk.drop_outdated(rank)
         await self._notify()
         self._mend_rank(rank)
 
@@ -258,7 +258,7 @@ class Persister:
             draft = await self._read(rank, arena, frame, expected)
         except EverstepError as error:
             self._node.metrics.persists.abandoned_total.labels(Drop.DRAFT.value).inc()
-            self._node.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
+            self._node.arena_desk.free_slots(rank, arena.number, arena.machine.drop(frame.slot))
             self._report_failure(rank, expected.checkpoint, error)
             return None
         self._node.metrics.persists.sealed_total.inc()
@@ -306,9 +306,9 @@ class Persister:
                 try:
                     result = await self._written(rank.run, write, _size_bytes(draft))
                 finally:
-                    self._node.hold_slot(rank, arena, slot, late)
+                    self._node.arena_desk.hold_slot(rank, arena, slot, late)
         except CopyAbandonedError:
-            self._node.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
+            self._node.arena_desk.free_slots(rank, arena.number, arena.machine.abandoned_written(slot))
         except DeadlineError as error:
             arena.machine.lose(slot)
             self._report_failure(rank, draft.checkpoint, error)
@@ -339,7 +339,7 @@ class Persister:
             self._node.metrics.persists.end(arena.number, slot)
         if arena.machine.slots[slot].state is SlotState.PERSISTING:
             settled = arena.machine.drop if arena.is_ring else arena.machine.settle
-            self._node.free_slots(rank, arena.number, settled(slot))
+            self._node.arena_desk.free_slots(rank, arena.number, settled(slot))
             if arena.machine.is_alone:  # which the trainer may overwrite from now on, written or not
                 arena.forget(slot)
 

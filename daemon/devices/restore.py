@@ -146,7 +146,7 @@ class Restorer:
         reader = await in_thread(ShardReader, run.store, manifest)
         try:
             wish = Wish(slot_size_bytes=CHUNK_SIZE_BYTES, slot_count=ring_slots(reader))
-            await node.make_room(lease.rank, wish)
+            await node.arena_desk.make_room(lease.rank, wish)
             sharers = lease.rank.run.waiting(lambda other: bool(other.streams), besides=lease.rank)
             arena = await node.arenas.make(wish, layout_digest="", sharers=1 + sharers)
         except BaseException:

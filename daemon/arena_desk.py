@@ -1,0 +1,237 @@
+"""Arenas of ranks: from a trainer's wish for one to the return of its memory. ArenaBook makes and frees them.
+
+Runs on the event loop; memory is made in a thread (arena.py).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from ..checkpoint.draft_format import DraftReader
+from ..checkpoint.late_writes import LateWrites
+from ..checkpoint.manifest_format import ManifestEncoder
+from ..core.errors import FencedError, MemoryRefusedError, NoSpaceError, UsageError
+from ..core.ids import CheckpointId
+from ..proto import frames
+from .access.usage import check_arena
+from .admission_plan import PAGE_BYTES, Wish
+from .arena import Arena
+from .blocking import in_thread
+from .fd_store.state_format import ArenaHead
+from .registry import Lease, RankRecord
+from .slot_machine import Drop
+
+if TYPE_CHECKING:
+    from .node import Node
+
+logger = logging.getLogger(__name__)
+
+
+class ArenaDesk:
+    """What trainers ask of their arenas, and what becomes of these when nobody needs them any more."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+
+    async def make_arena(self, lease: Lease, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
+        """Allocate an arena for new snapshots, in the background of the trainer's steps."""
+        sizes_bytes = (frame.slot_size_bytes, frame.spare_size_bytes)
+        aligned = frame.slot_size_bytes > 0 and not any(size % PAGE_BYTES for size in sizes_bytes)
+        if (
+            not aligned
+            or not 1 <= frame.slot_count <= 64
+            or min(frame.ring_size_bytes, frame.files_size_bytes, frame.spare_size_bytes) < 0
+        ):
+            raise UsageError(
+                f"an arena of {frame.slot_count} slots of {frame.slot_size_bytes} bytes is not possible"
+            )
+        rank = lease.rank
+        wish = Wish(
+            slot_size_bytes=frame.slot_size_bytes,
+            slot_count=frame.slot_count,
+            ring_size_bytes=frame.ring_size_bytes,
+            spare_size_bytes=frame.spare_size_bytes,
+        )
+        allowed = check_arena(self._node, rank.run.uid, wish)
+        arena = await self._allocate(rank, allowed, frame.layout_digest)
+        await self._store_arena(lease, arena)
+        try:
+            lease.check()
+        except FencedError:
+            self._node.arenas.close(arena, rank.run.opened.forget_arena)
+            raise
+        rank.arenas[arena.number] = arena
+        rank.current = arena.number
+        rank.files_size_bytes = frame.files_size_bytes
+        self._node.spawn(self._judge_room(lease), "judging room for checkpoints")
+        self.drop_outdated(rank)
+        ready = frames.ArenaReady(
+            re=frame.request_id,
+            arena=arena.number,
+            slot_size_bytes=arena.slot_size_bytes,
+            slot_count=len(arena.machine.slots),
+            allocation_s=arena.allocation_s,
+            is_ring=arena.is_ring,
+            reason=arena.reason,
+        )
+        return ready, arena.fd
+
+    async def _store_arena(self, lease: Lease, arena: Arena) -> None:
+        """Let an arena outlive this process, so that a daemon after it writes what is sealed there.
+
+        A ring holds no snapshot whole.
+        """
+        rank, opened = lease.rank, lease.rank.run.opened
+        if arena.is_ring or not self._node.fd_store.enabled:
+            return
+        head = ArenaHead(
+            run_name=rank.run.name,
+            uid=rank.run.uid,
+            store_id=opened.store.store_id,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            device_ids=sorted(rank.device_ids),
+            layout_digest=arena.layout_digest,
+            slot_size_bytes=arena.slot_size_bytes,
+            slot_count=len(arena.machine.slots),
+            arena_inode=os.fstat(arena.fd).st_ino,
+        )
+        arena.stored = await self._node.fd_store.put(arena.fd, head, mapper_pid=lease.holder.pid)
+
+    async def forget_stored(self) -> None:
+        """At a clean end: keep in the FD store only what holds a snapshot that could not be written."""
+        for rank in self._node.registry.ranks():
+            for arena in rank.arenas.values():
+                if (stored := arena.stored) is not None and not stored.state.sealed:
+                    arena.stored = None
+                    await self._node.fd_store.remove(stored)
+
+    async def _judge_room(self, lease: Lease) -> None:
+        """Tell the trainer, once for an attempt, that one checkpoint has no room, whatever is collected for it."""
+        rank, run = lease.rank, lease.rank.run
+        needed_bytes = sum(each.files_size_bytes for each in run.ranks.values() if each.lease is not None)
+        held_bytes = sum(info.size_bytes for info in run.store.checkpoints())
+        reason = await in_thread(run.store.store.space.too_small, rank.device_ids, needed_bytes, held_bytes)
+        if reason and lease.is_valid and run.room_judged < rank.attempt:
+            run.room_judged = rank.attempt
+            logger.warning("room_too_small run=%s reason=%s", run.run_id, reason)
+            lease.holder.send(frames.Notice(code=NoSpaceError.__name__, message=reason))
+
+    async def _allocate(self, rank: RankRecord, wish: Wish, layout_digest: str) -> Arena:
+        """Return an arena that leaves room for those of the run's other ranks that have none yet."""
+        sharers = 1 + rank.run.waiting(
+            lambda other: other.current is not None or other.is_making, besides=rank
+        )
+        rank.is_making = True
+        try:
+            await self.make_room(rank, wish)
+            if rank.persisting and not await self._node.arenas.has_room(wish):
+                raise MemoryRefusedError(  # else it would have less than it could, for good
+                    f"{wish.text()} waits until what is in the arena before it is written",
+                    hint="the next checkpoint asks again",
+                )
+            return await self._node.arenas.make(wish, layout_digest=layout_digest, sharers=sharers)
+        finally:
+            rank.is_making = False
+
+    async def make_room(self, rank: RankRecord, wish: Wish) -> None:
+        """Where there is too little, give up arenas that a rank's trainer uses no more, if what they hold is durable.
+
+        To be called when it asks for another arena, or for what is on the devices: then it uses none it had before.
+        """
+        if not rank.arenas or await self._node.arenas.has_room(wish):
+            return
+        rank.current = None
+        for number, arena in list(rank.arenas.items()):
+            if arena.machine.is_settled and self._is_durable(rank, number):
+                self._close_arena(rank, number)
+
+    @staticmethod
+    def _is_durable(rank: RankRecord, arena: int) -> bool:
+        """Tell whether all snapshots in an arena are committed."""
+        held = [snapshot.checkpoint for (number, _), snapshot in rank.snapshots.items() if number == arena]
+        committed = {info.checkpoint for info in rank.run.store.checkpoints() if rank.rank in info.ranks}
+        return committed.issuperset(held)
+
+    def begin_snapshot(self, rank: RankRecord, frame: frames.BeginSnapshot) -> None:
+        """The trainer starts to copy; what the slot still held can be restored from memory no more."""
+        rank.check_attempt(frame.attempt)
+        arena = rank.arena(frame.arena)
+        arena.machine.begin(frame.slot, CheckpointId(frame.attempt, frame.step))
+        arena.forget(frame.slot)
+        self._node.traces.copy_begun(rank, frame.arena, frame.slot)
+        rank.snapshots.pop((frame.arena, frame.slot), None)
+
+    def abandon(self, rank: RankRecord, arena: int, slot: int, why: Drop) -> None:
+        """A copy comes to nothing."""
+        self._node.metrics.persists.abandoned_total.labels(why.value).inc()
+        self.free_slots(rank, arena, rank.arena(arena).machine.abandon(slot))
+        if (arena, slot) in rank.overlaps:
+            rank.overlaps[arena, slot].gate.abandon()
+
+    def sealed_everywhere(self, rank: RankRecord, checkpoint: CheckpointId) -> None:
+        """Every rank has sealed `checkpoint`: what is older may be overwritten."""
+        rank.check_attempt(checkpoint.attempt)
+        for number, arena in rank.arenas.items():
+            self.free_slots(rank, number, arena.machine.sealed_everywhere(checkpoint))
+        self.drop_outdated(rank)
+
+    def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:
+        """Forget the snapshots of freed slots, and tell the trainer of all that it may use and does not know of."""
+        for slot in slots:
+            rank.snapshots.pop((arena, slot), None)
+            if arena in rank.arenas:
+                rank.arenas[arena].forget(slot)
+        if rank.lessee is not None and arena in rank.arenas:
+            for slot in rank.arenas[arena].machine.offer():
+                rank.lessee.send(frames.SlotFree(arena=arena, slot=slot))
+
+    def hold_slot(self, rank: RankRecord, arena: Arena, slot: int, late: LateWrites) -> None:
+        """Let a slot be used no more until the writes that nobody waits for are over: the kernel may read from it."""
+        if late.are_over:
+            return
+        arena.machine.hold(slot)
+        loop = asyncio.get_running_loop()
+
+        def let_go() -> None:
+            self.free_slots(rank, arena.number, arena.machine.let_go(slot))
+            self.drop_outdated(rank)
+
+        def over() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(let_go)
+
+        late.when_over(over)
+
+    def drop_outdated(self, rank: RankRecord) -> None:
+        """Close arenas that nobody fills any more and whose snapshots are outdated or on the devices."""
+        for number, arena in list(rank.arenas.items()):
+            outdated = number != rank.current and not arena.machine.busy
+            if outdated and (arena.machine.is_free() or arena.shared_with_dead):
+                self._close_arena(rank, number)
+
+    def drop_copies(self, rank: RankRecord) -> None:
+        """Its trainer copies no more, neither into slots nor out of them."""
+        rank.end_streams()
+        for overlap in rank.overlaps.values():
+            overlap.gate.abandon()
+        for number, arena in rank.arenas.items():
+            dropped = arena.machine.trainer_gone()
+            self._node.metrics.persists.abandoned_total.labels(Drop.TRAINER_GONE.value).inc(len(dropped))
+            self.free_slots(rank, number, dropped)
+
+    def drop_memory(self, rank: RankRecord) -> "list[asyncio.Task[None]]":
+        """Close all arenas of a rank that nobody comes back to; done when their memory is free."""
+        rank.end_streams()
+        rank.drafts, rank.manifests = DraftReader(), ManifestEncoder()
+        return [self._close_arena(rank, number) for number in list(rank.arenas)]
+
+    def _close_arena(self, rank: RankRecord, number: int) -> "asyncio.Task[None]":
+        arena = rank.arenas.pop(number)
+        for place in [place for place in rank.snapshots if place[0] == number]:
+            del rank.snapshots[place]
+        if rank.current == number:
+            rank.current = None
+        return self._node.arenas.close(arena, rank.run.opened.forget_arena)
