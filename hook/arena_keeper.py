@@ -1,7 +1,6 @@
 """The arena that snapshots go to: asked of the daemon, mapped, pinned where CUDA is in use, given up for another."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from ..checkpoint.layout_plan import Layout
 from ..core.sizes import size_text
 from ..proto import frames
 from . import cuda_pinning
-from .client import Answer
+from .client import Answer, close_descriptor
 from .cuda_copy import CudaCopies
 from .link import Link
 from .mapped_arena import MappedArena
@@ -195,7 +194,7 @@ class ArenaKeeper:
         with self._lock:
             self._retire_present()
             if self._asked is not None:  # nobody will map it
-                self._asked[1].add_done_callback(_close_descriptor)
+                self._asked[1].add_done_callback(close_descriptor)
                 self._asked = None
 
     def _retire_present(self, successor: MappedArena | None = None) -> None:
@@ -210,9 +209,3 @@ class ArenaKeeper:
             self._cuda.unregister(self._stale[-1])
             self._stale[-1].close()
             self._stale.pop()
-
-
-def _close_descriptor(asked: "Future[Answer]") -> None:
-    """When it comes, or has come."""
-    if asked.exception() is None and (fd := asked.result()[1]) is not None:
-        os.close(fd)

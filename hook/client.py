@@ -109,6 +109,7 @@ class DaemonClient:
             self.send(make(number))
         except BaseException:
             self._pending.pop(number, None)
+            future.add_done_callback(close_descriptor)  # the answer may have come before whoever asks was interrupted
             raise
         if self._broken is not None:  # broke between send and now: nobody will answer
             self._fail_pending(self._broken)
@@ -190,6 +191,12 @@ class DaemonClient:
             with contextlib.suppress(KeyError):
                 _, future = self._pending.popitem()
                 future.set_exception(error)
+
+
+def close_descriptor(asked: "Future[Answer]") -> None:
+    """Nobody wants an answer: close what comes with it, or has come."""
+    if asked.exception() is None and (fd := asked.result()[1]) is not None:
+        os.close(fd)
 
 
 def _timeval(seconds: float) -> bytes:

@@ -2,7 +2,6 @@
 
 import linecache
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -12,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from pausing import wait_until
 from torch import nn
 
 import everstep
 from everstep.daemon.testing import daemon_process
 from everstep.hook import run as run_module
+from everstep.hook.client import DaemonClient
 from everstep.hook.run import Run
 
 HOOK = str(Path(run_module.__file__).parent)
@@ -66,11 +67,15 @@ def assert_closes(run: Run) -> None:
     assert time.monotonic() - began_s < DEADLINE_S
 
 
-class InterruptedSocket:
-    """Raises KeyboardInterrupt once, when a frame of a kind has been sent as far as is wanted."""
+HOW_FAR = {"before": 0.0, "in the middle": 0.5, "after": 1.0, "answered": 1.0}
 
-    def __init__(self, sock: socket.socket, kind: bytes, share: float) -> None:
-        self._sock, self._kind, self._share = sock, kind, share
+
+class InterruptedSocket:
+    """Raises KeyboardInterrupt once, when a frame of a kind has been sent as far as is wanted, or was answered."""
+
+    def __init__(self, client: DaemonClient, kind: bytes, how: str) -> None:
+        self._client, self._kind, self._how = client, kind, how
+        self._sock = client._sock
         self.done = False
 
     def __getattr__(self, name: str) -> Any:
@@ -80,7 +85,9 @@ class InterruptedSocket:
         if self.done or self._kind not in data:
             return self._sock.sendall(data)
         self.done = True
-        self._sock.sendall(data[: int(len(data) * self._share)])
+        self._sock.sendall(data[: int(len(data) * HOW_FAR[self._how])])
+        if self._how == "answered":
+            wait_until(lambda: not self._client._pending)
         raise KeyboardInterrupt
 
 
@@ -91,18 +98,16 @@ def train_until(run: Run, objects: dict[str, Any], interrupted: InterruptedSocke
         run.step()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0], ids=["before", "in the middle", "after"])
+@pytest.mark.parametrize("how", HOW_FAR)
 @pytest.mark.parametrize("kind", ["begin_snapshot", "make_arena"])
-def test_while_a_frame_is_sent(
-    device: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: float
-) -> None:
+def test_while_a_frame_is_sent(device: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str) -> None:
     objects = made()
     run = everstep.attach("interrupted", **objects, storage=device, every=10**6)
     until_complete(run, objects)
     if kind == "make_arena":  # a structure with more in it asks for one
         objects["model"].register_buffer("more", torch.zeros(2**20))
     for _ in range(3):  # more often than there are slots
-        interrupted = InterruptedSocket(run._link.client._sock, kind.encode(), share)
+        interrupted = InterruptedSocket(run._link.client, kind.encode(), how)
         monkeypatch.setattr(run._link.client, "_sock", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_until(run, objects, interrupted)
