@@ -7,7 +7,6 @@ times have none, so the difference is judged by Student's t.
 
 import math
 from collections.abc import Iterable
-from copy import copy
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -110,10 +109,13 @@ class DriftWindow:
 
     __slots__ = ("_check_every", "_whole", "blocks")
 
-    def __init__(self, blocks: Iterable[Block] = (), *, check_every: int = 8) -> None:
+    def __init__(
+        self, blocks: Iterable[Block] = (), *, check_every: int = 8, whole: Block | None = None
+    ) -> None:
+        """`whole`: the blocks as one, where that is known."""
         self.blocks = list(blocks)
         self._check_every = check_every
-        self._sum_up()
+        self._whole = self._joined() if whole is None else whole
 
     @property
     def spread(self) -> Spread | None:
@@ -130,8 +132,9 @@ class DriftWindow:
         """
         assert math.isfinite(value), value
         before, single = self._whole, Block(1, value, 0.0)
-        changed = copy(self)
-        changed.blocks, changed._whole = [*self.blocks, single], before.joined(single)
+        changed = DriftWindow(
+            (*self.blocks, single), check_every=self._check_every, whole=before.joined(single)
+        )
         changed._compress()
         is_time = before.samples < FEW or before.samples % self._check_every == 0
         is_over = (is_time or changed._is_surprising(before)) and changed._forget_what_is_over()
@@ -142,8 +145,8 @@ class DriftWindow:
         limit = SURPRISE_Z * math.sqrt(before.variance) + DRIFT_SHARE * abs(before.mean)
         return any(abs(block.mean - before.mean) > limit for block in self.blocks[-2:])
 
-    def _sum_up(self) -> None:
-        self._whole = reduce(Block.joined, self.blocks, Block(0, 0.0, 0.0))
+    def _joined(self) -> Block:
+        return reduce(Block.joined, self.blocks, Block(0, 0.0, 0.0))
 
     def _forget_what_is_over(self) -> bool:
         """Cut where before and after differ most, if that is no chance; then look again at what is left."""
@@ -162,7 +165,7 @@ class DriftWindow:
                 best, place = difference, cut
         if place:
             del self.blocks[:place]
-            self._sum_up()
+            self._whole = self._joined()
             self._forget_what_is_over()
         return place > 0
 
@@ -202,7 +205,7 @@ class DriftWindow:
             end, most = begin + 1, BLOCKS_PER_SIZE
         if self._whole.samples > SAMPLES_MAX:
             del self.blocks[0]
-            self._sum_up()
+            self._whole = self._joined()
 
 
 def _difference(older: Block, newer: Block, chance: float) -> float:
