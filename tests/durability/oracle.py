@@ -48,6 +48,8 @@ class Oracle:
         """Floors that may have been recorded, in order."""
         self._floor: CheckpointId | None = None
         """The newest that was acknowledged."""
+        self._settled: tuple[int, CheckpointId | None] = (0, None)
+        """Attempt and floor that every device has; of newer ones one device may have the only copy."""
         self._gone: set[CheckpointId] = set()
 
     def attempt_began(self, attempt: int) -> None:
@@ -171,10 +173,11 @@ class Oracle:
             for checkpoint in listed
             if checkpoint in self._gone
         ]
-        if attempt < self._attempt:
-            found.append(f"attempt {self._attempt} was acknowledged, the store knows {attempt}")
-        if self._floor is not None and (floor is None or floor < self._floor):
-            found.append(f"floor {self._floor} was acknowledged, the store knows {floor}")
+        promised_attempt, promised_floor = self._settled if absent else (self._attempt, self._floor)
+        if attempt < promised_attempt:
+            found.append(f"attempt {promised_attempt} was acknowledged, the store knows {attempt}")
+        if promised_floor is not None and (floor is None or floor < promised_floor):
+            found.append(f"floor {promised_floor} was acknowledged, the store knows {floor}")
         return found
 
     def settle(self, *, out: Collection[int], draining: Collection[int], device_count: int) -> list[str]:
@@ -182,6 +185,7 @@ class Oracle:
 
         From now on what was under way has happened or not, and every shard has all copies of its manifest.
         """
+        self._settled = (self._attempt, self._floor)
         found = self.members.problems(out, draining)
         self._give_up(self.members.settle(out, draining))
         copies = device_count - len(out)

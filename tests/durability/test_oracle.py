@@ -130,3 +130,17 @@ def test_changes_of_the_members_hold_once_acknowledged() -> None:
     for draining in ((), (0,)):
         for out in ((), (1,), (2,), (1, 2)):
             assert oracle.members.problems(out, draining) == []
+
+
+def test_a_floor_that_one_device_may_have_alone_is_promised_where_all_are() -> None:
+    """The others failed while it was recorded, and then this one is away."""
+    oracle = heard("attempt 1", "telling 1.1", "floor 1.1")
+    assert oracle.settle(out=(), draining=(), device_count=3) == []
+    oracle.hear("floor 1.2")
+    assert oracle.problems(attempt=1, floor=ONE, listed=[], intact=set(), absent={0}) == []
+    assert oracle.problems(attempt=1, floor=None, listed=[], intact=set(), absent={0}) == [
+        "floor 1.1 was acknowledged, the store knows None"
+    ]
+    assert oracle.problems(attempt=1, floor=ONE, listed=[], intact=set()) == [
+        "floor 1.2 was acknowledged, the store knows 1.1"
+    ]
