@@ -40,7 +40,7 @@ from .store_format import (
     encode_floor,
     is_tag_file,
 )
-from .succession_plan import newest_first, replaced_generations
+from .succession_plan import newest_first, takes_place_of
 
 
 def recover_run(devices: RecoveryDevices, identity: RunId) -> RunStore:
@@ -395,7 +395,7 @@ def _head_for(run: RunStore, name: ManifestName, content: bytes) -> ManifestHead
 
 def _replaces(head: ManifestHead, others: Iterable[bytes]) -> bool:
     """Tell whether a manifest takes the place of any of these."""
-    return any(decode_manifest_head(content).generation in replaced_generations(head) for content in others)
+    return any(takes_place_of(head, decode_manifest_head(content)) for content in others)
 
 
 def _is_number(name: str) -> bool:

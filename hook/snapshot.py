@@ -10,9 +10,10 @@ from msgspec import structs
 
 from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
+from ..checkpoint.succession_plan import SNAPSHOT_NOTE
 from ..checkpoint.value_format import dump_values
 from ..core.errors import EverstepError
-from ..core.ids import CheckpointId
+from ..core.ids import CheckpointId, random_id
 from ..proto import frames
 from .arena_keeper import ArenaKeeper
 from .capture import StateCapture, capture_state
@@ -404,7 +405,7 @@ class Snapshotter:
             pieces=layout.pieces,
             segments=layout.segments,
             values=values,
-            notes=facts.notes,
+            notes=facts.notes | {SNAPSHOT_NOTE: random_id()},
         )
 
     def _drop(self, arena: MappedArena, slot: int, checkpoint: CheckpointId, error: EverstepError) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ...checkpoint.findings import Severity
 from ...checkpoint.fsck import FsckReport
+from ...checkpoint.succession_plan import SNAPSHOT_NOTE
 from ...core.sizes import size_text
 from ..access.views import UserQuotas
 from ..control.views import (
@@ -331,7 +332,7 @@ def detail(console: Console, found: CheckpointDetail) -> None:
             ("run id", view.run_id),
             ("trace", trace_text(view.run_id, view.checkpoint)),
             ("files in", f"runs/{view.owner_uid}/{view.run_id}/data of each device"),
-            *sorted(view.notes.items()),
+            *((name, text) for name, text in sorted(view.notes.items()) if name != SNAPSHOT_NOTE),
         ],
     )
     for problem in view.problems:

@@ -14,7 +14,7 @@ from everstep.checkpoint.manifest_format import decode_manifest
 from everstep.checkpoint.manifest_types import ManifestHead
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.succession_plan import REPLACES_NOTE, newest_first, replaced_by
+from everstep.checkpoint.succession_plan import REPLACES_NOTE, SNAPSHOT_NOTE, newest_first, replaced_by
 from everstep.checkpoint.testing import (
     FaultyStorage,
     encode_manifest,
@@ -88,6 +88,45 @@ def test_two_writers_contradict_each_other(run: RunStore) -> None:
     assert newest_first([first, other]) == ()
     assert newest_first([second, other]) == ()
     assert newest_first([third, replace(second, generation="e" * 32)]) == ()
+
+
+def test_manifests_of_one_snapshot_never_contradict_each_other(run: RunStore) -> None:
+    first, second, third = (
+        replace(each, notes=each.notes | {SNAPSHOT_NOTE: "5" * 32}) for each in heads(run, 3)
+    )
+    other = replace(second, generation="e" * 32, created_unix_s=second.created_unix_s + 1)
+    assert newest_first([first, second, other]) == [other, second, first]
+    assert newest_first([other, third, second, first]) == [third, other, second, first]
+    assert newest_first([second, replace(other, notes=other.notes | {SNAPSHOT_NOTE: "6" * 32})]) == ()
+
+
+def test_a_write_whose_outcome_nobody_learnt_contradicts_no_later_one(
+    run: RunStore, dirs: list[Path], faulty: FaultyStorage
+) -> None:
+    """Two devices fail when the new manifest is renamed there; one that was late meanwhile gets another."""
+    state = make_state(run.store)
+    save(run, state, SAVED, notes={SNAPSHOT_NOTE: "5" * 32})
+    first, second, late = run.store.devices
+    lose(run, 0)
+    run.store.mark_late(late.device_id, StorageError("it does not return"))
+    faulty.arm(1, only=lambda call: call.name == "sync_directory" and call.path.name == "commits")
+    with pytest.raises(StorageError, match="is unknown"):
+        save_again(run, state, SAVED)
+    unknown = manifest_path(second).read_bytes()
+    run.store.late_is_over(late.device_id)
+    content = save_again(run, state, SAVED).content
+    assert [manifest_path(device).read_bytes() == unknown for device in (first, second, late)] == [
+        False,
+        True,
+        False,
+    ]
+    run.store.close()
+    shutil.rmtree(first.path / "runs")
+    with opened(dirs) as (store, report):
+        again = store.run(UID, "demo")
+        assert report.quarantined_count == 0
+        assert load(again, again.manifest(SAVED, 0)) == state.content
+        assert {manifest_path(device).read_bytes() for device in store.devices} == {content}
 
 
 def test_only_what_was_lost_is_written_again(run: RunStore, dirs: list[Path]) -> None:

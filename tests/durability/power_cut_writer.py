@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dawdling_storage import DawdlingStorage
+from msgspec.structs import replace
 from power_cut_load import ATTEMPT_CYCLES, KEEP_LAST, LEAVES, RUN_NAME, WORLD_SIZE, Order, content_of
 
 from everstep.checkpoint.aio_engine import AioEngine
@@ -45,9 +46,10 @@ from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import ArenaRange
 from everstep.checkpoint.store import Store, open_store
+from everstep.checkpoint.succession_plan import SNAPSHOT_NOTE
 from everstep.checkpoint.testing import HOLDER, State, make_state, memory_arena
 from everstep.core.errors import EverstepError
-from everstep.core.ids import CheckpointId
+from everstep.core.ids import CheckpointId, random_id
 
 _ARENA_BYTES = 4 << 20
 
@@ -79,6 +81,7 @@ class Rank:
         self._kept = None
         mine = State(state.layout, content_of(checkpoint, self.number))
         draft = mine.draft(checkpoint, rank=self.number, world_size=WORLD_SIZE)
+        draft = replace(draft, notes=draft.notes | {SNAPSHOT_NOTE: random_id()})
         engines = self._engines_of(run)
         if checkpoint.step % 2:
             mine.copy_into(self._arena)
