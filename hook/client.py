@@ -109,9 +109,7 @@ class DaemonClient:
             self.send(make(number))
         except BaseException:
             self._pending.pop(number, None)
-            future.add_done_callback(
-                close_descriptor
-            )  # the answer may have come before whoever asks was interrupted
+            future.add_done_callback(close_descriptor)  # the answer may have come before the interrupt
             raise
         if self._broken is not None:  # broke between send and now: nobody will answer
             self._fail_pending(self._broken)
