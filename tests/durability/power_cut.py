@@ -26,6 +26,7 @@ from summary import Summary
 
 from everstep.checkpoint.catalogue import ShardRecord
 from everstep.checkpoint.device import QUARANTINE_NAME
+from everstep.checkpoint.manifest_format import decode_manifest_head
 from everstep.checkpoint.readmission import RETIRED_SUFFIX
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.recovery_devices import RecoveryReport
@@ -92,6 +93,8 @@ class _Session:
         self.spent_s: defaultdict[str, float] = defaultdict(float)
         """Seconds of all cycles, by what they were spent on."""
         self._doing = ""
+        self._heard: list[str] = []
+        """What the writer has said in this cycle, and when drives were cut."""
         self._read_count = 0
         self._went_on_count = 0
         self._without_count = 0
@@ -110,6 +113,7 @@ class _Session:
         """
         self.cycle_count += 1
         self._is_down = False
+        self._heard = []
         trial = self._random.choice(list(Trial))
         order = self._order(trial)
         self._doing = f"{trial.name} {order.readmit=} {order.changes=} {order.dawdles=}"
@@ -190,6 +194,7 @@ class _Session:
         """Hear the writer until it says what is meant, or is down; return whether it said that."""
         while not self._is_down:
             line = self._writer.next_line()
+            self._note(line)
             if line.startswith(_DOWN):
                 self._is_down = True
                 if line.split()[1] not in ("StorageError", "DeviceMissingError"):
@@ -200,12 +205,16 @@ class _Session:
                 return True
         return False
 
+    def _note(self, what: str) -> None:
+        self._heard.append(f"{time.monotonic():.4f} {what}")
+
     # --- the power ----------------------------------------------------------------------------------------------
 
     def _cut_alone(self) -> int:
         """Cut one drive, let the writer go on without it, and return its number."""
         number = self._random.randrange(_DEVICE_COUNT)
         self._disks[number].cut()
+        self._note(f"drive {number} is cut")
         if self._random.random() < 0.8:
             self._went_on_count += self._hear_until(lambda line: _is_saved_without(line, number))
         time.sleep(self._random.uniform(0, 0.02))
@@ -217,6 +226,7 @@ class _Session:
         for disk in self._random.sample(self._disks, len(self._disks)):
             if first is None or disk is not self._disks[first]:
                 disk.cut()
+                self._note(f"{disk.path.name} is cut")
                 time.sleep(gap_s)
 
     # --- what is there afterwards -------------------------------------------------------------------------------
@@ -271,7 +281,10 @@ class _Session:
                 intact=intact,
                 absent=absent,
             )
-            for problem in (*problems, *_unexpected(store, report, shards), *_leftovers(run)):
+            found = [*problems, *_unexpected(store, report, shards), *_leftovers(run)]
+            if found:
+                self._fail("; ".join([*_put_aside(self._directories), *self._heard]))
+            for problem in found:
                 self._fail(problem)
 
     def _out(self, store: Store) -> set[int]:
@@ -315,6 +328,21 @@ def _unexpected(store: Store, report: RecoveryReport, shards: Sequence[ShardReco
         if shard.problem and all(store.device(ref.device_id) is not None for ref in shard.segments)
     ]
     return [*found, *(["something was put in quarantine"] if report.quarantined_count else [])]
+
+
+def _put_aside(directories: Sequence[Path]) -> list[str]:
+    """Return what the manifests in quarantine say of themselves."""
+    found: list[str] = []
+    for path in directories:
+        for each in sorted((path / QUARANTINE_NAME).glob("*.mf.*")):
+            try:
+                head = decode_manifest_head(each.read_bytes())
+                places = [(part.segment, part.device_id[:4], part.generation[:4]) for part in head.segments]
+                said = f"generation {head.generation} of {head.created_unix_s:.4f}, {head.notes}, segments {places}"
+            except EverstepError as exc:
+                said = str(exc)
+            found.append(f"{path.parent.name} {each.name}: {said}")
+    return found
 
 
 def _leftovers(run: RunStore) -> list[str]:
