@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..core.errors import CorruptDataError, DataError
+from ..core.errors import CorruptDataError, DataError, StorageError
 from ..core.ids import is_id, run_id_of
 from .device import Device
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, decode_manifest_head
@@ -38,7 +38,7 @@ def recover(store: Store, *, looks_for_rests: bool = False) -> RecoveryReport:
     what would be removed; a daemon at work always has some of that.
 
     Raises:
-        StorageError: no device can be read.
+        StorageError: no device can be read, or none but such as are new.
     """
     started_s = time.perf_counter()
     report = RecoveryReport()
@@ -48,6 +48,7 @@ def recover(store: Store, *, looks_for_rests: bool = False) -> RecoveryReport:
         if identity is not None:
             store.add_run(recover_run(devices, identity))
             report.run_count += 1
+    _check_known(store)
     if devices.writes or looks_for_rests:
         remove_orphans(devices, store.runs())
     report.duration_s = time.perf_counter() - started_s
@@ -62,6 +63,20 @@ def recover(store: Store, *, looks_for_rests: bool = False) -> RecoveryReport:
         report.duration_s,
     )
     return report
+
+
+def _check_known(store: Store) -> None:
+    """Raise where all devices that knew the store have failed meanwhile, and what became of it only new ones say.
+
+    Who went on there would find nothing to restore, and might give a checkpoint the name of one that is there.
+    """
+    trusted = {device.device_id for device in store.trusted}
+    if trusted <= store.newcomers:
+        failed = sorted(str(device.path) for device in store.devices if device.device_id not in trusted)
+        raise StorageError(
+            f"{', '.join(failed)} failed while a new device was taken into the store, which knows nothing of it yet",
+            hint="nothing is lost: open the store again when they answer",
+        )
 
 
 def _find_runs(devices: RecoveryDevices) -> list[tuple[int, str]]:

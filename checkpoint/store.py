@@ -48,6 +48,10 @@ class Store(DeviceSet):
         )
         self.is_new = plan.is_new
         """It was made by this opening."""
+        self.newcomers = frozenset(
+            device.device_id for device in devices if not plan.is_new and device.device_id not in plan.known
+        )
+        """Devices that this opening has made members of a store that was there: they know nothing of it yet."""
         self.notes = plan.notes
         """Sentences that the user should see."""
         self._catalogue = threading.Lock()

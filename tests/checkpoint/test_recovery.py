@@ -522,3 +522,37 @@ def test_recovery_may_fail_or_crash_at_every_call(
             assert count > 60
             return
     pytest.fail("the call count was never reached")
+
+
+def test_where_only_a_new_device_is_left_while_it_is_taken_in_nothing_goes_on(
+    dirs: list[Path], states: dict[CheckpointId, State], tmp_path: Path
+) -> None:
+    """It knows nothing of the newest checkpoint: another one would get its name, and both would be put aside."""
+    new = tmp_path / "new"
+    new.mkdir()
+    faulty = FaultyStorage(RealStorage())
+    newest = {manifest(path, SECOND) for path in dirs}
+    faulty.arm(1, times=len(dirs), only=lambda call: call.path in newest)
+    with (
+        pytest.raises(StorageError, match="failed while a new device was taken into the store"),
+        opened([*dirs, new], ops=faulty.as_ops()),
+    ):
+        pass
+    with recovered([*dirs, new]) as (store, run, report):
+        assert len(store.devices) == len(dirs) + 1
+        assert (run.offered(), report.problems) == ([SECOND, FIRST], [])
+        for checkpoint, state in states.items():
+            assert load(run, run.manifest(checkpoint, 0)) == state.content
+
+
+def test_a_new_device_is_taken_in_beside_one_that_fails_and_one_that_does_not(
+    dirs: list[Path], states: dict[CheckpointId, State], tmp_path: Path
+) -> None:
+    new = tmp_path / "new"
+    new.mkdir()
+    faulty = FaultyStorage(RealStorage())
+    faulty.arm(1, only=lambda call: call.path == manifest(dirs[0], SECOND))
+    with opened([*dirs, new], ops=faulty.as_ops()) as (store, _):
+        assert store.run(UID, "demo").shard(SECOND, 0).checkpoint == SECOND
+    assert manifest(new, SECOND).read_bytes() == manifest(dirs[1], SECOND).read_bytes()
+    assert states

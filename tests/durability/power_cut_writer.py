@@ -20,7 +20,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,18 +156,21 @@ def ranks(device_count: int) -> Generator[list[Rank]]:
                 rank.close()
 
 
-def cycle(order: Order, writers: Sequence[Rank], number: int) -> None:
-    """Recover, then write, complete, collect and change devices until nothing can be written to any more."""
+def cycle(order: Order, writers: Sequence[Rank], number: int, steps: Iterator[int]) -> None:
+    """Recover, then write, complete, collect and change devices until nothing can be written to any more.
+
+    As a trainer that outlives its daemons gives no step to two checkpoints, whatever the store knows of them.
+    """
     for rank in writers:
         rank.begin_cycle(order.directories)
-    with opened(order) as store, ThreadPoolExecutor(WORLD_SIZE + 2) as pool:
+    with opened(order) as store:
         run = store.run(os.geteuid(), RUN_NAME, create=True)
         attempt = run.highest_attempt()
         if not attempt or number % ATTEMPT_CYCLES == 0:
             attempt += 1
             run.begin_attempt(attempt, fresh=False)
             say("attempt", attempt)
-        write_on(store, run, writers, pool, order)
+        write_on(store, run, writers, order, steps)
 
 
 @contextmanager
@@ -187,26 +190,26 @@ def opened(order: Order) -> Generator[Store]:
 
 
 def write_on(
-    store: Store, run: RunStore, writers: Sequence[Rank], pool: ThreadPoolExecutor, order: Order
+    store: Store, run: RunStore, writers: Sequence[Rank], order: Order, steps: Iterator[int]
 ) -> None:
     """Write checkpoint after checkpoint; while one is written, the one before is completed and the oldest collected."""
     state = make_state(store, leaves=LEAVES)
     attempt = run.highest_attempt()
-    newest = max((info.checkpoint.step for info in run.checkpoints()), default=0)
     beside: list[Future[None]] = []
-    for step in itertools.count(newest + 1):
-        checkpoint = CheckpointId(attempt, step)
-        saved = [pool.submit(rank.save, run, state, checkpoint) for rank in writers]
-        errors = [error for each in saved if (error := each.exception()) is not None]
-        for each in beside[-1:]:
-            each.result()
-        if errors:
-            said = go_on_after(store, errors)
-            say("failed", f"save-{checkpoint}", said.code, said)
-            continue
-        if not beside:
-            beside.append(pool.submit(change, store, order))
-        beside.append(pool.submit(complete, run, checkpoint))
+    with ThreadPoolExecutor(WORLD_SIZE + 2) as pool:
+        for step in steps:
+            checkpoint = CheckpointId(attempt, step)
+            saved = [pool.submit(rank.save, run, state, checkpoint) for rank in writers]
+            errors = [error for each in saved if (error := each.exception()) is not None]
+            for each in beside[-1:]:
+                each.result()
+            if errors:
+                said = go_on_after(store, errors)
+                say("failed", f"save-{checkpoint}", said.code, said)
+                continue
+            if not beside:
+                beside.append(pool.submit(change, store, order))
+            beside.append(pool.submit(complete, run, checkpoint))
 
 
 def go_on_after(store: Store, errors: Sequence[BaseException]) -> EverstepError:
@@ -257,10 +260,11 @@ def main() -> None:
     """Do a cycle for each line, until stdin ends."""
     logging.disable()  # every cycle ends with errors of the drives
     device_count = int(sys.argv[1])
+    steps = itertools.count(1)
     with ranks(device_count) as writers:
         for number, line in enumerate(sys.stdin):
             try:
-                cycle(Order.of(line), writers, number)
+                cycle(Order.of(line), writers, number, steps)
             except EverstepError as exc:
                 say("down", exc.code, exc)
 
