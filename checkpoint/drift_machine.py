@@ -132,7 +132,7 @@ class DriftWindow:
         """
         assert math.isfinite(value), value
         before, single = self._whole, Block(1, value, 0.0)
-        changed = DriftWindow(
+        changed = type(self)(
             (*self.blocks, single), check_every=self._check_every, whole=before.joined(single)
         )
         changed._compress()

@@ -241,7 +241,7 @@ def test_while_it_restores(pausing_job: Job, pause: Pause, undisturbed: str, pla
 
 
 @pytest.mark.parametrize(
-    ("name", "victim"), [("_last_boundary", "daemon"), ("_detach", "daemon"), ("_detach", "trainer")]
+    ("name", "victim"), [("_last_boundary", "daemon"), ("_say_end", "daemon"), ("_say_end", "trainer")]
 )
 def test_while_it_closes(pausing_job: Job, pause: Pause, undisturbed: str, name: str, victim: str) -> None:
     trainer = start(pausing_job, pause, Phase(f"everstep.hook.run:Run.{name}"))
