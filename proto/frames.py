@@ -14,7 +14,7 @@ import msgspec
 from .peer_frames import MEMBERS_MAX, Address, PeerReply, PeerRequest
 from .share_frames import ShareReply, ShareRequest
 
-PROTOCOL = 11
+PROTOCOL = 10
 """Raised on every incompatible change; both sides must have the same number. `Hello` and `Failure` never change."""
 
 FRAME_SIZE_BYTES_MAX = 72 * 1024 * 1024
