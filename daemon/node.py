@@ -407,12 +407,12 @@ class Node:
             rank.lease = None
             rank.kept_until_s = asyncio.get_running_loop().time() + self.config.daemon.linger_s
             self.arena_desk.drop_copies(rank)
-            reason = "" if rank.leave is None else rank.leave.reason
-            who = f"run={rank.run.run_id} rank={rank.rank} pid={session.peer.pid}"
+            reason = "unknown" if rank.leave is None else rank.leave.reason
+            facts = rank.run.run_id, rank.rank, session.peer.pid, reason
             if rank.left:
-                logger.info("trainer_left %s reason=%s", who, reason)
+                logger.info("trainer_left run=%s rank=%d pid=%d reason=%s", *facts)
             else:
-                logger.warning("trainer_lost %s reason=%s", who, reason or "unknown")
+                logger.warning("trainer_lost run=%s rank=%d pid=%d reason=%s", *facts)
             self.reporter.gone(rank, self.config.daemon.linger_s)
             if not self.lifetime.is_ending:
                 self._tell_gone(rank)

@@ -192,8 +192,9 @@ class RankRecord:
     @property
     def left(self) -> str:
         """What was announced and ended its last holder; empty: it died, failed or vanished, or is here."""
-        is_planned = self.lease is None and self.leave is not None and not self.leave.is_failure
-        return self.leave.reason if is_planned and self.leave is not None else ""
+        if self.lease is not None or self.leave is None or self.leave.is_failure:
+            return ""
+        return self.leave.reason
 
     @property
     def given_back_at_s(self) -> float | None:
