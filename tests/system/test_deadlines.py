@@ -1,6 +1,7 @@
 """Who is told that the end comes saves what the time allows, and then ends or goes on as asked."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -215,8 +216,15 @@ def fail(trained: Training) -> NoReturn:
     ],
 )
 def test_a_daemon_is_told_why_a_run_ends_before_its_time(
-    storage: list[Path], ends: Callable[[Training], NoReturn], kind: EventKind, text: str, left: str
+    storage: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ends: Callable[[Training], NoReturn],
+    kind: EventKind,
+    text: str,
+    left: str,
 ) -> None:
+    monkeypatch.setenv("EVERSTEP_LOG", "json")
     with service(), connected(own_socket()) as client:
         events = client.events(EventQuery(since=0, follow=True))
         with contextlib.suppress(SystemExit, KeyboardInterrupt, RuntimeError), training(storage) as trained:
@@ -225,9 +233,18 @@ def test_a_daemon_is_told_why_a_run_ends_before_its_time(
         event = next(each for each in events if each.kind in (EventKind.RANK_LEFT, EventKind.RANK_LOST))
         assert (event.kind, event.text) == (kind, f"rank 0 of run 'bad' {text}")
         assert states(client) == [(RankState.LINGERING, left)]
+        (line,) = [each for each in daemon_log() if each["event"].startswith("trainer_")]
+        assert line["event"] == ("trainer_left" if left else "trainer_lost")
+        assert (line["rank"], line["pid"]) == (0, os.getpid())
+        assert line["reason"] == event.text.partition(": ")[2]
         with training(storage) as trained:
             assert trained.run.restore() is not None
             assert states(client) == [(RankState.ATTACHED, "")]
+
+
+def daemon_log() -> list[dict[str, Any]]:
+    """Return the lines of the daemon's log, of which each is JSON."""
+    return [json.loads(line) for line in own_socket().with_name("daemon.log").read_text().splitlines()]
 
 
 def states(client: ControlClient) -> list[tuple[RankState, str]]:
