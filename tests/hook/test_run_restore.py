@@ -42,7 +42,7 @@ class Shuffled:
         self.order = self._shuffled()
 
     def _shuffled(self) -> list[int]:
-        order = torch.randperm(5).tolist()
+        order = torch.randperm(100).tolist()  # as many that no two are the same by chance
         random.shuffle(order)
         np.random.shuffle(order)
         return order
