@@ -32,6 +32,9 @@ DRAFT_BYTES_PER_LEAF = 1024
 DRAFT_BYTES_MIN = 4 * 1024 * 1024
 """Room for a draft, in these steps: the described leaves plus twice the non-tensor values, so that they may grow."""
 
+DRAFT_BYTES_USUAL = 2 * DRAFT_BYTES_MIN
+"""That room for a state of up to 4,000 tensors and few values."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:

@@ -21,6 +21,7 @@ from .frequency_plan import (
     steps_at_most,
 )
 from .frequency_types import Bound, Figures, Limits
+from .layout_plan import DRAFT_BYTES_USUAL
 
 COPY_BYTES_PER_S = 25e9
 """From a GPU into pinned memory over PCIe 4.0 x16 (25.9 to 26.2 GB/s: README of nvbandwidth)."""
@@ -180,9 +181,12 @@ def predict(job: PlannedJob) -> Prediction:
     node_bytes = ranks * rank_bytes
     copy_s = rank_bytes / job.copy_bytes_per_s
     persist_s = node_bytes / sum(group.count * group.bytes_per_s for group in job.devices)
-    slots, memory_bytes = _memory(job, node_bytes)
+    described_bytes = ranks * DRAFT_BYTES_USUAL
+    slots, memory_bytes = _memory(job, node_bytes + described_bytes)
     # What does not fit in a ring is copied only as what was before it there is written.
-    copied_s = copy_s if slots else max(copy_s, persist_s * (1 - memory_bytes / node_bytes))
+    copied_s = (
+        copy_s if slots else max(copy_s, persist_s * (1 - (memory_bytes - described_bytes) / node_bytes))
+    )
     beside_s = GUARD_AT * job.step_s if job.step_s else (copy_s if slots else 0.0)
     stall_s = EAGER_S + max(0.0, copied_s - beside_s)
     slower_s = SLOWER_COPY * copy_s
@@ -224,12 +228,15 @@ def predict(job: PlannedJob) -> Prediction:
     )
 
 
-def _memory(job: PlannedJob, node_bytes: int) -> tuple[int, int]:
-    """Return how many snapshots each rank has room for, 0 where they stream, and a node's bytes for that."""
+def _memory(job: PlannedJob, slot_bytes: int) -> tuple[int, int]:
+    """Return how many snapshots each rank has room for, 0 where they stream, and a node's bytes for that.
+
+    `slot_bytes`: one slot of each rank of the node, state and description.
+    """
     if job.memory_bytes is None:
-        return job.slot_count, job.slot_count * node_bytes
-    slots = min(job.slot_count, job.memory_bytes // node_bytes)
-    return slots, slots * node_bytes or job.memory_bytes
+        return job.slot_count, job.slot_count * slot_bytes
+    slots = min(job.slot_count, job.memory_bytes // slot_bytes)
+    return slots, slots * slot_bytes or job.memory_bytes
 
 
 def _interval(target: Target, step_s: float | None) -> tuple[float, int | None]:

@@ -594,18 +594,20 @@ class LeafInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., global_shape: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class SegmentInfo(_message.Message):
-    __slots__ = ("rank", "device_id", "file", "size_bytes", "block_count")
+    __slots__ = ("rank", "device_id", "file", "size_bytes", "block_count", "device")
     RANK_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     device_id: str
     file: str
     size_bytes: int
     block_count: int
-    def __init__(self, rank: _Optional[int] = ..., device_id: _Optional[str] = ..., file: _Optional[str] = ..., size_bytes: _Optional[int] = ..., block_count: _Optional[int] = ...) -> None: ...
+    device: str
+    def __init__(self, rank: _Optional[int] = ..., device_id: _Optional[str] = ..., file: _Optional[str] = ..., size_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class GetCheckpointRequest(_message.Message):
     __slots__ = ("selector", "leaf_count_max")

@@ -347,14 +347,14 @@ def detail(console: Console, found: CheckpointDetail) -> None:
 def _segments(console: Console, found: CheckpointDetail) -> None:
     table = _table("RANK", "SIZE", "BLOCKS", "DEVICE", "FILE")
     for segment in found.segments:
-        file = segment.file or "(its device is missing)"
+        file = segment.file or "-"
         # The run's own directory is the same for all: what tells files apart is at the end.
         short = "/".join(file.split("/")[-2:])
         table.add_row(
             str(segment.rank),
             size_text(segment.size_bytes),
             str(segment.block_count),
-            segment.device_id[:8],
+            Text(segment.device or segment.device_id, overflow="fold"),
             Text(short, overflow="fold"),
         )
     console.print(table)

@@ -120,6 +120,13 @@ def _check(arguments: argparse.Namespace) -> None:
         share: float = getattr(arguments, name)
         if not (0 < share < 1 or (share == 0 and name == "slower")):
             raise UsageError(f"--{name} is {share}", hint="a share of the time, such as 3.5% or 0.035")
+    least_s: float = arguments.step + arguments.stall + arguments.copy + arguments.persist
+    if arguments.duration <= least_s:
+        raise UsageError(
+            f"a job of {duration_text(arguments.duration)} ends before its first checkpoint is durable:"
+            f" a step, the stall, copy and write take {duration_text(least_s)}",
+            hint="lengthen --duration",
+        )
     if arguments.duration / arguments.step > STEPS_MAX:
         raise UsageError(
             f"{duration_text(arguments.duration)} of steps of {duration_text(arguments.step)} are too many",
@@ -207,7 +214,7 @@ def _title(job: Job) -> str:
     costs = job.phases[0].costs
     return (
         f"steps of {duration_text(costs.step_s)}, checkpoints: {duration_text(costs.stall_s)} stall,"
-        f" {duration_text(costs.persist_s)} to write; a failure each {duration_text(job.mtbf_s)},"
+        f" {duration_text(costs.copy_s)} to copy, {duration_text(costs.persist_s)} to write; a failure each {duration_text(job.mtbf_s)},"
         f" for {duration_text(job.duration_s)}"
     )
 

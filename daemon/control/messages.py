@@ -505,6 +505,7 @@ def detail_to_message(detail: CheckpointDetail) -> pb.GetCheckpointResponse:
             pb.SegmentInfo(
                 rank=segment.rank,
                 device_id=segment.device_id,
+                device=segment.device,
                 file=segment.file,
                 size_bytes=segment.size_bytes,
                 block_count=segment.block_count,
@@ -535,6 +536,7 @@ def detail_from_message(message: pb.GetCheckpointResponse) -> CheckpointDetail:
             SegmentView(
                 rank=segment.rank,
                 device_id=segment.device_id,
+                device=segment.device,
                 file=segment.file,
                 size_bytes=segment.size_bytes,
                 block_count=segment.block_count,

@@ -360,6 +360,7 @@ def _segment_view(run: RunStore, manifest: ManifestOverview, record: SegmentReco
     return SegmentView(
         rank=manifest.rank,
         device_id=record.device_id,
+        device=run.store.device_name(record.device_id),
         file=_file_below_device(run, record),
         size_bytes=record.file_size_bytes,
         block_count=len(record.block_checksums),

@@ -320,6 +320,8 @@ class SegmentView:
 
     rank: int
     device_id: str
+    device: str
+    """Where that is, or was last seen, and then why it is not there."""
     file: str
     """Below the device's directory."""
     size_bytes: int

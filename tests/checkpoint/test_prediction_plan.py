@@ -13,6 +13,8 @@ from everstep.checkpoint.frequency_types import (
     BoundKind,
     Limits,
 )
+from everstep.checkpoint.layout_plan import plan_layout
+from everstep.checkpoint.leaf import LeafSpec
 from everstep.checkpoint.prediction_plan import (
     BOUNDS,
     SLOTS_MAX,
@@ -22,9 +24,12 @@ from everstep.checkpoint.prediction_plan import (
     parse_devices,
     predict,
 )
+from everstep.checkpoint.ring_layout_plan import HEADER_BYTES
 from everstep.core.errors import UsageError
 
 GB, TB = 10**9, 10**12
+DESCRIPTIONS = 8 * 8 * 2**20
+"""In each slot of each of 8 ranks, the room for the description of its state."""
 
 
 def job(**changes: Any) -> PlannedJob:
@@ -61,7 +66,9 @@ def test_a_known_job() -> None:
         12.25 * GB,
         98 * GB,
     )
-    assert found.node_memory_bytes == 2 * 98 * GB
+    assert found.node_memory_bytes == 2 * (98 * GB + DESCRIPTIONS), (
+        "each of 8 ranks describes its state in each slot"
+    )
     assert found.copy_s == pytest.approx(0.49)
     assert found.persist_s == pytest.approx(98 / 12)
     assert found.stall_s == pytest.approx(0.005)
@@ -149,22 +156,34 @@ def test_slots_are_as_many_as_memory_holds() -> None:
     assert predict(job()).slot_count == 2
     assert predict(job(memory_bytes=200 * GB)) == predict(job())
     one = predict(job(memory_bytes=195 * GB))
-    assert (one.slot_count, one.node_memory_bytes) == (1, 98 * GB)
+    assert (one.slot_count, one.node_memory_bytes) == (1, 98 * GB + DESCRIPTIONS)
+    assert predict(job(memory_bytes=196 * GB)).slot_count == 1, "the second one's description has no room"
     assert one.stall_s == predict(job()).stall_s
     held = {bound.kind: bound.need_s for bound in one.bounds}[BoundKind.SLOTS]
     assert held == pytest.approx(0.49 + 98 / 12)
 
 
+def test_memory_is_what_a_layout_takes() -> None:
+    found = predict(job(parameters=1e6, gpus=1, gpus_per_node=1))
+    placed = {"shape": (140_000,), "global_shape": (140_000,), "strides": (1,), "global_offset": (0,)}
+    leaves = [LeafSpec(name=f"layer.{number}", dtype="uint8", **placed) for number in range(100)]
+    layout = plan_layout(leaves, [], segment_count=4)
+    assert layout.state_size_bytes == found.state_size_bytes
+    headers_bytes = 4 * (HEADER_BYTES + 100 * 256)
+    assert 0 <= layout.slot_size_bytes - found.node_memory_bytes // 2 <= headers_bytes
+
+
 def test_what_does_not_fit_streams_and_optimizers_wait_for_the_drives() -> None:
-    ring = predict(job(memory_bytes=49 * GB, step_s=1.0))
-    assert (ring.slot_count, ring.node_memory_bytes) == (0, 49 * GB)
+    half = 49 * GB + DESCRIPTIONS
+    ring = predict(job(memory_bytes=half, step_s=1.0))
+    assert (ring.slot_count, ring.node_memory_bytes) == (0, half)
     assert ring.stall_s == pytest.approx(0.005 + 98 / 12 / 2 - 0.9), (
         "half is in the ring when the rest is written"
     )
     assert ring.interval_s > predict(job(step_s=1.0)).interval_s
     assert ring.cost_share <= 0.035
-    assert predict(job(memory_bytes=49 * GB)).stall_s == pytest.approx(0.005 + 98 / 12 / 2)
-    fast = predict(job(memory_bytes=49 * GB, step_s=1.0, devices=parse_devices("64x7GBps")))
+    assert predict(job(memory_bytes=half)).stall_s == pytest.approx(0.005 + 98 / 12 / 2)
+    fast = predict(job(memory_bytes=half, step_s=1.0, devices=parse_devices("64x7GBps")))
     assert fast.stall_s == pytest.approx(0.005), "the copy is slower than the drives, and fits beside a step"
 
 

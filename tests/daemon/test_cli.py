@@ -253,10 +253,8 @@ class TestWithoutDaemon:
         found = document("show", "pair", *stored)
         assert found["checkpoint"]["checkpoint"] == "1.30"
         assert (len(found["segments"]), found["leaf_count"], found["leaves"]) == (4, 14, [])
-        assert all(
-            (stored[0] / each["file"]).exists() or (stored[1] / each["file"]).exists()
-            for each in found["segments"]
-        )
+        assert {each["device"] for each in found["segments"]} == set(map(str, stored))
+        assert all(Path(each["device"], each["file"]).exists() for each in found["segments"])
         leaves = document("show", "pair@1.40", "--leaves", *stored)["leaves"]
         assert (leaves[0]["name"], leaves[0]["shape"]) == ("model.weight", [300, 7])
         assert "torch" in everstep("show", "pair", *stored).stdout
@@ -331,6 +329,11 @@ class TestWithoutDaemon:
         found = document("ls", stored[0])["checkpoints"]
         assert {view["state"] for view in found} == {"damaged"}
         assert all(view["missing_on"] == [str(stored[1])] for view in found)
+        segments = document("show", "pair@1.30", "--storage", stored[0])["segments"]
+        assert {each["device"]: bool(each["file"]) for each in segments} == {
+            str(stored[0]): True,
+            f"{stored[1]} (missing)": False,
+        }
 
     def test_what_is_damaged_beside_a_missing_device_stays_damaged(self, stored: list[Path]) -> None:
         manifest = json.loads(everstep("show", "single", "--json", *stored).stdout)

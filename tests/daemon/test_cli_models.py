@@ -73,7 +73,7 @@ def test_plan_says_what_cannot_be_kept(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("memory", "said"),
     [
-        ("150GB", "98 GB on each node, 1 slot of the 2 asked for"),
+        ("150GB", "98.1 GB on each node, 1 slot of the 2 asked for"),
         ("49GB", "49 GB on each node, too little for one slot of 98 GB: the state streams"),
     ],
 )
@@ -187,6 +187,8 @@ def test_the_page_shows_what_the_command_answers(answer: Any) -> None:
         (("--change", "everything"), "--change is 'everything'"),
         (("--runs", "0"), "--runs is 0"),
         (("--budget", "1.5"), "--budget is 1.5"),
+        (("--copy", "1d", "--duration", "1d"), "ends before its first checkpoint is durable"),
+        (("--duration", "1ms"), "a step, the stall, copy and write take 15.1 s"),
         (("--step", "1ms", "--duration", "100d"), "are too many"),
         (("--mtbf", "1ms", "--duration", "1h"), "with a failure each 1 ms are too many"),
         (("--png", "/nowhere/at/all.png"), "lies in no directory"),

@@ -79,7 +79,13 @@ details = st.builds(
     ),
     segments=some(
         st.builds(
-            views.SegmentView, rank=small, device_id=words, file=words, size_bytes=large, block_count=small
+            views.SegmentView,
+            rank=small,
+            device_id=words,
+            device=words,
+            file=words,
+            size_bytes=large,
+            block_count=small,
         )
     ),
 )
