@@ -1,6 +1,8 @@
 """From the keywords of attach() to the components of the training state."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -69,10 +71,10 @@ def _no_optimizer(name: str, value: object) -> UsageError:
 def _check_guarded(objects: Mapping[str, object]) -> None:
     """An optimizer whose class never called torch's __init__ has no hooks; then one that lies inside it must step."""
     for name, value in objects.items():
-        if isinstance(value, torch.optim.Optimizer) and not _has_hooks(value):
-            inner = [each for each in vars(value).values() if isinstance(each, torch.optim.Optimizer)]
-            if not any(map(_has_hooks, inner)):
-                raise _no_optimizer(name, value)
+        if not isinstance(value, torch.optim.Optimizer) or _has_hooks(value):
+            continue
+        if not any(_has_hooks(inner) for _, inner in _inner_optimizers(name, value)):
+            raise _no_optimizer(name, value)
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
@@ -85,11 +87,30 @@ def _check_nothing_hidden(objects: Mapping[str, object], registry: ParameterRegi
     for name, value in objects.items():
         if not isinstance(value, torch.optim.Optimizer):
             continue
-        for key, inner in vars(value).items():
-            if not isinstance(inner, torch.optim.Optimizer) or id(inner) in attached:
-                continue
-            if inner.state is not value.state:
+        for place, inner in _inner_optimizers(name, value):
+            if id(inner) not in attached and inner.state is not value.state:
+                keyword = "_".join(filter(None, re.split(r"\W+", place)))
                 raise UsageError(
-                    f"{name}.{key} is an optimizer with state of its own, which nobody attached",
-                    hint=f"attach it too, e.g. {name}_{key}={name}.{key}",
+                    f"{place} is an optimizer with state of its own, which nobody attached",
+                    hint=f"attach it too, e.g. {keyword}={place}",
                 )
+
+
+def _inner_optimizers(
+    name: str, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    """Yield the optimizers that another one keeps as attributes, or in lists and dicts there, with their places."""
+    for key, value in vars(optimizer).items():
+        for place, inner in _entries(f"{name}.{key}", value):
+            if isinstance(inner, torch.optim.Optimizer):
+                yield place, inner
+
+
+def _entries(place: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield what there is at a place: the value, or what a list or dict has."""
+    if isinstance(value, list | tuple):
+        yield from ((f"{place}[{index}]", each) for index, each in enumerate(cast("Sequence[object]", value)))
+    elif isinstance(value, dict):
+        yield from ((f"{place}[{key!r}]", each) for key, each in cast("dict[object, object]", value).items())
+    else:
+        yield place, value

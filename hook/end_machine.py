@@ -117,6 +117,11 @@ class EndMachine:
         self._minds_lease, self._agree_s = True, 0.0
 
     @property
+    def is_told(self) -> bool:
+        """Tell whether SIGTERM came to this rank."""
+        return self._is_told
+
+    @property
     def is_alone(self) -> bool:
         """Tell whether SIGTERM came to this rank and, as far as is known, not to all."""
         return self._is_told and not self._is_confirmed

@@ -32,8 +32,8 @@ class Forgotten:
         self._in_loop: weakref.WeakKeyDictionary[AnyLoader, tuple[int, int] | None] = (
             weakref.WeakKeyDictionary()
         )
-        self._stepped: weakref.WeakKeyDictionary[Optimizer, int | None] = weakref.WeakKeyDictionary()
-        """Before which boundary an optimizer was seen first; None: it needs no checkpoint."""
+        self._stepped: dict[int, tuple[weakref.ref[Optimizer], int | None]] = {}
+        """By id, since not all have a hash: before which boundary it was seen first; None: it needs no checkpoint."""
         self._told_loader = False
         self._handle: RemovableHandle | None = register_optimizer_step_post_hook(_weakly(self))
         weakref.finalize(self, self._handle.remove)
@@ -68,10 +68,13 @@ class Forgotten:
         """An optimizer of this process has stepped, whosever it is."""
         if id(optimizer) in self._attached or self._handle is None:
             return
-        first = self._stepped.setdefault(optimizer, self._boundaries)
+        known, first = self._stepped.get(id(optimizer), (None, None))
+        if known is None or known() is not optimizer:
+            self._stepped[id(optimizer)] = weakref.ref(optimizer), self._boundaries
+            return
         if first is None or first == self._boundaries:
             return
-        self._stepped[optimizer] = None
+        self._stepped[id(optimizer)] = known, None
         if (name := self._owner_of(optimizer)) and id(optimizer) not in self._held():
             self.close()
             self._tell(

@@ -3,10 +3,13 @@
 import functools
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 STEPS_WITHOUT_BOUNDARY_MAX = 1000
@@ -24,7 +27,7 @@ class OptimizerGuard:
     """Calls `before` before each step of an optimizer of this process.
 
     Of any: one that was built anew after attach(), or lies inside the one that was attached, writes the same weights.
-    And before the hooks of a single optimizer, which write to them as well.
+    And before all other hooks, of one optimizer or of any, which write to them as well.
     """
 
     def __init__(self, objects: Mapping[str, object], before: Callable[[], None]) -> None:
@@ -36,6 +39,8 @@ class OptimizerGuard:
         self._attached = {id(value) for value in objects.values() if isinstance(value, Optimizer)}
         self._steps_max = STEPS_WITHOUT_BOUNDARY_MAX * len(self._attached)
         self._handle = register_optimizer_step_pre_hook(_weakly(self))
+        hooks = cast("OrderedDict[int, object]", cast("Any", torch_optimizer)._global_optimizer_pre_hooks)
+        hooks.move_to_end(self._handle.id, last=False)
         weakref.finalize(self, self._handle.remove)
         _let_scalers_wait()
         _guarding[:] = [*(each for each in _guarding if each() is not None), weakref.ref(self)]

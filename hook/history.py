@@ -13,20 +13,24 @@ from .stored_state import StoredState
 KIND = "history"
 NAME = "log"
 CAPACITY_MIN = 4096
+KEY_LENGTH_MAX = 4000
+"""So that the names of its leaves are no longer than NAME_LENGTH_MAX."""
 
 
 class _Series:
     """Steps and values with room for a power of two: the layout of the state changes only when it doubles."""
 
     def __init__(self, capacity: int = CAPACITY_MIN) -> None:
-        self.steps = torch.zeros(capacity, dtype=torch.int64, device="cpu")
-        self.values = torch.zeros(capacity, dtype=torch.float64, device="cpu")
+        with torch.inference_mode(False):  # what an evaluation begins is written to by training
+            self.steps = torch.zeros(capacity, dtype=torch.int64, device="cpu")
+            self.values = torch.zeros(capacity, dtype=torch.float64, device="cpu")
         self.count = 0
 
     def append(self, step: int, value: float) -> None:
         if self.count == len(self.steps):
-            self.steps = torch.cat((self.steps, torch.zeros_like(self.steps)))
-            self.values = torch.cat((self.values, torch.zeros_like(self.values)))
+            with torch.inference_mode(False):
+                self.steps = torch.cat((self.steps, torch.zeros_like(self.steps)))
+                self.values = torch.cat((self.values, torch.zeros_like(self.values)))
         self.steps[self.count] = step
         self.values[self.count] = value
         self.count += 1
@@ -48,9 +52,15 @@ class History:
         """Add one value per key, or none at all.
 
         Raises:
-            StateTypeError: a value is no number (a tensor counts as one when it has one element; on a GPU that
-                waits for it).
+            StateTypeError: a key is too long, or a value no number (a tensor counts as one when it has one element;
+                on a GPU that waits for it).
         """
+        for key in values:
+            if len(key) > KEY_LENGTH_MAX:
+                raise StateTypeError(
+                    f"log() was given a key of {len(key)} characters, more than {KEY_LENGTH_MAX}",
+                    hint="shorten it",
+                )
         numbers = {key: _number(key, value) for key, value in values.items()}
         for key, number in numbers.items():
             self._series.setdefault(key, _Series()).append(step, number)

@@ -19,8 +19,12 @@ from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
 from .structure_watch import CACHES, GroupsWatch, ModulesWatch
 from .tensor_bytes import dtype_name, require_plain
+from .unwritable import unwritable
 
 KIND = "module"
+
+STATISTICS_BYTES_MAX = 1024 * 1024
+"""Running statistics have a number for each channel; what is larger is none."""
 
 _WRAPPED_CHILDREN = {"_orig_mod", "_checkpoint_wrapped_module"}
 """Names that torch.compile and the activation checkpoint wrapper give their only child; nobody else uses them."""
@@ -227,7 +231,7 @@ class ModuleState:
             return Laziness.OWNED
         if named.role is not Role.PARAMETER or self._averages or named.tensor.requires_grad:
             return Laziness.EAGER
-        return Laziness.FROZEN
+        return Laziness.EAGER if _may_be_statistics(named.tensor) else Laziness.FROZEN
 
     def check(self, stored: StoredState) -> None:
         """Return if the module has the stored tensors with their dtypes and shapes, and the same extra state.
@@ -269,23 +273,30 @@ class ModuleState:
         """Yield each leaf that `apply` puts into an existing tensor as its bytes are, with that tensor."""
         document = _Document.read(stored, self.name)
         _, tensors = self._registry.refresh(self.name)
+        closed = unwritable(named.tensor for named in tensors)
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
             stays = named.fqn in document.tensors and named.role is not Role.CACHE
-            if stays and stored.lies_in(leaf, named.tensor):
+            if stays and id(named.tensor) not in closed and stored.lies_in(leaf, named.tensor):
                 yield leaf, named.tensor
 
     def apply(self, stored: StoredState) -> None:
-        """Write into the existing tensors; buffers whose size the forward pass makes are replaced."""
+        """Write into the existing tensors; buffers that the forward pass makes anew are replaced.
+
+        A tensor whose memory cannot be written to gets memory of its own.
+        """
         document = _Document.read(stored, self.name)
         modules, tensors = self._registry.refresh(self.name)
         decoder, maker = TreeDecoder(stored), TensorMaker(stored)
+        closed = unwritable(named.tensor for named in tensors)
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
             if named.fqn in document.sparse:
                 _put_sparse(named, decoder.decode(document.sparse[named.fqn]))
             elif named.fqn not in document.tensors:
                 continue  # a cache that was not there yet
+            elif id(named.tensor) in closed and stored.fits(leaf, named.tensor):
+                named.tensor.data = maker.make(leaf, named.tensor.device)
             elif named.role is Role.PARAMETER or stored.fits(leaf, named.tensor):
                 stored.copy_to(leaf, named.tensor)
             else:
@@ -341,12 +352,22 @@ def _is_renormalised(named: NamedTensor) -> bool:
     return named.owner.max_norm is not None
 
 
+def _may_be_statistics(tensor: torch.Tensor) -> bool:
+    """Tell whether `batch_norm` or `instance_norm` may write it as running statistics: torch does not count that."""
+    return tensor.dim() == 1 and tensor.nbytes <= STATISTICS_BYTES_MAX
+
+
 def _has_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 def _look(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
+def _loads_in_its_own_way(module: nn.Module) -> bool:
+    own = cast("Any", type(module))
+    return own._load_from_state_dict is not cast("Any", nn.Module)._load_from_state_dict
 
 
 def _tied_here_alone(
@@ -371,13 +392,16 @@ def _tied_here_alone(
 def _differences(named: NamedTensor, stored: StoredState, leaf: str) -> list[str]:
     """What keeps the stored bytes from the tensor: one problem or none.
 
-    A buffer that the forward pass sizes (a cache, or one that is empty here or there) is replaced instead.
+    A buffer that the forward pass makes anew is replaced instead: a cache, one that is empty here or there, one of
+    another dtype, and any of a module that takes its state in a way of its own, as torch's observers take other shapes.
     """
     if stored.fits(leaf, named.tensor) or named.role is Role.CACHE:
         return []
     spec = stored.spec(leaf)
-    if named.role is Role.BUFFER and not (named.tensor.numel() and spec.size_bytes):
-        return []
+    if named.role is Role.BUFFER and named.tensor.layout is torch.strided:
+        is_empty = not (named.tensor.numel() and spec.size_bytes)
+        if is_empty or tuple(named.tensor.shape) == spec.shape or _loads_in_its_own_way(named.owner):
+            return []
     here = _look(named.tensor) if named.tensor.layout is torch.strided else str(named.tensor.layout)
     return [f"{named.fqn} is {spec.dtype} {list(spec.shape)} in the checkpoint, {here} in the module"]
 

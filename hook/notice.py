@@ -216,6 +216,8 @@ class NoticeWatch:
             told, self._unmatched = self._unmatched, 0
             return not told
         if said == bytes([signal.SIGTERM]):
+            if signal.getsignal(signal.SIGTERM) is not _on_signal:
+                return False  # somebody has taken it since: it counts where that handler calls ours
             self._unmatched += 1
             return True
         return said == _PASSED_ON

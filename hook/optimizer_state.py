@@ -33,6 +33,8 @@ class _Parameter:
     name: str
     tensor: torch.Tensor
     replicas: int
+    is_held: bool = True
+    """An attached module has it; else its value is saved with the optimizer's state."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class _Found:
     """Parameters with state that is no plain tensor."""
     shared: list[object] = field(default_factory=list[object])
     """Keys of the state that are no parameters."""
+    own: list[str] = field(default_factory=list[str])
+    """Parameters that no attached module has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +76,9 @@ class OptimizerState:
 
     Leaves are `<optimizer>.state.<FQN>.<key>`, OWNED. The FQN is the parameter's path in an attached module, with
     the module's keyword before it only where the optimizer's parameters come from several; a parameter that no
-    attached module has goes by its group's `param_names`. Tensors among the hyper-parameters are EAGER: a
-    scheduler may write them at any time.
+    attached module has (fp32 master weights, a head of its own) goes by its group's `param_names`, and is a leaf
+    `<optimizer>.params.<name>` itself. Tensors among the hyper-parameters are EAGER: a scheduler may write them at any
+    time.
     """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, registry: ParameterRegistry) -> None:
@@ -109,6 +114,9 @@ class OptimizerState:
                 for group in self._groups
             ]
         )
+        for parameter in names.held_by_nobody():
+            sink.leaf(self._leaf_of(parameter), parameter.tensor, Laziness.OWNED)
+            found.own.append(parameter.name)
         for key, state in cast(dict[object, object], self._optimizer.state).items():
             if not isinstance(key, torch.Tensor):
                 found.shared.append(key)
@@ -159,7 +167,11 @@ class OptimizerState:
             for index, names in enumerate(found.groups)
         ]
         document = {"kind": KIND, "groups": groups, "state": state if found.rest else found.plain}
-        sink.value(document | {"shared": shared})
+        own = {"own": found.own} if found.own else {}
+        sink.value(document | {"shared": shared} | own)
+
+    def _leaf_of(self, parameter: _Parameter) -> str:
+        return f"{self.name}.params.{parameter.name}"
 
     def _options(self, sink: Sink, index: int) -> object:
         group = self._groups[index]
@@ -194,6 +206,13 @@ class OptimizerState:
                 raise mismatch(self.name, [f"the checkpoint has state of {name}, which is no parameter here"])
             for key in Document(self.name, state).texts("tensors"):
                 stored.spec(f"{self.name}.state.{name}.{key}")
+        problems += [
+            f"{parameter.name} has another dtype or shape in the checkpoint"
+            for parameter in _own(document, names)
+            if not stored.fits(self._leaf_of(parameter), parameter.tensor)
+        ]
+        if problems:
+            raise mismatch(self.name, problems)
         for leaf in leaf_names([document.items("groups"), document.value("state"), document.items("shared")]):
             stored.spec(leaf)
 
@@ -225,6 +244,8 @@ class OptimizerState:
         """
         document = read_document(stored, self.name, KIND)
         names = self._names()
+        for parameter in _own(document, names):
+            stored.copy_to(self._leaf_of(parameter), parameter.tensor)
         for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):
             self._put_options(stored, group, Document(self.name, saved).value("options"))
         states = document.mapping("state")
@@ -318,6 +339,10 @@ class _Names:
         """Return the parameter that a tensor of the groups or a key of the state is."""
         return self._by_id[id(tensor)]
 
+    def held_by_nobody(self) -> list[_Parameter]:
+        """Return the parameters that no attached module has."""
+        return [parameter for parameter in self._by_id.values() if not parameter.is_held]
+
     def find(self, name: str) -> _Parameter | None:
         """Return the parameter of that name, also one that is in no group: state may be kept for it."""
         if name not in self._by_name:
@@ -337,12 +362,14 @@ class _Names:
     def _add(self, tensor: torch.Tensor, own_name: str | None, what: str) -> None:
         parameter = self._named(tensor)
         if parameter is None and own_name is not None:
-            parameter = _Parameter(own_name, tensor, 1)
+            parameter = _Parameter(own_name, tensor, 1, is_held=False)
         if parameter is None:
             raise UsageError(
                 f"{self._optimizer_name} has {what} (shape {list(tensor.shape)}), which no attached module has",
                 hint="attach the module that owns it, or build the optimizer from named_parameters()",
             )
+        if id(tensor) in self._by_id:
+            return  # twice in the groups, as a tied weight may be: torch warns of it
         if parameter.name in self._by_name:
             raise UsageError(
                 f"{self._optimizer_name} has two parameters named {parameter.name!r}",
@@ -358,6 +385,12 @@ class _Names:
                 name = named.fqn if self._only is not None else f"{module}.{named.fqn}"
                 return _Parameter(name, tensor, named.replicas)
         return None
+
+
+def _own(document: Document, names: _Names) -> list[_Parameter]:
+    """Return the parameters whose values lie with the optimizer; in checkpoints of before none do."""
+    found = [names.find(name) for name in document.texts("own")] if "own" in document else []
+    return [parameter for parameter in found if parameter is not None]
 
 
 def _is_leaf(key: object, value: object) -> bool:

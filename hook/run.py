@@ -458,6 +458,8 @@ class Run:
             self._snapshotter.close()
             self._link.close()
             say_closed(self.name, self._state.step, self.report())
+        if error is None:
+            self._end.end_if_told()
 
     def _finish(self) -> None:
         """Take the last boundary and see it complete; taken again when the daemon dies with it."""

@@ -215,8 +215,12 @@ class RunCheckpoints:
             reason = self._snapshotter.begin(
                 SnapshotFacts(checkpoint=checkpoint, parent=self.parent, notes=self._notes()), until_s=until_s
             )
-        except BaseException:
+        except BaseException as error:
             self._settle(checkpoint)
+            if (
+                self._ranks.world_size > 1
+            ):  # the script may catch it and go on, and the others have begun theirs
+                self._ranks.failed(checkpoint, str(error) or repr(error))
             raise
         if reason is None:
             self.saved_step = self._state.number

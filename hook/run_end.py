@@ -95,6 +95,17 @@ class RunEnd:
         )
         raise SystemExit(0 if reason == LEASE_ENDS else ENDED_STATUS)
 
+    def end_if_told(self) -> None:
+        """End the process if SIGTERM came when no boundary followed any more: what it would have ended goes no further.
+
+        Raises:
+            SystemExit: as SIGTERM would.
+        """
+        with self._lock:
+            is_told = self._machine.is_told
+        if is_told:
+            raise SystemExit(ENDED_STATUS)
+
     def farewell(self, request_id: int, error: BaseException) -> frames.Leave:
         """Return what the daemon is told of a run that ends by what was raised in it, `leave`'s or another."""
         return frames.Leave(

@@ -214,8 +214,8 @@ def _title(job: Job) -> str:
     costs = job.phases[0].costs
     return (
         f"steps of {duration_text(costs.step_s)}, checkpoints: {duration_text(costs.stall_s)} stall,"
-        f" {duration_text(costs.copy_s)} to copy, {duration_text(costs.persist_s)} to write; a failure each {duration_text(job.mtbf_s)},"
-        f" for {duration_text(job.duration_s)}"
+        f" {duration_text(costs.copy_s)} to copy, {duration_text(costs.persist_s)} to write; a failure each"
+        f" {duration_text(job.mtbf_s)}, for {duration_text(job.duration_s)}"
     )
 
 
