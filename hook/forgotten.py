@@ -70,7 +70,9 @@ class Forgotten:
             return
         known, first = self._stepped.get(id(optimizer), (None, None))
         if known is None or known() is not optimizer:
-            self._stepped[id(optimizer)] = weakref.ref(optimizer), self._boundaries
+            number, stepped = id(optimizer), self._stepped
+            gone = weakref.ref(optimizer, lambda _: stepped.pop(number, None))
+            stepped[number] = gone, self._boundaries
             return
         if first is None or first == self._boundaries:
             return

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch.amp.grad_scaler import GradScaler
-from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 STEPS_WITHOUT_BOUNDARY_MAX = 1000
@@ -39,7 +38,7 @@ class OptimizerGuard:
         self._attached = {id(value) for value in objects.values() if isinstance(value, Optimizer)}
         self._steps_max = STEPS_WITHOUT_BOUNDARY_MAX * len(self._attached)
         self._handle = register_optimizer_step_pre_hook(_weakly(self))
-        hooks = cast("OrderedDict[int, object]", cast("Any", torch_optimizer)._global_optimizer_pre_hooks)
+        hooks = cast("OrderedDict[int, object]", cast("Any", self._handle).hooks_dict_ref())
         hooks.move_to_end(self._handle.id, last=False)
         weakref.finalize(self, self._handle.remove)
         _let_scalers_wait()

@@ -225,13 +225,13 @@ class ModuleState:
         sink.value(document | {"sparse": sparse, "extra": extra})
 
     def _laziness(self, named: NamedTensor, owned: set[int]) -> Laziness:
-        if _is_renormalised(named):
+        if _is_renormalised(named) or named.role is not Role.PARAMETER:
             return Laziness.EAGER
-        if named.role is Role.PARAMETER and id(named.tensor) in owned:
+        if not named.tensor.requires_grad and _may_be_statistics(named.tensor):
+            return Laziness.EAGER
+        if id(named.tensor) in owned:
             return Laziness.OWNED
-        if named.role is not Role.PARAMETER or self._averages or named.tensor.requires_grad:
-            return Laziness.EAGER
-        return Laziness.EAGER if _may_be_statistics(named.tensor) else Laziness.FROZEN
+        return Laziness.EAGER if self._averages or named.tensor.requires_grad else Laziness.FROZEN
 
     def check(self, stored: StoredState) -> None:
         """Return if the module has the stored tensors with their dtypes and shapes, and the same extra state.

@@ -99,11 +99,11 @@ class RunEnd:
         """End the process if SIGTERM came when no boundary followed any more: what it would have ended goes no further.
 
         Raises:
-            SystemExit: as SIGTERM would.
+            SystemExit: as SIGTERM would. Not again where a boundary has raised it, and somebody has caught it.
         """
         with self._lock:
             is_told = self._machine.is_told
-        if is_told:
+        if is_told and not self._left:
             raise SystemExit(ENDED_STATUS)
 
     def farewell(self, request_id: int, error: BaseException) -> frames.Leave:

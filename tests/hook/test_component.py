@@ -83,6 +83,28 @@ def test_a_hidden_optimizer_must_be_attached_too() -> None:
     assert "optimizer_base.state.weight.exp_avg" in stored
 
 
+class Several(torch.optim.Optimizer):
+    """Optimizers in a list or a dict, as one."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        each = inner.values() if isinstance(inner, dict) else inner
+        super().__init__([group for optimizer in each for group in optimizer.param_groups], {})
+
+
+@pytest.mark.parametrize("places", [("[0]", "inner_0"), ("['first']", "inner_first")])
+def test_optimizers_hidden_in_a_list_or_a_dict_must_be_attached_too(places: tuple[str, str]) -> None:
+    place, keyword = places
+    model = nn.Linear(2, 1)
+    inner = torch.optim.Adam(model.parameters())
+    several = Several([inner] if place == "[0]" else {"first": inner})
+    with pytest.raises(UsageError) as caught:
+        make_components({"model": model, "optimizer": several}, world_size=1)
+    assert f"optimizer.inner{place} is an optimizer" in caught.value.message
+    assert f"optimizer_{keyword}=optimizer.inner{place}" in caught.value.hint
+    make_components({"model": model, "optimizer": several, "first": inner}, world_size=1)
+
+
 def test_a_sharded_optimizer_is_refused() -> None:
     class ZeroRedundancyOptimizer(torch.optim.SGD):
         """Stands for torch's, which needs a process group."""

@@ -211,6 +211,22 @@ def test_an_optimizer_that_lives_within_an_iteration_is_not_said(watch: Watch) -
     assert told == []
 
 
+def test_an_optimizer_without_a_hash_steps_and_is_said(watch: Watch) -> None:
+    class Equal(torch.optim.SGD):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Equal)
+
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    model = nn.Linear(2, 1)
+    optimizer = Equal(model.parameters())
+    forgotten, told = watch(model=model)
+    for _ in range(3):
+        steps(optimizer, model)
+        forgotten.boundary()
+    assert told == ["optimizer_not_attached"]
+
+
 def test_after_its_end_nothing_is_watched_nor_kept_alive(watch: Watch) -> None:
     model = nn.Linear(2, 1)
     forgotten, told = watch(model=model)

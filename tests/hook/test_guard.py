@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from everstep.hook import guard as guard_module
 from everstep.hook.guard import OptimizerGuard
@@ -50,6 +51,19 @@ def test_steps_without_a_boundary_are_told_once_per_boundary(count: int) -> None
     guard.close()
     step(made, 1)
     assert len(before) == count * (5 * STEPS_MAX - 1)
+
+
+def test_every_hook_waits_whoever_registered_it_first() -> None:
+    made, order = optimizers(1), list[str]()
+    earlier = register_optimizer_step_pre_hook(lambda *_: order.append("earlier"))
+    guard = OptimizerGuard({"optimizer": made[0]}, lambda: order.append("guard"))
+    later = register_optimizer_step_pre_hook(lambda *_: order.append("later"))
+    try:
+        step(made, 1)
+    finally:
+        for each in (earlier, guard, later):
+            each.close() if isinstance(each, OptimizerGuard) else each.remove()
+    assert order == ["guard", "earlier", "later"]
 
 
 def passed(guard: OptimizerGuard, made: list[torch.optim.Optimizer], steps: list[int]) -> list[str]:

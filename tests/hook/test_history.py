@@ -7,7 +7,7 @@ import torch
 
 from everstep.core.errors import CorruptDataError, StateTypeError
 from everstep.hook.capture import capture_state
-from everstep.hook.history import CAPACITY_MIN, History
+from everstep.hook.history import CAPACITY_MIN, KEY_LENGTH_MAX, History
 from everstep.hook.state_testing import store
 
 
@@ -79,3 +79,19 @@ def test_a_default_device_does_not_move_histories() -> None:
         for step in range(CAPACITY_MIN + 1):
             history.append(step, {"a": 1.0})
     assert len(history.series("a")) == CAPACITY_MIN + 1
+
+
+def test_what_an_evaluation_begins_in_inference_mode_goes_on_outside() -> None:
+    history = History()
+    for step in range(2 * CAPACITY_MIN + 2):
+        with torch.inference_mode(step % 2 == 0):
+            history.append(step, {"a": float(step)})
+    assert history.series("a") == [(step, float(step)) for step in range(2 * CAPACITY_MIN + 2)]
+
+
+def test_a_key_that_no_leaf_can_be_named_after_is_refused_at_once() -> None:
+    history = History()
+    history.append(1, {"a" * KEY_LENGTH_MAX: 1.0})
+    capture_state([history])
+    with pytest.raises(StateTypeError, match=f"a key of {KEY_LENGTH_MAX + 1} characters"):
+        history.append(1, {"a" * (KEY_LENGTH_MAX + 1): 1.0})

@@ -225,6 +225,30 @@ def test_a_handler_of_somebody_else_is_left_alone(watch: Watch) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("calls_ours", [False, True])
+def test_a_handler_that_comes_later_decides_whether_it_is_heard(watch: Watch, *, calls_ours: bool) -> None:
+    """A framework's, that it installs when training begins."""
+    told, heard = watch(Preemption()), SimpleQueue[int]()
+    ours = signal.getsignal(signal.SIGTERM)
+    assert callable(ours)
+
+    def theirs(number: int, frame: FrameType | None) -> None:
+        heard.put(number)
+        if calls_ours:
+            ours(number, frame)
+
+    signal.signal(signal.SIGTERM, theirs)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.get(timeout=DEADLINE_S) == signal.SIGTERM
+        if calls_ours:
+            assert told.get(timeout=DEADLINE_S).reason == SIGTERM
+        time.sleep(2 * POLL_S / 10)
+        assert told.empty()
+    finally:
+        signal.signal(signal.SIGTERM, ours)
+
+
 def test_a_handler_and_a_descriptor_of_somebody_who_comes_later_are_left_to_them() -> None:
     leaving = NoticeWatch(Preemption(), lambda notice: None, lambda: None)
     ear, mouth = socket.socketpair()

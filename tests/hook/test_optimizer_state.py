@@ -264,6 +264,50 @@ def test_param_names_of_the_group_stand_in_for_a_module() -> None:
     assert same(saved.state_dict(), fresh.state_dict())
 
 
+def masters(seed: int, *, width: int = 3) -> dict[str, Any]:
+    """A model in bfloat16; its optimizer has float32 weights of its own, by the model's names."""
+    torch.manual_seed(seed)
+    module = nn.Linear(3, width).bfloat16()
+    named = [(name, each.detach().float().requires_grad_()) for name, each in module.named_parameters()]
+    return {"model": module, "optimizer": torch.optim.AdamW(named, lr=0.1)}
+
+
+def test_weights_that_only_the_optimizer_has_come_back_with_it() -> None:
+    saved, fresh = masters(0), masters(1)
+    (group,), (other,) = saved["optimizer"].param_groups, fresh["optimizer"].param_groups
+    for parameter in group["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    saved["optimizer"].step()
+    stored = transfer(saved, fresh)
+    assert "optimizer.params.weight" in stored
+    assert [*map(bits, other["params"])] == [*map(bits, group["params"])]
+    assert same(saved["optimizer"].state_dict(), fresh["optimizer"].state_dict())
+
+
+def test_weights_of_another_shape_that_only_the_optimizer_has_are_refused() -> None:
+    saved, fresh = masters(0), masters(1)
+    (group,) = fresh["optimizer"].param_groups
+    group["params"][0].data = torch.zeros(5, 5)
+    with pytest.raises(StateMismatchError, match="weight has another dtype or shape in the checkpoint"):
+        transfer(saved, fresh)
+
+
+@pytest.mark.filterwarnings("ignore:.*duplicate parameters:UserWarning")
+def test_a_parameter_that_is_twice_in_a_group_comes_back() -> None:
+    def build(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        module = model()
+        return {"model": module, "optimizer": torch.optim.Adam([*module.parameters(), *module.parameters()])}
+
+    saved, fresh = build(0), build(1)
+    for parameter in saved["model"].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    saved["optimizer"].step()
+    transfer(saved, fresh)
+    for one, other in zip(saved["model"].parameters(), fresh["model"].parameters(), strict=True):
+        assert same(saved["optimizer"].state[one], fresh["optimizer"].state[other])
+
+
 def test_a_parameter_without_a_name_is_refused() -> None:
     module = model()
     groups = [

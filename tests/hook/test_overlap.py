@@ -84,8 +84,44 @@ class Hooked(nn.Module):
         buffer.add_(more.detach())
 
 
+class Statistics(nn.Module):
+    """Running statistics are parameters that need no gradient, which torch writes without counting it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.mean = nn.Parameter(torch.zeros(6), requires_grad=False)
+        self.variance = nn.Parameter(torch.ones(6), requires_grad=False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(self.layer(batch), self.mean, self.variance, training=True)
+
+
+class Remade(nn.Module):
+    """Forward makes buffers of another shape and another dtype than they begin with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch.ao.quantization import FakeQuantize, MovingAveragePerChannelMinMaxObserver  # slow
+
+        self.layer = nn.Linear(6, 6)
+        self.quantised = FakeQuantize(
+            observer=MovingAveragePerChannelMinMaxObserver,
+            dtype=torch.qint8,
+            qscheme=torch.per_channel_symmetric,
+            quant_min=-128,
+            quant_max=127,
+        )
+        self.register_buffer("last", torch.zeros(6))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        found = functional.linear(batch, self.quantised(self.layer.weight)) + self.last
+        self.last = found.detach().mean(0).bfloat16()
+        return found
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning")
-@pytest.mark.parametrize("model", [normalised, spectral, Observed, Hooked])
+@pytest.mark.parametrize("model", [normalised, spectral, Observed, Hooked, Statistics, Remade])
 def test_modules_whose_forward_writes_buffers(
     model: Callable[[], nn.Module], devices: list[Path], slow: Slow
 ) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,37 @@ def test_a_restore_writes_to_tensors_that_were_made_in_inference_mode(
         with mode():
             assert run.restore() is not None
         assert again.objects["model"].weight.flatten().tolist() == list(range(12))
+
+
+class Mapped(nn.Module):
+    """A frozen table and a buffer in a file that is mapped for reading."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        table, bias = np.load(file, mmap_mode="r"), np.load(file, mmap_mode="r")[0]
+        with warnings.catch_warnings(action="ignore"):  # that it is not writable
+            self.table = nn.Parameter(torch.from_numpy(table), requires_grad=False)
+            self.register_buffer("bias", torch.from_numpy(bias))
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layer(batch)
+
+
+def test_what_lies_in_a_file_mapped_for_reading_comes_back_beside_it(
+    devices: list[Path], tmp_path: Path
+) -> None:
+    def made(seed: int) -> Loop:
+        file = tmp_path / f"{seed}.npy"
+        np.save(file, np.full((512, 8), seed, np.float32))
+        model = Mapped(file)
+        return Loop({"model": model}, lambda number, run: None)
+
+    save(made(1), devices)
+    again = made(2)
+    with attached(again, devices) as run:
+        assert run.restore() is not None
+    model = again.objects["model"]
+    assert torch.equal(model.table, torch.ones(512, 8))
+    assert torch.equal(model.bias, torch.ones(8))
+    assert np.load(tmp_path / "2.npy").max() == 2

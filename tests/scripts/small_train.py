@@ -6,6 +6,7 @@ was faster.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import logging
@@ -60,6 +61,22 @@ def believe(needed_s: float | None) -> None:
         setattr(Pace, "own_needed_s", needed_s)  # noqa: B010  a property, for which the type checker wants a setter
 
 
+class Stumbling:
+    """Its state cannot be read once it is told so, once."""
+
+    def __init__(self) -> None:
+        self.is_down = False
+
+    def state_dict(self) -> dict[str, int]:
+        if self.is_down:
+            self.is_down = False
+            raise RuntimeError("not now")
+        return {}
+
+    def load_state_dict(self, state: object) -> None:
+        del state
+
+
 def make_loader(args: argparse.Namespace) -> DataLoader[Any] | SharedLoader[Any]:
     arguments: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": args.workers}
     if args.group:
@@ -90,6 +107,9 @@ def main() -> None:
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument(
         "--per-rank", action="store_true", help="attach a module that is different on each rank"
+    )
+    parser.add_argument(
+        "--stumble-at", type=int, default=-1, help="the last rank's state cannot be read here"
     )
     parser.add_argument("--replicated", action="store_true", help="no DDP; say that all ranks hold the same")
     parser.add_argument("--own-buffers", action="store_true", help="DDP does not spread rank 0's")
@@ -125,8 +145,9 @@ def main() -> None:
         "schedule": schedule,
         "loader": loader,
     }
-    if args.per_rank:
-        state["own"] = nn.Linear(rank + 2, 1)
+    stumbling = Stumbling()
+    state |= {"stumbling": stumbling} if args.stumble_at > 0 else {}
+    state |= {"own": nn.Linear(rank + 2, 1)} if args.per_rank else {}
     with (
         everstep.attach(
             args.name,
@@ -169,7 +190,9 @@ def main() -> None:
                     ids=torch.as_tensor(ids).tolist(),
                     loss=loss.item(),
                 )
-                run.step()
+                stumbling.is_down = run.steps + 1 == args.stumble_at and rank == run.world_size - 1
+                with contextlib.suppress(RuntimeError):  # as a script that would rather go on
+                    run.step()
                 if run.steps == args.request_at and rank == run.world_size - 1:
                     run.checkpoint()
                 time.sleep(600 if run.steps == args.hold else 0)

@@ -283,6 +283,22 @@ def test_a_run_that_could_save_nothing_does_not_say_that_it_was_in_time(
         assert "last_complete=none in_time=False" in ended
 
 
+def test_sigterm_after_the_last_boundary_ends_the_process_once_that_is_saved(
+    storage: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with service():
+        with contextlib.ExitStack() as stack:
+            trained = stack.enter_context(training(storage))
+            trained.save()
+            trained.step()
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda: any(text.startswith("run_ends") for text in caplog.messages))
+            with pytest.raises(SystemExit) as ended:
+                stack.close()
+        assert ended.value.code == ENDED_STATUS
+        assert_restores(storage, {trained.run.report().last_complete: trained.weights()})
+
+
 def test_a_lease_that_is_prolonged_goes_on(storage: list[Path]) -> None:
     with service(), training(storage) as trained:
         trained.save()
