@@ -501,7 +501,7 @@ _attached = WeakSet[Run]()
 
 def _in_child() -> None:
     for run in _attached:
-        run._forked_from = os.getppid()  # pyright: ignore[reportPrivateUsage]
+        run._forked_from = run._forked_from or os.getppid()  # pyright: ignore[reportPrivateUsage]
 
 
 os.register_at_fork(after_in_child=_in_child)

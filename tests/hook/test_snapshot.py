@@ -511,12 +511,17 @@ class TestForkedChild:
                     for parameter in model.parameters():
                         parameter.grad = torch.ones_like(parameter)
                     optimizer.step()
-                    with pytest.raises(
-                        UsageError, match=f"attached by process {os.getppid()}, and this is a"
-                    ):
+                    by_whom = f"attached by process {os.getppid()}, and this is a"
+                    with pytest.raises(UsageError, match=by_whom):
                         run.step()
                     run.close()
-                    status = 0
+                    grandchild = os.fork()
+                    if grandchild:
+                        status = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
+                    else:
+                        with pytest.raises(UsageError, match=by_whom):
+                            run.step()
+                        status = 0
                 finally:
                     os._exit(status)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
