@@ -379,6 +379,16 @@ def test_a_module_that_does_not_fit_is_refused_and_not_changed(fresh: nn.Module,
     assert all_bits(fresh) == before
 
 
+def test_statistics_of_another_width_are_refused() -> None:
+    with pytest.raises(
+        StateMismatchError, match="running_mean is float32 .3. in the checkpoint, float32 .4. in"
+    ):
+        transfer(
+            {"model": nn.BatchNorm1d(3, affine=False)},
+            {"model": nn.BatchNorm1d(4, affine=False)},
+        )
+
+
 def test_only_the_first_differences_are_listed() -> None:
     fresh = nn.Sequential(*[nn.Linear(1, 1) for _ in range(10)])
     with pytest.raises(StateMismatchError, match="and 17 more"):
