@@ -16,7 +16,7 @@ import torch
 from ..checkpoint.leaf import NAME_LENGTH_MAX, Alias, LeafSpec
 from ..checkpoint.value_format import is_utf8, not_utf8
 from ..core.errors import StateTypeError, UsageError
-from .lazy_leaves import LazyLeaves, noted
+from .lazy_leaves import LazyLeaves, is_small_vector, noted
 from .memory_ranges import Ranges
 from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
 from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain
@@ -99,6 +99,13 @@ class _Entry:
         return is_small or self.laziness is Laziness.EAGER
 
 
+def _waits_by_gradient(entry: _Entry) -> bool:
+    """Tell whether it may matter to how lazy an entry is that it requires a gradient."""
+    if entry.laziness is not Laziness.OWNED:
+        return True
+    return isinstance(entry.original, torch.nn.Parameter) and is_small_vector(entry.original)
+
+
 def _reach_of(tensor: torch.Tensor) -> tuple[int, int]:
     begin = tensor.data_ptr()
     if not tensor.numel():
@@ -168,7 +175,7 @@ class _Walk:
         self.names = {entry.spec.name for entry in held}
         self._watches = list(dict.fromkeys(watches))  # some are of several components
         self._lazy_names, self._lazy, self._lazy_addresses = _watched(held, inside)
-        graded = [entry.original for entry in held if entry.laziness is not Laziness.OWNED]
+        graded = [entry.original for entry in held if _waits_by_gradient(entry)]
         self._tensors = TensorWatch((entry.original for entry in held), self._lazy, graded)
         self._forms: list[_Form] = []
         self._form = _joined_form(self._forms)

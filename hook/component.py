@@ -101,16 +101,14 @@ def _inner_optimizers(
 ) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     """Yield the optimizers that another one keeps as attributes, or in lists and dicts there, with their places."""
     for key, value in vars(optimizer).items():
-        for place, inner in _entries(f"{name}.{key}", value):
-            if isinstance(inner, torch.optim.Optimizer):
-                yield place, inner
-
-
-def _entries(place: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield what there is at a place: the value, or what a list or dict has."""
-    if isinstance(value, list | tuple):
-        yield from ((f"{place}[{index}]", each) for index, each in enumerate(cast("Sequence[object]", value)))
-    elif isinstance(value, dict):
-        yield from ((f"{place}[{key!r}]", each) for key, each in cast("dict[object, object]", value).items())
-    else:
-        yield place, value
+        place = f"{name}.{key}"
+        if isinstance(value, torch.optim.Optimizer):
+            yield place, value
+        elif isinstance(value, list | tuple):
+            for index, each in enumerate(cast("Sequence[object]", value)):
+                if isinstance(each, torch.optim.Optimizer):
+                    yield f"{place}[{index}]", each
+        elif isinstance(value, dict):
+            for entry, each in cast("dict[object, object]", value).items():
+                if isinstance(each, torch.optim.Optimizer):
+                    yield f"{place}[{entry!r}]", each

@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 
+from ..checkpoint.value_format import is_utf8, not_utf8
 from ..core.errors import CorruptDataError, StateTypeError
 from .document import Document, read_document
 from .state_protocol import Laziness, Sink
@@ -56,6 +57,8 @@ class History:
                 on a GPU that waits for it).
         """
         for key in values:
+            if not is_utf8(key):
+                raise not_utf8(key)
             if len(key) > KEY_LENGTH_MAX:
                 raise StateTypeError(
                     f"log() was given a key of {len(key)} characters, more than {KEY_LENGTH_MAX}",

@@ -135,6 +135,7 @@ _OF_THE_PROCESS = {
     HISTORY_NAME: f"series of run.log in such a source are not taken, they begin empty; {_KEPT_BY}",
 }
 """Why components that every run has of its own do not come from a plain file."""
+_OWN_WEIGHTS = f"weights that only an optimizer had are not taken from such a source; {_KEPT_BY}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +189,7 @@ def components_of(tree: Mapping[str, object], *, as_name: str, without: Sequence
         else:
             left_out[key] = repr(value)[:200]
     made = [_optimizer(name, value, modules) for name, value in optimizers.items()]
+    left_out |= {f"{name}.own": _OWN_WEIGHTS for name, value in optimizers.items() if "own" in value}
     return Imported(components=(*modules, *made, *others), left_out=left_out, run=_run_of(tree))
 
 

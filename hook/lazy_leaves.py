@@ -9,6 +9,19 @@ import torch
 
 from ..core.errors import UsageError
 
+STATISTICS_BYTES_MAX = 1024 * 1024
+"""Running statistics have a number for each channel; what is larger is none."""
+
+
+def is_small_vector(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has the form of running statistics."""
+    return tensor.dim() == 1 and tensor.nbytes <= STATISTICS_BYTES_MAX
+
+
+def may_be_statistics(tensor: torch.Tensor) -> bool:
+    """Tell whether `batch_norm` or `instance_norm` may write it, which torch does not count: then it must not wait."""
+    return not tensor.requires_grad and is_small_vector(tensor)
+
 
 @dataclass(frozen=True, slots=True)
 class Noted:

@@ -12,19 +12,18 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from ..checkpoint.leaf import LeafSpec
 from ..checkpoint.value_format import dump_part
 from .document import Document, mismatch, read_document
+from .lazy_leaves import may_be_statistics
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
 from .structure_watch import CACHES, GroupsWatch, ModulesWatch
-from .tensor_bytes import dtype_name, require_plain
+from .tensor_bytes import dtype_name, require_plain, torch_dtype
 from .unwritable import unwritable
 
 KIND = "module"
-
-STATISTICS_BYTES_MAX = 1024 * 1024
-"""Running statistics have a number for each channel; what is larger is none."""
 
 _WRAPPED_CHILDREN = {"_orig_mod", "_checkpoint_wrapped_module"}
 """Names that torch.compile and the activation checkpoint wrapper give their only child; nobody else uses them."""
@@ -227,7 +226,7 @@ class ModuleState:
     def _laziness(self, named: NamedTensor, owned: set[int]) -> Laziness:
         if _is_renormalised(named) or named.role is not Role.PARAMETER:
             return Laziness.EAGER
-        if not named.tensor.requires_grad and _may_be_statistics(named.tensor):
+        if may_be_statistics(named.tensor):
             return Laziness.EAGER
         if id(named.tensor) in owned:
             return Laziness.OWNED
@@ -352,11 +351,6 @@ def _is_renormalised(named: NamedTensor) -> bool:
     return named.owner.max_norm is not None
 
 
-def _may_be_statistics(tensor: torch.Tensor) -> bool:
-    """Tell whether `batch_norm` or `instance_norm` may write it as running statistics: torch does not count that."""
-    return tensor.dim() == 1 and tensor.nbytes <= STATISTICS_BYTES_MAX
-
-
 def _has_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
@@ -365,10 +359,19 @@ def _look(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
-def _loads_in_its_own_way(module: nn.Module) -> bool:
-    """Tell whether its class takes its tensors itself. torch.nn's only look at versions then."""
+def _is_cast(tensor: torch.Tensor, spec: LeafSpec) -> bool:
+    """Tell whether both are floating-point numbers of one shape."""
+    return (
+        tuple(tensor.shape) == spec.shape
+        and tensor.is_floating_point()
+        and torch_dtype(spec.dtype).is_floating_point
+    )
+
+
+def _is_observer(module: nn.Module) -> bool:
+    """Tell whether it is one of torch's observers and fake quantisers, which take ranges and scales of any shape."""
     loads = cast("Any", type(module))._load_from_state_dict
-    return not str(loads.__module__).startswith("torch.nn.")
+    return str(loads.__module__).startswith("torch.ao.")
 
 
 def _tied_here_alone(
@@ -394,14 +397,14 @@ def _differences(named: NamedTensor, stored: StoredState, leaf: str) -> list[str
     """What keeps the stored bytes from the tensor: one problem or none.
 
     A buffer that the forward pass makes anew is replaced instead: a cache, one that is empty here or there, one of
-    another dtype, and any of a module that takes its state in a way of its own, as torch's observers take other shapes.
+    another floating-point dtype, and what an observer of quantisation has.
     """
     if stored.fits(leaf, named.tensor) or named.role is Role.CACHE:
         return []
     spec = stored.spec(leaf)
     if named.role is Role.BUFFER and named.tensor.layout is torch.strided:
         is_empty = not (named.tensor.numel() and spec.size_bytes)
-        if is_empty or tuple(named.tensor.shape) == spec.shape or _loads_in_its_own_way(named.owner):
+        if is_empty or _is_cast(named.tensor, spec) or _is_observer(named.owner):
             return []
     here = _look(named.tensor) if named.tensor.layout is torch.strided else str(named.tensor.layout)
     return [f"{named.fqn} is {spec.dtype} {list(spec.shape)} in the checkpoint, {here} in the module"]

@@ -1,5 +1,6 @@
 """State of an optimizer, read and written by us: Optimizer.load_state_dict casts it to the parameter's dtype."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,12 +11,15 @@ import torch
 from ..checkpoint.value_format import dump_part
 from ..core.errors import StateTypeError, UsageError
 from .document import Document, mismatch, read_document
+from .lazy_leaves import may_be_statistics
 from .module_state import ParameterRegistry
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
 from .structure_watch import StateWatch, is_plain_tensor
-from .tensor_bytes import copy_bits
+from .tensor_bytes import copy_bits, dtype_name, require_plain
+
+logger = logging.getLogger(__name__)
 
 KIND = "optimizer"
 
@@ -115,7 +119,8 @@ class OptimizerState:
             ]
         )
         for parameter in names.held_by_nobody():
-            sink.leaf(self._leaf_of(parameter), parameter.tensor, Laziness.OWNED)
+            lazy = Laziness.EAGER if may_be_statistics(parameter.tensor) else Laziness.OWNED
+            sink.leaf(self._leaf_of(parameter), parameter.tensor, lazy)
             found.own.append(parameter.name)
         for key, state in cast(dict[object, object], self._optimizer.state).items():
             if not isinstance(key, torch.Tensor):
@@ -167,8 +172,7 @@ class OptimizerState:
             for index, names in enumerate(found.groups)
         ]
         document = {"kind": KIND, "groups": groups, "state": state if found.rest else found.plain}
-        own = {"own": found.own} if found.own else {}
-        sink.value(document | {"shared": shared} | own)
+        sink.value(document | {"shared": shared, "own": found.own})
 
     def _leaf_of(self, parameter: _Parameter) -> str:
         return f"{self.name}.params.{parameter.name}"
@@ -206,15 +210,35 @@ class OptimizerState:
                 raise mismatch(self.name, [f"the checkpoint has state of {name}, which is no parameter here"])
             for key in Document(self.name, state).texts("tensors"):
                 stored.spec(f"{self.name}.state.{name}.{key}")
-        problems += [
-            f"{parameter.name} has another dtype or shape in the checkpoint"
-            for parameter in _own(document, names)
-            if not stored.fits(self._leaf_of(parameter), parameter.tensor)
-        ]
+        problems += self._other_weights(stored, document, names)
         if problems:
             raise mismatch(self.name, problems)
         for leaf in leaf_names([document.items("groups"), document.value("state"), document.items("shared")]):
             stored.spec(leaf)
+
+    def _other_weights(self, stored: StoredState, document: Document, names: "_Names") -> list[str]:
+        """Return what keeps weights that only the optimizer has from those of the checkpoint."""
+        if "own" not in document:
+            return []
+        own = {parameter.name: parameter for parameter in names.held_by_nobody()}
+        saved = document.texts("own")
+        problems = [
+            f"{name} was the optimizer's alone, and an attached module has it here"
+            for name in saved
+            if name not in own
+        ]
+        for name, parameter in own.items():
+            leaf = self._leaf_of(parameter)
+            require_plain(parameter.tensor, leaf)
+            if name not in saved:
+                problems.append(f"{name} was an attached module's, and is the optimizer's alone here")
+            elif not stored.fits(leaf, parameter.tensor):
+                spec, look = (
+                    stored.spec(leaf),
+                    f"{dtype_name(parameter.tensor.dtype)} {list(parameter.tensor.shape)}",
+                )
+                problems.append(f"{name} is {spec.dtype} {list(spec.shape)} in the checkpoint, {look} here")
+        return problems
 
     def _other_kind(self, index: int, saved: object, here: Mapping[str, object]) -> list[str]:
         """Return what shows that another class saved a group: options that this one has not, and those that it needs.
@@ -244,8 +268,17 @@ class OptimizerState:
         """
         document = read_document(stored, self.name, KIND)
         names = self._names()
-        for parameter in _own(document, names):
-            stored.copy_to(self._leaf_of(parameter), parameter.tensor)
+        own = names.held_by_nobody()
+        if "own" in document:
+            for parameter in own:
+                stored.copy_to(self._leaf_of(parameter), parameter.tensor)
+        elif own:
+            logger.warning(
+                "weights_left_as_given optimizer=%s weights=%s: no attached module has them, and the checkpoint, which"
+                " was imported or is of an older version, neither",
+                self.name,
+                ",".join(parameter.name for parameter in own),
+            )
         for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):
             self._put_options(stored, group, Document(self.name, saved).value("options"))
         states = document.mapping("state")
@@ -385,12 +418,6 @@ class _Names:
                 name = named.fqn if self._only is not None else f"{module}.{named.fqn}"
                 return _Parameter(name, tensor, named.replicas)
         return None
-
-
-def _own(document: Document, names: _Names) -> list[_Parameter]:
-    """Return the parameters whose values lie with the optimizer; in checkpoints of before none do."""
-    found = [names.find(name) for name in document.texts("own")] if "own" in document else []
-    return [parameter for parameter in found if parameter is not None]
 
 
 def _is_leaf(key: object, value: object) -> bool:

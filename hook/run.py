@@ -3,10 +3,12 @@
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
+from typing import NoReturn
 from weakref import WeakSet
 
 from msgspec.structs import asdict, replace
@@ -15,7 +17,7 @@ from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageErr
 from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import Reply
-from .end_machine import Ask
+from .end_machine import SIGTERM, Ask
 from .environment import environment_notes, notes_on_own_buffers
 from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
@@ -430,6 +432,9 @@ class Run:
         until_s = self._end.until_s
         skipped = due and not self._checkpoints.take_last(until_s)
         self._checkpoints.wait(max(0.0, until_s - time.monotonic()))
+        self._ended(reason, skipped=skipped)
+
+    def _ended(self, reason: str, *, skipped: bool = False) -> NoReturn:
         last_complete = self.report().last_complete
         begun = CheckpointId(self.attempt, self._checkpoints.last_taken_step)
         self._end.leave(
@@ -458,8 +463,9 @@ class Run:
             self._snapshotter.close()
             self._link.close()
             say_closed(self.name, self._state.step, self.report())
-        if error is None:
-            self._end.end_if_told()
+        # Nothing that is raised already, and no other run that has not saved its own, is stood in the way of.
+        if self._end.is_told and error is sys.exc_info()[1] is None and not any(map(_is_open, _attached)):
+            self._ended(SIGTERM)
 
     def _finish(self) -> None:
         """Take the last boundary and see it complete; taken again when the daemon dies with it."""
@@ -497,6 +503,10 @@ class Run:
 
 
 _attached = WeakSet[Run]()
+
+
+def _is_open(run: Run) -> bool:
+    return not (run._closed or run._forked_from)  # pyright: ignore[reportPrivateUsage]
 
 
 def _in_child() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import format_exception_only
 
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
@@ -217,10 +218,9 @@ class RunCheckpoints:
             )
         except BaseException as error:
             self._settle(checkpoint)
-            if (
-                self._ranks.world_size > 1
-            ):  # the script may catch it and go on, and the others have begun theirs
-                self._ranks.failed(checkpoint, str(error) or repr(error))
+            if self._ranks.world_size > 1:
+                # The script may catch it and go on, and the others have begun theirs.
+                self._ranks.failed(checkpoint, _text_of(error))
             raise
         if reason is None:
             self.saved_step = self._state.number
@@ -333,3 +333,9 @@ class RunCheckpoints:
 
 def _is_power_of_ten(count: int) -> bool:
     return count == 10 ** (len(str(count)) - 1)
+
+
+def _text_of(error: BaseException) -> str:
+    """Return what was raised, whoever raised it, as a text that others can read."""
+    text = "".join(format_exception_only(error)).strip()
+    return text[: frames.SHORT_TEXT_MAX].encode("utf-8", "backslashreplace").decode()

@@ -95,25 +95,19 @@ class RunEnd:
         )
         raise SystemExit(0 if reason == LEASE_ENDS else ENDED_STATUS)
 
-    def end_if_told(self) -> None:
-        """End the process if SIGTERM came when no boundary followed any more: what it would have ended goes no further.
-
-        Raises:
-            SystemExit: as SIGTERM would. Not again where a boundary has raised it, and somebody has caught it.
-        """
+    @property
+    def is_told(self) -> bool:
+        """Tell whether SIGTERM came, and no boundary has ended the process for it, or tried to."""
         with self._lock:
-            is_told = self._machine.is_told
-        if is_told and not self._left:
-            raise SystemExit(ENDED_STATUS)
+            return self._machine.is_told and not self._left
 
     def farewell(self, request_id: int, error: BaseException) -> frames.Leave:
         """Return what the daemon is told of a run that ends by what was raised in it, `leave`'s or another."""
         return frames.Leave(
             request_id=request_id,
             reason=(self._left or "".join(format_exception_only(error)).strip())[: frames.SHORT_TEXT_MAX],
-            is_failure=isinstance(
-                error, Exception
-            ),  # SystemExit and KeyboardInterrupt are what somebody wants
+            # SystemExit and KeyboardInterrupt are what somebody wants.
+            is_failure=isinstance(error, Exception),
         )
 
     def close(self) -> None:

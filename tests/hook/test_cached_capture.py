@@ -94,10 +94,10 @@ class World:
         self.extra.count += 1
 
     def freeze(self) -> None:
-        self.a.weight.requires_grad_(False)
+        self.a.requires_grad_(False)
 
     def unfreeze(self) -> None:
-        self.a.weight.requires_grad_(True)
+        self.a.requires_grad_(True)
 
     def replace_parameter(self) -> None:
         self.b.bias = nn.Parameter(torch.randn(3))

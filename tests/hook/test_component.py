@@ -105,6 +105,17 @@ def test_optimizers_hidden_in_a_list_or_a_dict_must_be_attached_too(places: tupl
     make_components({"model": model, "optimizer": several, "first": inner}, world_size=1)
 
 
+def test_what_is_no_optimizer_is_not_looked_at_closer() -> None:
+    class Shy:
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.state = {Shy(): [Shy()]}  # pyright: ignore[reportAttributeAccessIssue]
+    make_components({"model": model, "optimizer": optimizer}, world_size=1)
+
+
 def test_a_sharded_optimizer_is_refused() -> None:
     class ZeroRedundancyOptimizer(torch.optim.SGD):
         """Stands for torch's, which needs a process group."""

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from everstep.core.errors import StateMismatchError, StateTypeError, UsageError
 from everstep.hook.capture import capture_state
 from everstep.hook.component import Laziness, make_components
-from everstep.hook.state_testing import bits, transfer
+from everstep.hook.state_testing import bits, store, transfer
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -288,8 +288,52 @@ def test_weights_of_another_shape_that_only_the_optimizer_has_are_refused() -> N
     saved, fresh = masters(0), masters(1)
     (group,) = fresh["optimizer"].param_groups
     group["params"][0].data = torch.zeros(5, 5)
-    with pytest.raises(StateMismatchError, match="weight has another dtype or shape in the checkpoint"):
+    with pytest.raises(
+        StateMismatchError, match=r"weight is float32 \[3, 3\] in the checkpoint, float32 \[5, 5\]"
+    ):
         transfer(saved, fresh)
+
+
+def direct(seed: int) -> dict[str, Any]:
+    """The same with an optimizer over the model's own weights."""
+    torch.manual_seed(seed)
+    module = nn.Linear(3, 3).bfloat16()
+    return {"model": module, "optimizer": torch.optim.AdamW(module.parameters(), lr=0.1)}
+
+
+def test_weights_that_one_side_alone_has_in_a_module_are_refused() -> None:
+    with pytest.raises(
+        StateMismatchError, match="weight was an attached module's, and is the optimizer's alone"
+    ):
+        transfer(direct(0), masters(1))
+    with pytest.raises(
+        StateMismatchError, match="weight was the optimizer's alone, and an attached module has it"
+    ):
+        transfer(masters(0), direct(1))
+
+
+def test_of_a_checkpoint_of_before_it_is_said_that_they_stay(caplog: pytest.LogCaptureFixture) -> None:
+    saved, fresh = masters(0), masters(1)
+    stored = store(make_components(saved, world_size=1))
+    document = stored.values("optimizer")
+    assert isinstance(document, dict)
+    del document["own"]
+    for component in make_components(fresh, world_size=1):
+        component.check(stored)
+        component.apply(stored)
+    assert any(
+        "weights_left_as_given optimizer=optimizer weights=weight,bias" in text for text in caplog.messages
+    )
+
+
+def test_statistics_that_only_the_optimizer_has_do_not_wait() -> None:
+    weight, mean = torch.zeros(3, 3, requires_grad=True), nn.Parameter(torch.zeros(3), requires_grad=False)
+    objects = {"optimizer": torch.optim.SGD([("weight", weight), ("mean", mean)], lr=0.1)}
+    leaves = capture_state(make_components(objects, world_size=1)).leaves
+    assert {leaf.spec.name: leaf.laziness for leaf in leaves} == {
+        "optimizer.params.weight": Laziness.OWNED,
+        "optimizer.params.mean": Laziness.EAGER,
+    }
 
 
 @pytest.mark.filterwarnings("ignore:.*duplicate parameters:UserWarning")

@@ -16,6 +16,7 @@ import pytest
 from in_process import Training, assert_restores, manifests, own_socket, service, training
 from overlapping import slow_copies
 from pausing import wait_until
+from torch import nn
 
 import everstep
 from everstep.daemon.control.client import ControlClient, connected
@@ -24,6 +25,7 @@ from everstep.daemon.events.event_types import EventKind, EventQuery
 from everstep.hook.end_machine import SIGTERM, Notice
 from everstep.hook.notice import ENDED_STATUS, SECOND_S
 from everstep.hook.pace import Pace
+from everstep.hook.run import Run
 from everstep.hook.trainer_testing import Job, Trainer
 
 NEVER = "100000"
@@ -297,6 +299,41 @@ def test_sigterm_after_the_last_boundary_ends_the_process_once_that_is_saved(
                 stack.close()
         assert ended.value.code == ENDED_STATUS
         assert_restores(storage, {trained.run.report().last_complete: trained.weights()})
+
+
+def test_of_two_runs_both_save_their_last_boundary_before_sigterm_ends_the_process(
+    storage: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    def attach(name: str) -> Run:
+        model = nn.Linear(2, 2)
+        return everstep.attach(name, model=model, storage=storage, every=10**6)
+
+    with service(), pytest.raises(SystemExit) as ended, attach("outer") as outer, attach("inner") as inner:
+        outer.step()
+        inner.step()
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: sum(text.startswith("run_ends") for text in caplog.messages) == 2)
+    assert ended.value.code == ENDED_STATUS
+    assert [run.report().last_complete for run in (inner, outer)] == ["1.2", "1.2"]
+
+
+def test_an_error_on_its_way_is_not_replaced_by_the_end_that_sigterm_wants(
+    storage: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with service():
+        run = everstep.attach("one", model=nn.Linear(2, 2), storage=storage, every=10**6)
+        run.step()
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: any(text.startswith("run_ends") for text in caplog.messages))
+        with pytest.raises(ValueError, match="of the script"):
+            fail_and_close(run)
+
+
+def fail_and_close(run: Run) -> None:
+    try:
+        raise ValueError("of the script")
+    finally:
+        run.close()
 
 
 def test_a_lease_that_is_prolonged_goes_on(storage: list[Path]) -> None:
