@@ -51,8 +51,8 @@ RESOLUTION = 0.5
 """Slower steps count at the latest when they are known to this share of what checkpoints may cost."""
 LOOKS_PER_INTERVAL = 8
 """How often between two checkpoints it is asked whether the next one may come sooner."""
-RETRY_STEPS_MIN = 4
-"""After a checkpoint that could not be taken."""
+RETRY_STEPS_MIN, VAIN_MAX = 4, 3
+"""After a checkpoint that could not be taken: an eighth of an interval, after four in a row a whole one."""
 
 
 class Frequency(Protocol):
@@ -168,6 +168,10 @@ class FrequencyMachine:
         self._low_since: int | None = None
         """Checkpoints that were taken when the interval could first have been shorter, as it can be since."""
         self._last_listed, self._looked_at = step, float(step)
+        self._begun_at: int | None = None
+        """The checkpoint that was begun last, as long as nobody has said that it could not be taken."""
+        self._vain = 0
+        """How many in a row could not be taken."""
         self._peers: Sequence[Figures] = ()
         self._figures = self._meter.figures
         """Of the newest decision."""
@@ -185,9 +189,19 @@ class FrequencyMachine:
         """Take what this rank has measured."""
         self._meter.observe(observation)
         if isinstance(observation, CheckpointTaken):
+            self._forget_vain(observation.step)
+            self._begun_at = observation.step
             self._last_listed = max(self._last_listed, observation.step)
         elif isinstance(observation, CheckpointSkipped) and observation.step == self._last_listed:
+            self._forget_vain(observation.step)
+            self._begun_at = None
             self._last_listed = observation.step + self._retry_steps() - self.interval_steps
+            self._vain += 1
+
+    def _forget_vain(self, step: int) -> None:
+        """The one before `step` was begun and never taken back: none was in vain since."""
+        if self._begun_at not in (None, step):
+            self._vain = 0
 
     @property
     def figures(self) -> Figures:
@@ -348,9 +362,15 @@ class FrequencyMachine:
             self._slower_s = max(slower.high, 0.0)
 
     def _retry_steps(self) -> int:
-        """Return how soon a checkpoint is tried again that could not be taken."""
-        soon = max(RETRY_STEPS_MIN, self.interval_steps // LOOKS_PER_INTERVAL)
-        return min(soon, self.interval_steps) if self._is_known else soon
+        """Return how soon a checkpoint is tried again that could not be taken: each time in a row twice as late.
+
+        Where one rank has no room for its part, all others pay for theirs in vain: no more often than an interval.
+        """
+        interval, most = self.interval_steps, self.interval_steps
+        if not self._is_known:
+            most = max(most, PROFILE_STEPS)
+        in_a_row = min(self._vain, VAIN_MAX)
+        return min(max(RETRY_STEPS_MIN << in_a_row, interval >> (VAIN_MAX - in_a_row)), most)
 
     # -- the profile, and looking again
 

@@ -23,6 +23,7 @@ from everstep.checkpoint.frequency_types import (
     BoundKind,
     CheckpointSkipped,
     CheckpointStalled,
+    CheckpointTaken,
     Failed,
     FailureKind,
     Figures,
@@ -238,7 +239,7 @@ def test_a_device_that_recovers_takes_the_interval_along_though_its_speed_varies
     assert training.run_checkpoints(SETTLED).decision.interval_steps <= slow / 2
 
 
-@pytest.mark.parametrize(("seed", "slow_count"), [(28, 10), (31, 12)])
+@pytest.mark.parametrize(("seed", "slow_count"), [(108, 10), (31, 12)])
 def test_a_fall_by_old_and_new_writes_together_does_not_hold_up_the_one_that_is_due(
     slow_count: int, seed: int
 ) -> None:
@@ -566,6 +567,33 @@ def test_what_could_not_be_taken_is_tried_again_soon() -> None:
     machine.observe(CheckpointSkipped(step=due))
     again = next(step for step in range(due + 1, due + interval) if machine.due(step, step + 1))
     assert again - due == interval // 8
+
+
+@pytest.mark.parametrize("is_begun", [True, False], ids=["another rank had no room", "no room"])
+def test_what_is_tried_in_vain_again_and_again_is_tried_once_an_interval(is_begun: bool) -> None:
+    """The ranks that could begin their part pay for it each time."""
+    training = Training(lambda _: replace(NORMAL, copy_s=0.5), Limits(budget=0.01)).run_checkpoints(20)
+    interval, machine = training.decision.interval_steps, training.machine
+    fails = [True] * 6 + [False] + [True] * 4
+    tried = [training.taken[-1]]
+    for step in range(tried[0] + 1, tried[0] + 8 * interval):
+        at_s = training.now_s + step * NORMAL.step_s
+        machine.observe(StepEnded(at_s=at_s, step_s=NORMAL.step_s, is_busy=False))
+        if not machine.due(step, step + 1):
+            continue
+        tried.append(step)
+        is_vain = fails.pop(0)
+        if is_begun or not is_vain:
+            machine.observe(CheckpointTaken(step=step))
+        if is_vain:
+            machine.observe(CheckpointSkipped(step=step))
+        if not fails:
+            break
+    at_first = [interval, interval // 8, interval // 4, interval // 2]
+    assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [
+        *[*at_first, interval, interval, interval],
+        *at_first,
+    ]
 
 
 def test_peers_are_heard() -> None:
