@@ -148,6 +148,12 @@ class FrequencyMemory:
     meter: MeterMemory = field(default_factory=MeterMemory)
     interval_steps: int | None = None
     slower_s: float = 0.0
+    unchanged: int = CALM_CHECKPOINTS
+    """Checkpoints since the interval was changed, the one that this lies in included."""
+    low: int | None = None
+    """The same since it could first have been shorter, as it can be since; None: it cannot."""
+    limits: str = ""
+    """That it was decided by, as text: other ones need only be told apart."""
 
 
 class FrequencyMachine:
@@ -162,10 +168,11 @@ class FrequencyMachine:
         self._is_known = self._interval is not None
         """All that a checkpoint costs was measured at least once."""
         self._is_settled = self._is_known and self._has_stalls(self._meter.figures)
-        self._changed_at = self._drifts_known = 0
+        self._changed_at, self._drifts_known = -memory.unchanged if self._is_known else 0, 0
+        """Checkpoints that were taken when it was changed, in this attempt or before."""
         self._has_fallen, self._fell_at, self._taken_back = False, -FALL_WAIT_MAX, 0
         """What the last change was, when the last fall was, and how many in a row were none."""
-        self._low_since: int | None = None
+        self._low_since = -memory.low if memory.low is not None else None
         """Checkpoints that were taken when the interval could first have been shorter, as it can be since."""
         self._last_listed, self._looked_at = step, float(step)
         self._begun_at: int | None = None
@@ -180,8 +187,9 @@ class FrequencyMachine:
         """When storage should be idle, though steps may be shorter than is known; None while no checkpoint waits."""
         self._withdrawn, self._withdrawn_at = 0, -1
         """How often a cost turned out to be none, and after how many checkpoints the last one did."""
-        self._is_asked = False
-        """Somebody has changed the budget, and nothing was decided since."""
+        self._asked = repr(limits)
+        self._decided_by = memory.limits or self._asked
+        """Where that is not what is asked for, nothing was decided since somebody changed it."""
 
     # -- every rank
 
@@ -216,8 +224,15 @@ class FrequencyMachine:
     @property
     def memory(self) -> FrequencyMemory:
         """What the next attempt should know."""
-        interval = self._interval if self._is_known else None
-        return FrequencyMemory(meter=self._meter.memory, interval_steps=interval, slower_s=self._slower_s)
+        counted = self._meter.taken + 1
+        return FrequencyMemory(
+            meter=self._meter.memory,
+            interval_steps=self._interval if self._is_known else None,
+            slower_s=self._slower_s,
+            unchanged=counted - self._changed_at,
+            low=counted - self._low_since if self._low_since is not None else None,
+            limits=self._decided_by,
+        )
 
     # -- rank 0
 
@@ -228,7 +243,8 @@ class FrequencyMachine:
     def limit(self, budget: float) -> None:
         """Keep to another budget from now on; the next decision goes by it without any calm."""
         if budget != self._limits.budget:
-            self._limits, self._is_asked = replace(self._limits, budget=budget), True
+            self._limits = replace(self._limits, budget=budget)
+            self._asked, self._looked_at = repr(self._limits), -math.inf
 
     def due(self, start: int, horizon: int) -> tuple[int, ...]:
         """Return the boundaries among [start, horizon) that get a checkpoint, by what is known now."""
@@ -236,7 +252,7 @@ class FrequencyMachine:
         self._hear_what_is_withdrawn()
         looked_for = interval if self._is_settled and not self._is_withdrawn else min(interval, PROFILE_STEPS)
         look_at = min(self._last_listed + interval, self._looked_at + 1 + looked_for // LOOKS_PER_INTERVAL)
-        if self._is_asked or horizon > look_at:
+        if horizon > look_at:
             self._decide()
             self._looked_at = start
         if self._interval is None or self._is_probing(start):
@@ -263,9 +279,9 @@ class FrequencyMachine:
         self._target = target
         if not self._is_settled:
             self._settle(aim)
-        elif (self._is_asked or self._should_change(target, step, aim, most)) and aim != self._interval:
+        elif self._should_change(target, step, aim, most) and aim != self._interval:
             self._move(aim)
-        self._is_asked = False
+        self._decided_by = self._asked
 
     def _hear_what_is_withdrawn(self) -> None:
         """A cost that was none holds no interval up: what counts of slower steps is decided anew."""
@@ -314,16 +330,19 @@ class FrequencyMachine:
 
     def _should_change(self, target: Target, step: Spread, aim: int, most: float) -> bool:
         assert self._interval is not None
-        interval = self._interval + ROUNDING_STEPS
+        interval, taken = self._interval + ROUNDING_STEPS, self._meter.taken
         may_fall = self._may_fall(aim)
-        if self._is_withdrawn and aim <= LOWER_SHARE * self._interval:
+        if self._asked != self._decided_by or (self._is_withdrawn and aim <= LOWER_SHARE * self._interval):
             return True
-        if self._meter.taken < self._changed_at + CALM_CHECKPOINTS:
+        if may_fall or (self._interval > most and taken >= self._changed_at + CALM_CHECKPOINTS):
+            return True
+        # Nothing rises by the first ones of an attempt: they may be dear, and never again.
+        if taken < max(self._changed_at, 0) + CALM_CHECKPOINTS:
             # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many some always see one by chance.
             return (self._has_drifted and target.need_s > URGENT * interval * step.mean) or (
                 target.sure_s > URGENT * interval * step.high
             )
-        return target.need_s > interval * step.mean or self._interval > most or may_fall
+        return target.need_s > interval * step.mean
 
     @property
     def _has_drifted(self) -> bool:

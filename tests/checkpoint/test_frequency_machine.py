@@ -428,6 +428,41 @@ def test_a_restart_goes_on_with_what_was_learnt() -> None:
     assert training.machine.memory.meter.node_failures == 1
 
 
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("count", [2, 3, 4, CALM_CHECKPOINTS])
+def test_the_interval_comes_down_though_each_attempt_takes_few_checkpoints(count: int, budget: float) -> None:
+    now = [replace(NORMAL, eager_s=0.5)]
+    training = Training(lambda _: now[0], Limits(budget=budget)).run_checkpoints(20)
+    cheap = Training(lambda _: NORMAL, Limits(budget=budget)).run_checkpoints(20).decision.interval_steps
+    now[0] = NORMAL
+    for _ in range(math.ceil(2 * CALM_CHECKPOINTS / count)):
+        training.run_checkpoints(count).run(8)  # until it is durable
+        training.restart(None)
+    assert training.run_checkpoints(1).decision.interval_steps <= 1.5 * cheap
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Limits(budget=0.01), Limits(budget=0.1)),
+        (Limits(mtbf_s=1e6), Limits(mtbf_s=1e6, most_s=10.0)),
+        (Limits(mtbf_s=1e6), Limits(mtbf_s=1e3)),
+        (Limits(mtbf_s=1e3), Limits(mtbf_s=1e6)),
+        (Limits(least_steps=2000), Limits()),
+        (Limits(), Limits(least_s=400.0)),
+    ],
+)
+def test_a_restart_with_other_limits_follows_them_without_any_calm(before: Limits, after: Limits) -> None:
+    training = Training(lambda _: NORMAL, before).run_checkpoints(20).run(10)
+    interval, step = training.decision.interval_steps, training.taken[-1]
+    asked = Training(lambda _: NORMAL, after).run_checkpoints(20).decision.interval_steps
+    training.limits = after
+    training.restart(None)
+    training.run_checkpoints(1)
+    assert training.decision.interval_steps == pytest.approx(asked, rel=0.05)
+    assert training.taken[-1] - step <= max(asked, interval // 8 + 2)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
 def test_each_death_counts_once_whether_or_not_a_checkpoint_came_between(steps: list[int]) -> None:
