@@ -255,7 +255,7 @@ class FrequencyMachine:
         if horizon > look_at:
             self._decide()
             self._looked_at = start
-        if self._interval is None or self._is_probing(start):
+        if self._interval is None or self._is_probing(start, horizon):
             return ()
         first = max(self._last_listed + self._interval, start)
         steps = tuple(range(first, horizon, self._interval))
@@ -394,21 +394,22 @@ class FrequencyMachine:
     # -- the profile, and looking again
 
     def _is_profiled(self) -> bool:
-        meter = self._meter
-        most_s = min(PROFILE_S, self._limits.most_s or math.inf)
+        meter, limits = self._meter, self._limits
+        is_long = meter.attempt_s >= min(PROFILE_S, limits.most_s or math.inf)
+        is_most = meter.steps >= (limits.most_steps or math.inf)
         return meter.quiet_steps >= PROFILE_STEPS or (
-            meter.attempt_s >= most_s and meter.steps >= PROFILE_STEPS_MIN
+            (is_long or is_most) and meter.steps >= PROFILE_STEPS_MIN
         )
 
-    def _is_probing(self, start: int) -> bool:
-        """Tell whether the next checkpoint waits for quiet steps to compare busy ones with."""
+    def _is_probing(self, start: int, horizon: int) -> bool:
+        """Tell whether the next checkpoint waits beyond [start, horizon) for quiet steps to compare busy ones with."""
         assert self._interval is not None
         if not self._meter.wants_quiet:
             self._probe_until_s = None
             return False
         if self._probe_until_s is None:
             self._probe_until_s = self._meter.attempt_s + self._written_within_s
-        if (
+        if horizon <= self._last_listed + self._probe_steps_max and (
             start < self._last_listed + PROBE_INTERVALS_MAX * (self._interval + UNPAIRED_QUIET)
             or self._meter.attempt_s < self._probe_until_s
         ):
@@ -416,6 +417,17 @@ class FrequencyMachine:
         self._probe_until_s = None
         self._meter.give_up_quiet()
         return False
+
+    @property
+    def _probe_steps_max(self) -> float:
+        """Return how many steps after the last checkpoint the next one may wait: as many as may be lost.
+
+        But while nobody knows what busy steps cost, and once after many waits in vain: the budget is a promise, too.
+        """
+        step, target = self._figures.step, self._target
+        if step is None or target is None or self._meter.is_long_unpaired or self._steps_undecided(step.mean):
+            return math.inf
+        return steps_at_most(target.most_s, step.mean)
 
     @property
     def _written_within_s(self) -> float:

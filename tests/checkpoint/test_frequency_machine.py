@@ -16,6 +16,7 @@ from everstep.checkpoint.drift_machine import DRIFT_Z, SURE_Z, exactly
 from everstep.checkpoint.frequency_machine import (
     CALM_CHECKPOINTS,
     PROFILE_STEPS,
+    PROFILE_STEPS_MIN,
     FixedInterval,
     FrequencyMachine,
 )
@@ -510,6 +511,12 @@ def test_the_profile_of_long_steps_is_short() -> None:
     assert training.taken != []
 
 
+@pytest.mark.parametrize("limits", [Limits(most_steps=5), Limits(most_s=5.0)])
+def test_the_profile_is_over_when_as_much_is_done_as_may_be_lost(limits: Limits) -> None:
+    training = Training(lambda _: replace(NORMAL, step_s=1.0), limits).run_checkpoints(1)
+    assert training.taken == [PROFILE_STEPS_MIN]
+
+
 def test_what_nobody_could_write_is_not_tried_at_each_step() -> None:
     training = Training(lambda _: replace(NORMAL, persist_s=1e9), slots=64).run(1000)
     assert 5 <= len(training.taken) <= 12
@@ -537,6 +544,27 @@ def test_the_least_and_the_most_of_the_user() -> None:
     capped = Training(lambda _: NORMAL, Limits(mtbf_s=1e6, most_s=20.0)).run_checkpoints(15).decision
     assert capped.kind is BoundKind.MOST
     assert capped.interval_steps == int((20.0 - 0.905) / 0.2)
+
+
+BUSY = replace(NORMAL, persist_s=2.0, commit_s=1.9, slower=0.001)
+"""With two slots something is written all the time."""
+
+
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+def test_hardly_any_checkpoint_waits_for_quiet_steps_longer_than_work_may_be_lost(lookahead: int) -> None:
+    training = Training(lambda _: BUSY, Limits(most_s=7.0), lookahead=lookahead).run_checkpoints(400)
+    settled = training.taken[2 * SETTLED :]
+    waits = [later - earlier for earlier, later in itertools.pairwise(settled)]
+    assert training.decision.goal_missed == ""
+    assert sum(wait * BUSY.step_s > 7.0 - 4.0 for wait in waits) <= len(waits) / 100
+
+
+@pytest.mark.parametrize("slower", [0.05, 0.1, 0.3])
+def test_the_budget_holds_where_quiet_steps_take_longer_than_work_may_be_lost(slower: float) -> None:
+    world = replace(BUSY, slower=slower, noise=0.1)
+    training = Training(lambda _: world, Limits(most_s=7.0))
+    assert share_once_decided(training) <= Limits().budget
+    assert "not possible, the budget" in training.decision.goal_missed
 
 
 def test_every_n_is_every_n() -> None:
