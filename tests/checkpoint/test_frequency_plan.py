@@ -190,6 +190,21 @@ def test_no_rank_needs_a_longer_interval_than_all_together(ranks: list[Figures])
                 assert bound.need_s <= together[bound.kind] * (1 + 1e-9)
 
 
+COSTS = st.builds(Figures, stall=st.floats(0, 10).map(exactly), slower=st.floats(-1, 10).map(exactly))
+
+
+@given(st.lists(COSTS, min_size=1, max_size=6))
+def test_what_one_rank_stalls_and_the_others_wait_for_counts_once(ranks: list[Figures]) -> None:
+    """All together cost what the dearest rank has measured, whose steps waited for the others' stalls."""
+
+    def cost_s(figures: Figures) -> float:
+        assert figures.stall is not None
+        assert figures.slower is not None
+        return figures.stall.mean + figures.slower.mean
+
+    assert cost_s(merge(ranks)) == pytest.approx(max(map(cost_s, ranks)))
+
+
 def test_among_many_ranks_one_that_looks_slow_by_chance_proves_little() -> None:
     rank = Figures(slower=Spread(mean=0.1, deviation=0.2, count=20))
     alone, crowd = merge([rank]).slower, merge([rank] * 512).slower
