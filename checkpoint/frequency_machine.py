@@ -438,6 +438,11 @@ class FrequencyMachine:
     # -- what a person reads
 
     @property
+    def is_profiling(self) -> bool:
+        """Tell whether no interval was decided yet."""
+        return self._interval is None
+
+    @property
     def interval_steps(self) -> int:
         """How often now; before it is known, how long the profile is."""
         return self._interval or PROFILE_STEPS
