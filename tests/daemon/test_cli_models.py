@@ -74,7 +74,7 @@ def test_plan_says_what_cannot_be_kept(answer: Any) -> None:
     ("memory", "said"),
     [
         ("150GB", "98.1 GB on each node, 1 slot of the 2 asked for"),
-        ("49GB", "49 GB on each node, too little for one slot of 98 GB: the state streams"),
+        ("49GB", "49 GB on each node, too little for one slot of 98.1 GB: the state streams"),
     ],
 )
 def test_plan_for_a_small_memory(answer: Any, memory: str, said: str) -> None:
