@@ -23,6 +23,8 @@ UNSURE_S = -math.inf
 """Of bounds that are no promise for each moment: an interval that is a little short can wait to be raised."""
 ROUNDING_STEPS = 1e-6
 """A bound of 12.0000001 steps is one of 12."""
+ROUNDING_S = 1e-9
+"""Slower steps that are less altogether were none."""
 
 
 # --- figures of all ranks ---------------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ def _least(figures: Figures, limits: Limits) -> Bound:
 def _budget(figures: Figures, stall: Spread, slower_s: float, budget: float) -> Bound:
     surely_slower_s = min(slower_s, figures.slower.low) if figures.slower else slower_s
     parts = duration_text(stall.mean)
-    if slower_s > 0:
+    if slower_s > ROUNDING_S:
         parts = f"{parts} stall + {duration_text(slower_s)} slower steps"
     need_s = (stall.mean + slower_s) / budget
     return Bound(

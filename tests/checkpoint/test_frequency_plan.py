@@ -75,6 +75,11 @@ def test_slower_steps_are_part_of_the_cost() -> None:
     assert target.bound.text == "the budget: 20 ms stall + 50 ms slower steps / 3.5 %"
 
 
+def test_slower_steps_by_rounding_are_not_said() -> None:
+    found = target_of(slower_s=1e-16, budget=0.01)
+    assert found.bound.text == "the budget: 20 ms / 1 %"
+
+
 def test_failures_make_it_longer_only_while_their_rate_is_known() -> None:
     assert target_of().bound.kind is BoundKind.BANDWIDTH
     target = target_of(mtbf_s=10_000)
@@ -142,6 +147,7 @@ def test_goodput_is_a_share_and_best_near_youngs_interval(
     "limits",
     [
         {"budget": 0.0}, {"budget": 1.0}, {"least_steps": 0}, {"least_s": -1.0}, {"most_steps": 0},
+        {"least_steps": 10**400}, {"most_steps": 10**400},
         {"most_s": math.inf}, {"mtbf_s": 0.0}, {"drive_writes_per_day": 0.0}, {"budget": math.nan},
     ],
 )  # fmt: skip
