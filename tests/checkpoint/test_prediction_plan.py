@@ -168,7 +168,12 @@ def test_slots_are_as_many_as_memory_holds() -> None:
 
 def test_memory_is_what_a_layout_takes() -> None:
     found = predict(job(parameters=1e6, gpus=1, gpus_per_node=1))
-    placed = {"shape": (140_000,), "global_shape": (140_000,), "strides": (1,), "global_offset": (0,)}
+    placed: dict[str, Any] = {
+        "shape": (140_000,),
+        "global_shape": (140_000,),
+        "strides": (1,),
+        "global_offset": (0,),
+    }
     leaves = [LeafSpec(name=f"layer.{number}", dtype="uint8", **placed) for number in range(100)]
     layout = plan_layout(leaves, [], segment_count=4)
     assert layout.state_size_bytes == found.state_size_bytes
