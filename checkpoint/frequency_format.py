@@ -59,12 +59,13 @@ def _is_possible(memory: FrequencyMemory) -> bool:
     meter = memory.meter
     blocks = (*meter.step, *meter.stall, *meter.slower, *meter.persist, *meter.held)
     counts = (meter.size_bytes, meter.trainer_failures, meter.node_failures)
+    checkpoints = (memory.unchanged, memory.low or 0)
     return (
         all(1 <= block.samples <= _COUNT_MAX for block in blocks)
         and all(abs(block.mean) <= _TIME_S_MAX and 0 <= block.squares <= _TIME_S_MAX**3 for block in blocks)
         and all(block.mean > 0 or block.mean == block.squares == 0 for block in meter.step)
         and (not meter.step or reduce(Block.joined, meter.step).mean >= _STEP_S_MIN)
-        and all(0 <= count <= _COUNT_MAX for count in counts)
+        and all(0 <= count <= _COUNT_MAX for count in (*counts, *checkpoints))
         and all(0 <= time_s <= _TIME_S_MAX for time_s in (meter.trained_s, memory.slower_s))
         and (memory.interval_steps is None or 1 <= memory.interval_steps <= _COUNT_MAX)
     )

@@ -51,8 +51,8 @@ RESOLUTION = 0.5
 """Slower steps count at the latest when they are known to this share of what checkpoints may cost."""
 LOOKS_PER_INTERVAL = 8
 """How often between two checkpoints it is asked whether the next one may come sooner."""
-RETRY_STEPS_MIN = 4
-"""After a checkpoint that could not be taken."""
+RETRY_STEPS_MIN, VAIN_MAX = 4, 3
+"""After a checkpoint that could not be taken: an eighth of an interval, after four in a row a whole one."""
 
 
 class Frequency(Protocol):
@@ -148,6 +148,12 @@ class FrequencyMemory:
     meter: MeterMemory = field(default_factory=MeterMemory)
     interval_steps: int | None = None
     slower_s: float = 0.0
+    unchanged: int = CALM_CHECKPOINTS
+    """Checkpoints since the interval was changed, the one that this lies in included."""
+    low: int | None = None
+    """The same since it could first have been shorter, as it can be since; None: it cannot."""
+    limits: str = ""
+    """That it was decided by, as text: other ones need only be told apart."""
 
 
 class FrequencyMachine:
@@ -162,12 +168,17 @@ class FrequencyMachine:
         self._is_known = self._interval is not None
         """All that a checkpoint costs was measured at least once."""
         self._is_settled = self._is_known and self._has_stalls(self._meter.figures)
-        self._changed_at = self._drifts_known = 0
+        self._changed_at, self._drifts_known = -memory.unchanged if self._is_known else 0, 0
+        """Checkpoints that were taken when it was changed, in this attempt or before."""
         self._has_fallen, self._fell_at, self._taken_back = False, -FALL_WAIT_MAX, 0
         """What the last change was, when the last fall was, and how many in a row were none."""
-        self._low_since: int | None = None
+        self._low_since = -memory.low if memory.low is not None else None
         """Checkpoints that were taken when the interval could first have been shorter, as it can be since."""
         self._last_listed, self._looked_at = step, float(step)
+        self._begun_at: int | None = None
+        """The checkpoint that was begun last, as long as nobody has said that it could not be taken."""
+        self._vain = 0
+        """How many in a row could not be taken."""
         self._peers: Sequence[Figures] = ()
         self._figures = self._meter.figures
         """Of the newest decision."""
@@ -176,8 +187,9 @@ class FrequencyMachine:
         """When storage should be idle, though steps may be shorter than is known; None while no checkpoint waits."""
         self._withdrawn, self._withdrawn_at = 0, -1
         """How often a cost turned out to be none, and after how many checkpoints the last one did."""
-        self._is_asked = False
-        """Somebody has changed the budget, and nothing was decided since."""
+        self._asked = repr(limits)
+        self._decided_by = memory.limits or self._asked
+        """Where that is not what is asked for, nothing was decided since somebody changed it."""
 
     # -- every rank
 
@@ -185,9 +197,19 @@ class FrequencyMachine:
         """Take what this rank has measured."""
         self._meter.observe(observation)
         if isinstance(observation, CheckpointTaken):
+            self._forget_vain(observation.step)
+            self._begun_at = observation.step
             self._last_listed = max(self._last_listed, observation.step)
         elif isinstance(observation, CheckpointSkipped) and observation.step == self._last_listed:
+            self._forget_vain(observation.step)
+            self._begun_at = None
             self._last_listed = observation.step + self._retry_steps() - self.interval_steps
+            self._vain += 1
+
+    def _forget_vain(self, step: int) -> None:
+        """The one before `step` was begun and never taken back: none was in vain since."""
+        if self._begun_at not in (None, step):
+            self._vain = 0
 
     @property
     def figures(self) -> Figures:
@@ -202,8 +224,15 @@ class FrequencyMachine:
     @property
     def memory(self) -> FrequencyMemory:
         """What the next attempt should know."""
-        interval = self._interval if self._is_known else None
-        return FrequencyMemory(meter=self._meter.memory, interval_steps=interval, slower_s=self._slower_s)
+        counted = self._meter.taken + 1
+        return FrequencyMemory(
+            meter=self._meter.memory,
+            interval_steps=self._interval if self._is_known else None,
+            slower_s=self._slower_s,
+            unchanged=counted - self._changed_at,
+            low=counted - self._low_since if self._low_since is not None else None,
+            limits=self._decided_by,
+        )
 
     # -- rank 0
 
@@ -214,7 +243,8 @@ class FrequencyMachine:
     def limit(self, budget: float) -> None:
         """Keep to another budget from now on; the next decision goes by it without any calm."""
         if budget != self._limits.budget:
-            self._limits, self._is_asked = replace(self._limits, budget=budget), True
+            self._limits = replace(self._limits, budget=budget)
+            self._asked, self._looked_at = repr(self._limits), -math.inf
 
     def due(self, start: int, horizon: int) -> tuple[int, ...]:
         """Return the boundaries among [start, horizon) that get a checkpoint, by what is known now."""
@@ -222,10 +252,10 @@ class FrequencyMachine:
         self._hear_what_is_withdrawn()
         looked_for = interval if self._is_settled and not self._is_withdrawn else min(interval, PROFILE_STEPS)
         look_at = min(self._last_listed + interval, self._looked_at + 1 + looked_for // LOOKS_PER_INTERVAL)
-        if self._is_asked or horizon > look_at:
+        if horizon > look_at:
             self._decide()
             self._looked_at = start
-        if self._interval is None or self._is_probing(start):
+        if self._interval is None or self._is_probing(start, horizon):
             return ()
         first = max(self._last_listed + self._interval, start)
         steps = tuple(range(first, horizon, self._interval))
@@ -249,9 +279,9 @@ class FrequencyMachine:
         self._target = target
         if not self._is_settled:
             self._settle(aim)
-        elif (self._is_asked or self._should_change(target, step, aim, most)) and aim != self._interval:
+        elif self._should_change(target, step, aim, most) and aim != self._interval:
             self._move(aim)
-        self._is_asked = False
+        self._decided_by = self._asked
 
     def _hear_what_is_withdrawn(self) -> None:
         """A cost that was none holds no interval up: what counts of slower steps is decided anew."""
@@ -300,16 +330,19 @@ class FrequencyMachine:
 
     def _should_change(self, target: Target, step: Spread, aim: int, most: float) -> bool:
         assert self._interval is not None
-        interval = self._interval + ROUNDING_STEPS
+        interval, taken = self._interval + ROUNDING_STEPS, self._meter.taken
         may_fall = self._may_fall(aim)
-        if self._is_withdrawn and aim <= LOWER_SHARE * self._interval:
+        if self._asked != self._decided_by or (self._is_withdrawn and aim <= LOWER_SHARE * self._interval):
             return True
-        if self._meter.taken < self._changed_at + CALM_CHECKPOINTS:
+        if may_fall or (self._interval > most and taken >= self._changed_at + CALM_CHECKPOINTS):
+            return True
+        # Nothing rises by the first ones of an attempt: they may be dear, and never again.
+        if taken < max(self._changed_at, 0) + CALM_CHECKPOINTS:
             # A drift is no noise. Of other ranks' drifts rank 0 knows nothing: of many some always see one by chance.
             return (self._has_drifted and target.need_s > URGENT * interval * step.mean) or (
                 target.sure_s > URGENT * interval * step.high
             )
-        return target.need_s > interval * step.mean or self._interval > most or may_fall
+        return target.need_s > interval * step.mean
 
     @property
     def _has_drifted(self) -> bool:
@@ -348,28 +381,35 @@ class FrequencyMachine:
             self._slower_s = max(slower.high, 0.0)
 
     def _retry_steps(self) -> int:
-        """Return how soon a checkpoint is tried again that could not be taken."""
-        soon = max(RETRY_STEPS_MIN, self.interval_steps // LOOKS_PER_INTERVAL)
-        return min(soon, self.interval_steps) if self._is_known else soon
+        """Return how soon a checkpoint is tried again that could not be taken: each time in a row twice as late.
+
+        Where one rank has no room for its part, all others pay for theirs in vain: no more often than an interval.
+        """
+        interval, most = self.interval_steps, self.interval_steps
+        if not self._is_known:
+            most = max(most, PROFILE_STEPS)
+        in_a_row = min(self._vain, VAIN_MAX)
+        return min(max(RETRY_STEPS_MIN << in_a_row, interval >> (VAIN_MAX - in_a_row)), most)
 
     # -- the profile, and looking again
 
     def _is_profiled(self) -> bool:
-        meter = self._meter
-        most_s = min(PROFILE_S, self._limits.most_s or math.inf)
+        meter, limits = self._meter, self._limits
+        is_long = meter.attempt_s >= min(PROFILE_S, limits.most_s or math.inf)
+        is_most = meter.steps >= (limits.most_steps or math.inf)
         return meter.quiet_steps >= PROFILE_STEPS or (
-            meter.attempt_s >= most_s and meter.steps >= PROFILE_STEPS_MIN
+            (is_long or is_most) and meter.steps >= PROFILE_STEPS_MIN
         )
 
-    def _is_probing(self, start: int) -> bool:
-        """Tell whether the next checkpoint waits for quiet steps to compare busy ones with."""
+    def _is_probing(self, start: int, horizon: int) -> bool:
+        """Tell whether the next checkpoint waits beyond [start, horizon) for quiet steps to compare busy ones with."""
         assert self._interval is not None
         if not self._meter.wants_quiet:
             self._probe_until_s = None
             return False
         if self._probe_until_s is None:
             self._probe_until_s = self._meter.attempt_s + self._written_within_s
-        if (
+        if horizon <= self._last_listed + self._probe_steps_max and (
             start < self._last_listed + PROBE_INTERVALS_MAX * (self._interval + UNPAIRED_QUIET)
             or self._meter.attempt_s < self._probe_until_s
         ):
@@ -379,12 +419,28 @@ class FrequencyMachine:
         return False
 
     @property
+    def _probe_steps_max(self) -> float:
+        """Return how many steps after the last checkpoint the next one may wait: as many as may be lost.
+
+        But while nobody knows what busy steps cost, and once after many waits in vain: the budget is a promise, too.
+        """
+        step, target = self._figures.step, self._target
+        if step is None or target is None or self._meter.is_long_unpaired or self._steps_undecided(step.mean):
+            return math.inf
+        return steps_at_most(target.most_s, step.mean)
+
+    @property
     def _written_within_s(self) -> float:
         """Return how long it takes at most until all snapshots are written that hold slots now."""
         held = self._figures.held
         return self._figures.slot_count * held.mean if held is not None else 0.0
 
     # -- what a person reads
+
+    @property
+    def is_profiling(self) -> bool:
+        """Tell whether no interval was decided yet."""
+        return self._interval is None
 
     @property
     def interval_steps(self) -> int:

@@ -246,6 +246,11 @@ class CostMeter:
             return False
         return cycle.checkpoints >= self._unpaired_max
 
+    @property
+    def is_long_unpaired(self) -> bool:
+        """Tell whether none has come for as long as one may be missing."""
+        return self._unpaired_max >= UNPAIRED_LIMIT
+
     def give_up_quiet(self) -> None:
         """No quiet steps came: what the busy ones cost stays unknown for some time.
 

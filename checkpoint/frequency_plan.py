@@ -23,6 +23,8 @@ UNSURE_S = -math.inf
 """Of bounds that are no promise for each moment: an interval that is a little short can wait to be raised."""
 ROUNDING_STEPS = 1e-6
 """A bound of 12.0000001 steps is one of 12."""
+ROUNDING_S = 1e-9
+"""Slower steps that are less altogether were none."""
 
 
 # --- figures of all ranks ---------------------------------------------------------------------------------------------
@@ -31,8 +33,9 @@ ROUNDING_STEPS = 1e-6
 def merge(ranks: Sequence[Figures]) -> Figures:
     """Return the figures that no rank is worse than: the fastest step, the largest cost, the fewest slots.
 
-    Of many ranks some look slow by chance. So the slow-down is that of the rank of which it is surest, and its interval
-    of confidence is as wide as so many ranks need (Bonferroni).
+    Ranks train in step: what stalls one makes steps of all others slower. So the slow-down is what steps took longer
+    beyond the largest stall, on the rank of which that is surest: of many ranks some look slow by chance, and the
+    interval of confidence is as wide as so many need (Bonferroni).
     """
     if len(ranks) == 1:
         return ranks[0]
@@ -40,10 +43,11 @@ def merge(ranks: Sequence[Figures]) -> Figures:
     for figures in ranks:
         for node, share in figures.fill.items():
             fill[node] = fill.get(node, 0.0) + share
+    stall = _largest([figures.stall for figures in ranks])
     return Figures(
         step=min(_known(figures.step for figures in ranks), key=lambda spread: spread.mean, default=None),
-        stall=_largest([figures.stall for figures in ranks]),
-        slower=_surest([figures.slower for figures in ranks]),
+        stall=stall,
+        slower=_surest([_slower_beyond(stall, figures) for figures in ranks]),
         persist=_largest([figures.persist for figures in ranks]),
         held=_largest([figures.held for figures in ranks]),
         slot_count=min(figures.slot_count for figures in ranks),
@@ -57,6 +61,14 @@ def _known(spreads: Iterable[Spread | None]) -> list[Spread]:
 
 def _largest(spreads: Sequence[Spread | None]) -> Spread | None:
     return max(_known(spreads), key=lambda spread: spread.mean, default=None)
+
+
+def _slower_beyond(stall: Spread | None, figures: Figures) -> Spread | None:
+    """Return the slow-down of one rank less what its own stall is shorter than the longest one: it waited for that."""
+    if stall is None or figures.stall is None or figures.slower is None:
+        return figures.slower
+    waited_s = stall.mean - figures.stall.mean
+    return replace(figures.slower, mean=figures.slower.mean - waited_s)
 
 
 def _surest(spreads: Sequence[Spread | None]) -> Spread | None:
@@ -125,7 +137,7 @@ def _least(figures: Figures, limits: Limits) -> Bound:
 def _budget(figures: Figures, stall: Spread, slower_s: float, budget: float) -> Bound:
     surely_slower_s = min(slower_s, figures.slower.low) if figures.slower else slower_s
     parts = duration_text(stall.mean)
-    if slower_s > 0:
+    if slower_s > ROUNDING_S:
         parts = f"{parts} stall + {duration_text(slower_s)} slower steps"
     need_s = (stall.mean + slower_s) / budget
     return Bound(

@@ -39,7 +39,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         _check("budget", self.budget, BUDGET_LEAST <= self.budget < 1, "a share of the time, such as 0.035")
-        _check("least_steps", self.least_steps, self.least_steps >= 1, "1 or more")
+        _check("least_steps", self.least_steps, 1 <= self.least_steps <= MOST_S, f"1 to {MOST_S:g}")
         _check("least_s", self.least_s, 0 <= self.least_s <= MOST_S, f"0 to {MOST_S:g}")
         for name in ("most_steps", "most_s", "mtbf_s"):
             value: float | None = getattr(self, name)

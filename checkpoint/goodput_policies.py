@@ -221,9 +221,9 @@ class Ours:
         self._machine = self._begin(0, None)
 
     def _begin(self, step: int, memory: FrequencyMemory | None) -> FrequencyMachine:
-        self._last, self._is_new = step, True
         machine = FrequencyMachine(self._limits, step=step, memory=memory)
         machine.observe(self._storage)
+        self._last, self._is_new = step, not machine.is_profiling
         return machine
 
     @property
@@ -239,8 +239,13 @@ class Ours:
         return math.inf, DEADLINE_ROOM * (self._stall_s + self._held_s) + DEADLINE_STEPS * self._step_s
 
     def steps_until_look(self, step: int, idle_in_s: float) -> int:
-        """Look when the next one is due by what is known now; soon again while it waits for quiet steps."""
+        """Look when the next one is due by what is known now; soon again while it waits for quiet steps.
+
+        The profile counts steps: each is shown.
+        """
         del idle_in_s
+        if self._machine.is_profiling:
+            return 1
         interval = self._machine.interval_steps
         soon = math.ceil(interval / LOOKS_PER_INTERVAL)
         return max(self._last + interval - step, soon)

@@ -22,6 +22,7 @@ from .frequency_plan import (
 )
 from .frequency_types import Bound, Figures, Limits
 from .layout_plan import DRAFT_BYTES_USUAL
+from .ring_layout_plan import SEGMENTS_MOST, WINDOW_BYTES_MIN
 
 COPY_BYTES_PER_S = 25e9
 """From a GPU into pinned memory over PCIe 4.0 x16 (25.9 to 26.2 GB/s: README of nvbandwidth)."""
@@ -110,6 +111,8 @@ class Prediction:
     """Of one rank's snapshot."""
     node_size_bytes: int
     """That the devices of one node write for one checkpoint."""
+    node_slot_bytes: int
+    """One slot of each rank of a node, state and description."""
     node_memory_bytes: int
     """For the slots of its ranks, or their rings."""
     slot_count: int
@@ -182,7 +185,9 @@ def predict(job: PlannedJob) -> Prediction:
     copy_s = rank_bytes / job.copy_bytes_per_s
     persist_s = node_bytes / sum(group.count * group.bytes_per_s for group in job.devices)
     described_bytes = ranks * DRAFT_BYTES_USUAL
-    slots, memory_bytes = _memory(job, node_bytes + described_bytes)
+    slot_bytes = node_bytes + described_bytes
+    ring_bytes = described_bytes + ranks * max(WINDOW_BYTES_MIN, rank_bytes // SEGMENTS_MOST)
+    slots, memory_bytes = _memory(job, slot_bytes, ring_bytes)
     # What does not fit in a ring is copied only as what was before it there is written.
     copied_s = (
         copy_s if slots else max(copy_s, persist_s * (1 - (memory_bytes - described_bytes) / node_bytes))
@@ -207,6 +212,7 @@ def predict(job: PlannedJob) -> Prediction:
         state_size_bytes=state_bytes,
         rank_size_bytes=rank_bytes,
         node_size_bytes=node_bytes,
+        node_slot_bytes=slot_bytes,
         node_memory_bytes=memory_bytes,
         slot_count=slots,
         node_count=math.ceil(job.gpus / job.gpus_per_node),
@@ -228,13 +234,19 @@ def predict(job: PlannedJob) -> Prediction:
     )
 
 
-def _memory(job: PlannedJob, slot_bytes: int) -> tuple[int, int]:
+def _memory(job: PlannedJob, slot_bytes: int, ring_bytes: int) -> tuple[int, int]:
     """Return how many snapshots each rank has room for, 0 where they stream, and a node's bytes for that.
 
-    `slot_bytes`: one slot of each rank of the node, state and description.
+    `slot_bytes`, `ring_bytes`: one slot, and the smallest ring, of each rank of the node, with its description.
     """
     if job.memory_bytes is None:
         return job.slot_count, job.slot_count * slot_bytes
+    least_bytes = min(slot_bytes, ring_bytes)
+    if job.memory_bytes < least_bytes:
+        raise UsageError(
+            f"memory_bytes is {job.memory_bytes}, too little for a node's snapshots to stream through",
+            hint=f"{math.ceil(least_bytes / 2**20)}MiB at least: a slot or a ring for each rank, with its description",
+        )
     slots = min(job.slot_count, job.memory_bytes // slot_bytes)
     return slots, slots * slot_bytes or job.memory_bytes
 

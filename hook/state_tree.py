@@ -107,13 +107,11 @@ class StateTree:
         for pair in document.items("shared"):
             key, value = cast(list[object], pair)
             state[self._plain(key)] = self._plain(value)
-        made: dict[str, object] = {
-            "state": state,
-            "param_groups": [self._group(group, keys) for group in groups],
-        }
-        own = document.texts("own") if "own" in document else []
-        weights = {parameter: TensorRef(f"{name}.params.{parameter}") for parameter in own}
-        return made | ({"own": weights} if weights else {})  # a key that load_state_dict passes by
+        tree: dict[str, object] = {"state": state}
+        tree["param_groups"] = [self._group(group, keys) for group in groups]
+        if "own" in document and (names := document.texts("own")):  # load_state_dict passes it by
+            tree["own"] = {each: TensorRef(f"{name}.params.{each}") for each in names}
+        return tree
 
     def _group(self, group: Document, keys: Mapping[str, object]) -> dict[str, object]:
         options = cast(dict[str, object], self._plain(group.value("options")))

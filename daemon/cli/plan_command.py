@@ -143,7 +143,7 @@ def _with_size(group: DeviceGroup) -> str:
 
 def _slots(job: PlannedJob, found: Prediction) -> str:
     if not found.slot_count:
-        needed = _decimal(found.node_size_bytes)
+        needed = _decimal(found.node_slot_bytes)
         return f"too little for one slot of {needed}: the state streams, and optimizers wait for the drives"
     slots = "1 slot" if found.slot_count == 1 else f"{found.slot_count} slots"
     return slots if found.slot_count == job.slot_count else f"{slots} of the {job.slot_count} asked for"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RUNS_MAX = 100
 STEPS_MAX = 20_000_000
+CHECKPOINTS_MAX = 500_000
 FAILURES_MAX = 100_000
 """Of a job: more would take minutes."""
 
@@ -131,6 +132,15 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"{duration_text(arguments.duration)} of steps of {duration_text(arguments.step)} are too many",
             hint=f"at most {STEPS_MAX} steps: shorten --duration",
+        )
+    each_s = min(
+        max(arguments.step, arguments.persist), arguments.step * min(arguments.epoch, arguments.fixed)
+    )
+    if arguments.duration / each_s > CHECKPOINTS_MAX:
+        raise UsageError(
+            f"{duration_text(arguments.duration)} with a checkpoint each {duration_text(each_s)}, as some policy has,"
+            " are too many",
+            hint=f"at most {CHECKPOINTS_MAX} checkpoints: shorten --duration",
         )
     if arguments.duration / _mtbf_s(arguments) > FAILURES_MAX:
         raise UsageError(

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ from training_simulator import Training, World
 
 from everstep.checkpoint.drift_machine import Block, Spread
 from everstep.checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
-from everstep.checkpoint.frequency_machine import FrequencyMemory
+from everstep.checkpoint.frequency_machine import CALM_CHECKPOINTS, FrequencyMemory
 from everstep.checkpoint.frequency_meter_machine import MeterMemory
 from everstep.checkpoint.frequency_types import Figures
 from everstep.core.errors import CorruptDataError, FormatVersionError
@@ -22,6 +23,14 @@ def test_memory_comes_back_and_is_small() -> None:
     assert load_memory(document) == memory
     assert len(json.dumps(document)) < 16_000
     assert load_memory(through_json(dump_memory(FrequencyMemory()))) == FrequencyMemory()
+
+
+def test_what_an_everstep_of_before_has_kept_is_taken_as_long_unchanged() -> None:
+    memory = Training(lambda _: World()).run(1000).machine.memory
+    document = through_json(dump_memory(memory))
+    for name in ("unchanged", "low", "limits"):
+        del document["memory"][name]
+    assert load_memory(document) == replace(memory, unchanged=CALM_CHECKPOINTS, low=None, limits="")
 
 
 def test_a_single_step_of_no_time_is_no_reason_to_forget_all() -> None:

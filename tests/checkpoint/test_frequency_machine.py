@@ -16,6 +16,7 @@ from everstep.checkpoint.drift_machine import DRIFT_Z, SURE_Z, exactly
 from everstep.checkpoint.frequency_machine import (
     CALM_CHECKPOINTS,
     PROFILE_STEPS,
+    PROFILE_STEPS_MIN,
     FixedInterval,
     FrequencyMachine,
 )
@@ -23,6 +24,7 @@ from everstep.checkpoint.frequency_types import (
     BoundKind,
     CheckpointSkipped,
     CheckpointStalled,
+    CheckpointTaken,
     Failed,
     FailureKind,
     Figures,
@@ -238,7 +240,7 @@ def test_a_device_that_recovers_takes_the_interval_along_though_its_speed_varies
     assert training.run_checkpoints(SETTLED).decision.interval_steps <= slow / 2
 
 
-@pytest.mark.parametrize(("seed", "slow_count"), [(28, 10), (31, 12)])
+@pytest.mark.parametrize(("seed", "slow_count"), [(108, 10), (31, 12)])
 def test_a_fall_by_old_and_new_writes_together_does_not_hold_up_the_one_that_is_due(
     slow_count: int, seed: int
 ) -> None:
@@ -427,6 +429,41 @@ def test_a_restart_goes_on_with_what_was_learnt() -> None:
     assert training.machine.memory.meter.node_failures == 1
 
 
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("count", [2, 3, 4, CALM_CHECKPOINTS])
+def test_the_interval_comes_down_though_each_attempt_takes_few_checkpoints(count: int, budget: float) -> None:
+    now = [replace(NORMAL, eager_s=0.5)]
+    training = Training(lambda _: now[0], Limits(budget=budget)).run_checkpoints(20)
+    cheap = Training(lambda _: NORMAL, Limits(budget=budget)).run_checkpoints(20).decision.interval_steps
+    now[0] = NORMAL
+    for _ in range(math.ceil(2 * CALM_CHECKPOINTS / count)):
+        training.run_checkpoints(count).run(8)  # until it is durable
+        training.restart(None)
+    assert training.run_checkpoints(1).decision.interval_steps <= 1.5 * cheap
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Limits(budget=0.01), Limits(budget=0.1)),
+        (Limits(mtbf_s=1e6), Limits(mtbf_s=1e6, most_s=10.0)),
+        (Limits(mtbf_s=1e6), Limits(mtbf_s=1e3)),
+        (Limits(mtbf_s=1e3), Limits(mtbf_s=1e6)),
+        (Limits(least_steps=2000), Limits()),
+        (Limits(), Limits(least_s=400.0)),
+    ],
+)
+def test_a_restart_with_other_limits_follows_them_without_any_calm(before: Limits, after: Limits) -> None:
+    training = Training(lambda _: NORMAL, before).run_checkpoints(20).run(10)
+    interval, step = training.decision.interval_steps, training.taken[-1]
+    asked = Training(lambda _: NORMAL, after).run_checkpoints(20).decision.interval_steps
+    training.limits = after
+    training.restart(None)
+    training.run_checkpoints(1)
+    assert training.decision.interval_steps == pytest.approx(asked, rel=0.05)
+    assert training.taken[-1] - step <= max(asked, interval // 8 + 2)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
 def test_each_death_counts_once_whether_or_not_a_checkpoint_came_between(steps: list[int]) -> None:
@@ -474,6 +511,12 @@ def test_the_profile_of_long_steps_is_short() -> None:
     assert training.taken != []
 
 
+@pytest.mark.parametrize("limits", [Limits(most_steps=5), Limits(most_s=5.0)])
+def test_the_profile_is_over_when_as_much_is_done_as_may_be_lost(limits: Limits) -> None:
+    training = Training(lambda _: replace(NORMAL, step_s=1.0), limits).run_checkpoints(1)
+    assert training.taken == [PROFILE_STEPS_MIN]
+
+
 def test_what_nobody_could_write_is_not_tried_at_each_step() -> None:
     training = Training(lambda _: replace(NORMAL, persist_s=1e9), slots=64).run(1000)
     assert 5 <= len(training.taken) <= 12
@@ -501,6 +544,27 @@ def test_the_least_and_the_most_of_the_user() -> None:
     capped = Training(lambda _: NORMAL, Limits(mtbf_s=1e6, most_s=20.0)).run_checkpoints(15).decision
     assert capped.kind is BoundKind.MOST
     assert capped.interval_steps == int((20.0 - 0.905) / 0.2)
+
+
+BUSY = replace(NORMAL, persist_s=2.0, commit_s=1.9, slower=0.001)
+"""With two slots something is written all the time."""
+
+
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+def test_hardly_any_checkpoint_waits_for_quiet_steps_longer_than_work_may_be_lost(lookahead: int) -> None:
+    training = Training(lambda _: BUSY, Limits(most_s=7.0), lookahead=lookahead).run_checkpoints(400)
+    settled = training.taken[2 * SETTLED :]
+    waits = [later - earlier for earlier, later in itertools.pairwise(settled)]
+    assert training.decision.goal_missed == ""
+    assert sum(wait * BUSY.step_s > 7.0 - 4.0 for wait in waits) <= len(waits) / 100
+
+
+@pytest.mark.parametrize("slower", [0.05, 0.1, 0.3])
+def test_the_budget_holds_where_quiet_steps_take_longer_than_work_may_be_lost(slower: float) -> None:
+    world = replace(BUSY, slower=slower, noise=0.1)
+    training = Training(lambda _: world, Limits(most_s=7.0))
+    assert share_once_decided(training) <= Limits().budget
+    assert "not possible, the budget" in training.decision.goal_missed
 
 
 def test_every_n_is_every_n() -> None:
@@ -566,6 +630,33 @@ def test_what_could_not_be_taken_is_tried_again_soon() -> None:
     machine.observe(CheckpointSkipped(step=due))
     again = next(step for step in range(due + 1, due + interval) if machine.due(step, step + 1))
     assert again - due == interval // 8
+
+
+@pytest.mark.parametrize("is_begun", [True, False], ids=["another rank had no room", "no room"])
+def test_what_is_tried_in_vain_again_and_again_is_tried_once_an_interval(is_begun: bool) -> None:
+    """The ranks that could begin their part pay for it each time."""
+    training = Training(lambda _: replace(NORMAL, copy_s=0.5), Limits(budget=0.01)).run_checkpoints(20)
+    interval, machine = training.decision.interval_steps, training.machine
+    fails = [True] * 6 + [False] + [True] * 4
+    tried = [training.taken[-1]]
+    for step in range(tried[0] + 1, tried[0] + 8 * interval):
+        at_s = training.now_s + step * NORMAL.step_s
+        machine.observe(StepEnded(at_s=at_s, step_s=NORMAL.step_s, is_busy=False))
+        if not machine.due(step, step + 1):
+            continue
+        tried.append(step)
+        is_vain = fails.pop(0)
+        if is_begun or not is_vain:
+            machine.observe(CheckpointTaken(step=step))
+        if is_vain:
+            machine.observe(CheckpointSkipped(step=step))
+        if not fails:
+            break
+    at_first = [interval, interval // 8, interval // 4, interval // 2]
+    assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [
+        *[*at_first, interval, interval, interval],
+        *at_first,
+    ]
 
 
 def test_peers_are_heard() -> None:

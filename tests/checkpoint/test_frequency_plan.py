@@ -75,6 +75,11 @@ def test_slower_steps_are_part_of_the_cost() -> None:
     assert target.bound.text == "the budget: 20 ms stall + 50 ms slower steps / 3.5 %"
 
 
+def test_slower_steps_by_rounding_are_not_said() -> None:
+    found = target_of(slower_s=1e-16, budget=0.01)
+    assert found.bound.text == "the budget: 20 ms / 1 %"
+
+
 def test_failures_make_it_longer_only_while_their_rate_is_known() -> None:
     assert target_of().bound.kind is BoundKind.BANDWIDTH
     target = target_of(mtbf_s=10_000)
@@ -142,6 +147,7 @@ def test_goodput_is_a_share_and_best_near_youngs_interval(
     "limits",
     [
         {"budget": 0.0}, {"budget": 1.0}, {"least_steps": 0}, {"least_s": -1.0}, {"most_steps": 0},
+        {"least_steps": 10**400}, {"most_steps": 10**400},
         {"most_s": math.inf}, {"mtbf_s": 0.0}, {"drive_writes_per_day": 0.0}, {"budget": math.nan},
     ],
 )  # fmt: skip
@@ -188,6 +194,21 @@ def test_no_rank_needs_a_longer_interval_than_all_together(ranks: list[Figures])
         for bound in hard_bounds(figures, Limits(), slower_s=0.0):
             if bound.kind is not BoundKind.LEAST:
                 assert bound.need_s <= together[bound.kind] * (1 + 1e-9)
+
+
+COSTS = st.builds(Figures, stall=st.floats(0, 10).map(exactly), slower=st.floats(-1, 10).map(exactly))
+
+
+@given(st.lists(COSTS, min_size=1, max_size=6))
+def test_what_one_rank_stalls_and_the_others_wait_for_counts_once(ranks: list[Figures]) -> None:
+    """All together cost what the dearest rank has measured, whose steps waited for the others' stalls."""
+
+    def cost_s(figures: Figures) -> float:
+        assert figures.stall is not None
+        assert figures.slower is not None
+        return figures.stall.mean + figures.slower.mean
+
+    assert cost_s(merge(ranks)) == pytest.approx(max(map(cost_s, ranks)))
 
 
 def test_among_many_ranks_one_that_looks_slow_by_chance_proves_little() -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_simulator import Training, World
 
 from everstep.checkpoint.frequency_types import BoundKind, FailureKind
 from everstep.checkpoint.goodput_failures import (
@@ -174,6 +175,28 @@ def test_who_waits_for_a_place_says_so_and_who_does_not_skips() -> None:
     assert waiting.skipped == 0
     assert skipping.waited_s == 0
     assert skipping.skipped > 1000
+
+
+class Noting(Ours):
+    """Ours, with the boundaries that got a checkpoint."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.steps: list[int] = []
+
+    def taken(self, step: int, stall_s: float) -> object:
+        self.steps.append(step)
+        return super().taken(step, stall_s)
+
+
+@pytest.mark.parametrize("step_s", [0.2, 2.0, 10.0, 600.0])
+def test_the_profile_is_as_long_as_the_controllers_own(step_s: float) -> None:
+    world = World(step_s=step_s, eager_s=0.05, copy_s=1.0, persist_s=12.0, slower=0.02)
+    costs = replace(COSTS, step_s=step_s)
+    job = replace(JOB, phases=(Phase(begin_s=0.0, costs=costs),), duration_s=60 * step_s)
+    ours = Noting(job)
+    replay(job, (), ours)
+    assert ours.steps[:1] == Training(lambda _: world).run_checkpoints(1).taken
 
 
 def test_checkfreq_only_goes_up() -> None:

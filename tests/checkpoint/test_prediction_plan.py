@@ -1,5 +1,5 @@
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from everstep.checkpoint.prediction_plan import (
     parse_devices,
     predict,
 )
-from everstep.checkpoint.ring_layout_plan import HEADER_BYTES
+from everstep.checkpoint.ring_layout_plan import HEADER_BYTES, SEGMENTS_MOST, WINDOW_BYTES_MIN
 from everstep.core.errors import UsageError
 
 GB, TB = 10**9, 10**12
@@ -124,6 +124,9 @@ def test_a_part_of_a_byte_is_one() -> None:
 def test_what_is_just_allowed_is_predicted_in_finite_numbers(
     changes: dict[str, Any], limits: dict[str, Any]
 ) -> None:
+    rank_bytes = predict(job(**(changes | {"memory_bytes": None}))).rank_size_bytes
+    least_bytes = DESCRIPTIONS // 8 + min(rank_bytes, max(WINDOW_BYTES_MIN, rank_bytes // SEGMENTS_MOST))
+    changes["memory_bytes"] = max(changes["memory_bytes"], least_bytes)
     found = predict(job(**changes, limits=Limits(**limits)))
     numbers = [value for value in asdict(found).values() if isinstance(value, int | float)]
     assert all(map(math.isfinite, numbers)), found
@@ -165,18 +168,13 @@ def test_slots_are_as_many_as_memory_holds() -> None:
 
 def test_memory_is_what_a_layout_takes() -> None:
     found = predict(job(parameters=1e6, gpus=1, gpus_per_node=1))
-    size = (140_000,)
-    leaves = [
-        LeafSpec(
-            name=f"layer.{number}",
-            dtype="uint8",
-            shape=size,
-            strides=(1,),
-            global_shape=size,
-            global_offset=(0,),
-        )
-        for number in range(100)
-    ]
+    placed: dict[str, Any] = {
+        "shape": (140_000,),
+        "global_shape": (140_000,),
+        "strides": (1,),
+        "global_offset": (0,),
+    }
+    leaves = [LeafSpec(name=f"layer.{number}", dtype="uint8", **placed) for number in range(100)]
     layout = plan_layout(leaves, [], segment_count=4)
     assert layout.state_size_bytes == found.state_size_bytes
     headers_bytes = 4 * (HEADER_BYTES + 100 * 256)
@@ -195,6 +193,24 @@ def test_what_does_not_fit_streams_and_optimizers_wait_for_the_drives() -> None:
     assert predict(job(memory_bytes=half)).stall_s == pytest.approx(0.005 + 98 / 12 / 2)
     fast = predict(job(memory_bytes=half, step_s=1.0, devices=parse_devices("64x7GBps")))
     assert fast.stall_s == pytest.approx(0.005), "the copy is slower than the drives, and fits beside a step"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "least_bytes"),
+    [
+        (1e6, 14_000_000 + DESCRIPTIONS),
+        (1e9, DESCRIPTIONS + 8 * WINDOW_BYTES_MIN),
+        (1e12, DESCRIPTIONS + 14 * GB),
+    ],
+    ids=["a slot", "a ring", "a ring of large windows"],
+)
+def test_memory_below_the_smallest_slot_or_ring_is_refused(parameters: float, least_bytes: int) -> None:
+    few = job(parameters=parameters, memory_bytes=least_bytes)
+    found = predict(few)
+    assert found.lost_by_crash_s <= found.lost_by_node_s, "a copy is over before it is durable"
+    with pytest.raises(UsageError, match=f"memory_bytes is {least_bytes - 1}, too little") as error:
+        predict(replace(few, memory_bytes=least_bytes - 1))
+    assert str(error.value.hint).startswith(f"{math.ceil(least_bytes / 2**20)}MiB at least")
 
 
 @pytest.mark.parametrize(

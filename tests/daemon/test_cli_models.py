@@ -74,7 +74,7 @@ def test_plan_says_what_cannot_be_kept(answer: Any) -> None:
     ("memory", "said"),
     [
         ("150GB", "98.1 GB on each node, 1 slot of the 2 asked for"),
-        ("49GB", "49 GB on each node, too little for one slot of 98 GB: the state streams"),
+        ("49GB", "49 GB on each node, too little for one slot of 98.1 GB: the state streams"),
     ],
 )
 def test_plan_for_a_small_memory(answer: Any, memory: str, said: str) -> None:
@@ -190,6 +190,14 @@ def test_the_page_shows_what_the_command_answers(answer: Any) -> None:
         (("--copy", "1d", "--duration", "1d"), "ends before its first checkpoint is durable"),
         (("--duration", "1ms"), "a step, the stall, copy and write take 15.1 s"),
         (("--step", "1ms", "--duration", "100d"), "are too many"),
+        (
+            ("--step", "1ms", "--persist", "1ms", "--duration", "1h"),
+            "with a checkpoint each 1 ms, as some policy",
+        ),
+        (
+            ("--step", "1ms", "--fixed", "1", "--duration", "1h"),
+            "with a checkpoint each 1 ms, as some policy",
+        ),
         (("--mtbf", "1ms", "--duration", "1h"), "with a failure each 1 ms are too many"),
         (("--png", "/nowhere/at/all.png"), "lies in no directory"),
     ],

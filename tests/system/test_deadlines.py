@@ -308,11 +308,14 @@ def test_of_two_runs_both_save_their_last_boundary_before_sigterm_ends_the_proce
         model = nn.Linear(2, 2)
         return everstep.attach(name, model=model, storage=storage, every=10**6)
 
-    with service(), pytest.raises(SystemExit) as ended, attach("outer") as outer, attach("inner") as inner:
+    with service(), contextlib.ExitStack() as stack:
+        outer, inner = (stack.enter_context(attach(name)) for name in ("outer", "inner"))
         outer.step()
         inner.step()
         os.kill(os.getpid(), signal.SIGTERM)
         wait_until(lambda: sum(text.startswith("run_ends") for text in caplog.messages) == 2)
+        with pytest.raises(SystemExit) as ended:
+            stack.close()
     assert ended.value.code == ENDED_STATUS
     assert [run.report().last_complete for run in (inner, outer)] == ["1.2", "1.2"]
 
