@@ -44,12 +44,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return state, storage
 
 
-def export(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
+def tool(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
     done = subprocess.run(
-        [EVERSTEP, "export", *arguments, "--json"], capture_output=True, text=True, check=False, timeout=100
+        [EVERSTEP, *arguments, "--json"], capture_output=True, text=True, check=False, timeout=100
     )
     assert done.returncode == code, done
     return json.loads(done.stdout)
+
+
+def export(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
+    return tool("export", *arguments, code=code)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -119,6 +123,22 @@ def assert_same_optimizer(found: dict[str, Any], wanted: dict[str, Any]) -> None
         assert found["state"][key].keys() == state.keys()
         for name, tensor in state.items():
             assert same(found["state"][key][name], tensor), (key, name)
+
+
+def test_weights_that_only_the_optimizer_has_are_in_its_dict_and_import_says_that_it_leaves_them(
+    tmp_path: Path, devices: list[Path]
+) -> None:
+    model = nn.Linear(3, 3).bfloat16()
+    named = [(name, each.detach().float().requires_grad_()) for name, each in model.named_parameters()]
+    optimizer = torch.optim.AdamW(named)
+    kinds_of_state.save("masters", devices, {"model": model, "optimizer": optimizer})
+    export("masters", tmp_path / "out", "--to", "torch", "--storage", *devices)
+    loaded = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["optimizer"]
+    assert all(same(loaded["own"][name], tensor.detach()) for name, tensor in named)
+    optimizer.load_state_dict(loaded)
+    made = tool("import", tmp_path / "out" / "checkpoint.pt", "--run", "again", "--storage", *devices)
+    end_daemon()
+    assert "weights that only an optimizer had are not taken" in made["left_out"]["optimizer.own"]
 
 
 class TestSafetensors:
