@@ -99,7 +99,7 @@ class _Entry:
         return is_small or self.laziness is Laziness.EAGER
 
 
-def _waits_by_gradient(entry: _Entry) -> bool:
+def _depends_on_gradient(entry: _Entry) -> bool:
     """Tell whether it may matter to how lazy an entry is that it requires a gradient."""
     if entry.laziness is not Laziness.OWNED:
         return True
@@ -175,7 +175,7 @@ class _Walk:
         self.names = {entry.spec.name for entry in held}
         self._watches = list(dict.fromkeys(watches))  # some are of several components
         self._lazy_names, self._lazy, self._lazy_addresses = _watched(held, inside)
-        graded = [entry.original for entry in held if _waits_by_gradient(entry)]
+        graded = [entry.original for entry in held if _depends_on_gradient(entry)]
         self._tensors = TensorWatch((entry.original for entry in held), self._lazy, graded)
         self._forms: list[_Form] = []
         self._form = _joined_form(self._forms)

@@ -233,10 +233,8 @@ class OptimizerState:
             if name not in saved:
                 problems.append(f"{name} was an attached module's, and is the optimizer's alone here")
             elif not stored.fits(leaf, parameter.tensor):
-                spec, look = (
-                    stored.spec(leaf),
-                    f"{dtype_name(parameter.tensor.dtype)} {list(parameter.tensor.shape)}",
-                )
+                spec = stored.spec(leaf)
+                look = f"{dtype_name(parameter.tensor.dtype)} {list(parameter.tensor.shape)}"
                 problems.append(f"{name} is {spec.dtype} {list(spec.shape)} in the checkpoint, {look} here")
         return problems
 

@@ -463,8 +463,9 @@ class Run:
             self._snapshotter.close()
             self._link.close()
             say_closed(self.name, self._state.step, self.report())
-        # Nothing that is raised already, and no other run that has not saved its own, is stood in the way of.
-        if self._end.is_told and error is sys.exc_info()[1] is None and not any(map(_is_open, _attached)):
+        # It stands in the way of nothing that is raised already, and of no other run's last boundary.
+        is_free = error is None and sys.exc_info()[1] is None and not any(map(_is_open, _attached))
+        if is_free and self._end.is_told:
             self._ended(SIGTERM)
 
     def _finish(self) -> None:

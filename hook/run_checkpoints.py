@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from traceback import format_exception_only
 
 from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
@@ -18,7 +17,7 @@ from .link import Link
 from .pace import Pace
 from .rank_protocol import Ranks
 from .report import CostBook
-from .run_end import RunEnd
+from .run_end import RunEnd, text_of
 from .run_state import RunState
 from .skip_reasons import PASSING, skip_reason
 from .snapshot import SnapshotFacts, Snapshotter
@@ -220,7 +219,7 @@ class RunCheckpoints:
             self._settle(checkpoint)
             if self._ranks.world_size > 1:
                 # The script may catch it and go on, and the others have begun theirs.
-                self._ranks.failed(checkpoint, _text_of(error))
+                self._ranks.failed(checkpoint, text_of(error))
             raise
         if reason is None:
             self.saved_step = self._state.number
@@ -333,9 +332,3 @@ class RunCheckpoints:
 
 def _is_power_of_ten(count: int) -> bool:
     return count == 10 ** (len(str(count)) - 1)
-
-
-def _text_of(error: BaseException) -> str:
-    """Return what was raised, whoever raised it, as a text that others can read."""
-    text = "".join(format_exception_only(error)).strip()
-    return text[: frames.SHORT_TEXT_MAX].encode("utf-8", "backslashreplace").decode()

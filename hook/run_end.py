@@ -105,7 +105,7 @@ class RunEnd:
         """Return what the daemon is told of a run that ends by what was raised in it, `leave`'s or another."""
         return frames.Leave(
             request_id=request_id,
-            reason=(self._left or "".join(format_exception_only(error)).strip())[: frames.SHORT_TEXT_MAX],
+            reason=_sendable(self._left) or text_of(error),
             # SystemExit and KeyboardInterrupt are what somebody wants.
             is_failure=isinstance(error, Exception),
         )
@@ -149,3 +149,12 @@ class RunEnd:
         if is_alone:
             logger.error("run_ended run=%s reason=SIGTERM came to this rank, not to all", self._name)
             end_now()
+
+
+def text_of(error: BaseException) -> str:
+    """Return what was raised, whoever raised it, as a text that may be sent to others."""
+    return _sendable("".join(format_exception_only(error)).strip())
+
+
+def _sendable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()[: frames.SHORT_TEXT_MAX]

@@ -209,12 +209,17 @@ def fail(trained: Training) -> NoReturn:
     raise RuntimeError("the loss is NaN")
 
 
+def fail_oddly(trained: Training) -> NoReturn:
+    raise RuntimeError("no file caf\udce9")  # what Python makes of a name that is no UTF-8
+
+
 @pytest.mark.parametrize(
     ("ends", "kind", "text", "left"),
     [
         (end_by_lease, EventKind.RANK_LEFT, "left: the lease ends", "the lease ends"),
         (end_by_hand, EventKind.RANK_LEFT, "left: KeyboardInterrupt", "KeyboardInterrupt"),
         (fail, EventKind.RANK_LOST, "is gone: RuntimeError: the loss is NaN", ""),
+        (fail_oddly, EventKind.RANK_LOST, r"is gone: RuntimeError: no file caf\udce9", ""),
     ],
 )
 def test_a_daemon_is_told_why_a_run_ends_before_its_time(
