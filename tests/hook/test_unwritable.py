@@ -17,7 +17,7 @@ def test_only_what_is_mapped_for_reading_counts(tmp_path: Path) -> None:
     table = torch.from_numpy(np.load(file, mmap_mode="r"))
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         octets = torch.frombuffer(mapped, dtype=torch.uint8)
-        closed = [table, table[3:5], table.T, table.new_empty(0).set_(table), octets]
+        closed = [table, table[3:5], table.T, table.detach(), octets]
         free = [
             torch.zeros(3),
             torch.from_numpy(np.load(file, mmap_mode="c")),

@@ -210,7 +210,7 @@ def fail(trained: Training) -> NoReturn:
 
 
 def fail_oddly(trained: Training) -> NoReturn:
-    raise RuntimeError("no file caf\udce9")  # what Python makes of a name that is no UTF-8
+    raise RuntimeError("no file data\udce9")  # what Python makes of a name that is no UTF-8
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def fail_oddly(trained: Training) -> NoReturn:
         (end_by_lease, EventKind.RANK_LEFT, "left: the lease ends", "the lease ends"),
         (end_by_hand, EventKind.RANK_LEFT, "left: KeyboardInterrupt", "KeyboardInterrupt"),
         (fail, EventKind.RANK_LOST, "is gone: RuntimeError: the loss is NaN", ""),
-        (fail_oddly, EventKind.RANK_LOST, r"is gone: RuntimeError: no file caf\udce9", ""),
+        (fail_oddly, EventKind.RANK_LOST, r"is gone: RuntimeError: no file data\udce9", ""),
     ],
 )
 def test_a_daemon_is_told_why_a_run_ends_before_its_time(
