@@ -178,6 +178,12 @@ class ArenaDesk:
             self.free_slots(rank, number, arena.machine.sealed_everywhere(checkpoint))
         self.drop_outdated(rank)
 
+    def restored(self, rank: RankRecord, checkpoint: CheckpointId) -> None:
+        """Every rank has restored `checkpoint`: its new attempt overwrites the others."""
+        for number, arena in rank.arenas.items():
+            self.free_slots(rank, number, arena.machine.restored(checkpoint))
+        self.drop_outdated(rank)
+
     def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:
         """Forget the snapshots of freed slots, and tell the trainer of all that it may use and does not know of."""
         for slot in slots:

@@ -265,6 +265,8 @@ class Session:
                 node.metrics.restores.restored_total.labels("memory" if frame.in_memory else "disk").inc()
                 node.reporter.restored(rank, in_memory=frame.in_memory)
                 node.traces.restored(rank, in_memory=frame.in_memory)
+                if frame.attempt:
+                    node.arena_desk.restored(rank, CheckpointId(frame.attempt, frame.step))
             case frames.Seal():
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():

@@ -4,7 +4,8 @@ A large snapshot is written while it is still being copied: copying -> streaming
 streaming -> abandoned -> free, since what reads from the slot must come to its end first.
 
 A kept snapshot may be overwritten only when a newer one is sealed on all ranks: until then it is the newest state
-that every rank can give back from memory; or when another rank has none of the same step, so that it is of no use.
+that every rank can give back from memory; or when another rank has none of the same step, or all have restored another
+one, so that it is of no use.
 An arena that had room for one slot only could take no second snapshot by that rule: there the trainer may overwrite
 what is kept at any time.
 
@@ -178,6 +179,13 @@ class SlotMachine:
         """Another rank has no snapshot of `checkpoint`, so that nobody can restore it."""
         held = {slot.checkpoint for slot in self.slots}
         self._given_up = {each for each in (*self._given_up, checkpoint) if each in held}
+        return self._free_outdated()
+
+    def restored(self, checkpoint: CheckpointId) -> list[int]:
+        """All ranks have restored `checkpoint`: no other one is given back any more, and the trainer needs the room."""
+        self._given_up |= {
+            slot.checkpoint for slot in self.slots if slot.checkpoint not in (None, checkpoint)
+        }
         return self._free_outdated()
 
     @property

@@ -141,9 +141,9 @@ class RestoreSearch:
             StateMismatchError: the newest does not fit the objects given; nothing was changed.
         """
         offers = self._offers()
-        choices = restorable(offers, self.ranks.rank, self.ranks.world_size)
+        choices = restorable(offers.items, self.ranks.rank, self.ranks.world_size)
         self.skipped += [
-            f"{offer.attempt}.{offer.step}: {offer.problem}" for offer in offers if offer.problem
+            f"{offer.attempt}.{offer.step}: {offer.problem}" for offer in offers.items if offer.problem
         ]
         while True:
             offered = self.ranks.gather("offer", [str(checkpoint) for checkpoint in choices])
@@ -156,20 +156,31 @@ class RestoreSearch:
                 return found
             del choices[newest]
 
-    def _offers(self) -> list[frames.Offer]:
+    def _offers(self) -> frames.Offers:
         reply, _ = self.link.client.request(
             lambda number: frames.ListOffers(request_id=number), FETCH_DEADLINE_S
         )
         assert isinstance(reply, frames.Offers)
-        return reply.items
+        return reply
 
-    def _refuse_if_lost(self, offers: list[frames.Offer]) -> None:
-        """Starting from nothing beside checkpoints that exist would sooner or later delete them: ask the user."""
-        if offers:
+    def _refuse_if_lost(self, offers: frames.Offers) -> None:
+        """Starting from nothing beside checkpoints that exist would sooner or later delete them: ask the user.
+
+        What a crash left before any was ever complete is none.
+        """
+        names = [f"{each.attempt}.{each.step}" for each in offers.items]
+        is_lost = bool(names) and (offers.had_complete or bool(self.skipped))
+        if any(self.ranks.gather("lost", is_lost)):
             raise CorruptDataError(
-                f"none of the {len(offers)} checkpoints of this run can be restored by all ranks: "
+                f"none of the {len(names)} checkpoints of this run here can be restored by all ranks: "
                 + "; ".join(self.skipped[:5] or ["no rank set has all shards"]),
                 hint="mount missing devices, start as many ranks as took them, or attach(..., fresh=True)",
+            )
+        if names:
+            logger.warning(
+                "none_was_complete checkpoints=%s: the crash came before all ranks had saved theirs, and none before"
+                " was complete; this run begins anew",
+                ",".join(names),
             )
 
     def _try(self, choice: Choice) -> Fetched | None:
@@ -187,7 +198,6 @@ class RestoreSearch:
             return None
         assert found is not None
         self.is_mixed = False
-        self.link.tell(frames.Restored(in_memory=found.is_in_memory))
         return found
 
     def _all_well(

@@ -22,11 +22,14 @@ class Choice:
 
 
 def restorable(offers: Iterable[Offer], rank: int, world_size: int) -> dict[CheckpointId, Choice]:
-    """Return what this rank can restore: its own shard at the same world size, else the shard of rank 0."""
+    """Return what this rank can restore: its own shard at the same world size, else rank 0's where all have theirs."""
     choices: dict[CheckpointId, Choice] = {}
     for offer in offers:
-        shard = rank if offer.world_size == world_size else 0
-        if not offer.problem and (shard in offer.shards or (offer.in_memory and shard == rank)):
+        if offer.world_size == world_size:
+            shard, is_here = rank, rank in offer.shards or offer.in_memory
+        else:
+            shard, is_here = 0, set(offer.shards) >= set(range(offer.world_size))
+        if is_here and not offer.problem:
             checkpoint = CheckpointId(offer.attempt, offer.step)
             choices[checkpoint] = Choice(checkpoint=checkpoint, shard=shard, world_size=offer.world_size)
     return choices

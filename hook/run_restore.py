@@ -10,6 +10,7 @@ import torch
 
 from ..checkpoint.frequency_types import FailureKind
 from ..core.errors import CorruptDataError
+from ..proto import frames
 from .ledger_merge import adopt_ledgers
 from .link import Link
 from .loaders import all_loaders, position_loader, put_back_on_first_batch
@@ -86,6 +87,10 @@ class RunRestore:
                 search.is_mixed = True  # until all of it is in its place: an object may refuse its part
                 self._apply(found, search)
                 search.is_mixed = False
+                chosen = found.choice.checkpoint  # told once its arena is known here: slots come free
+                self.link.tell(
+                    frames.Restored(in_memory=found.is_in_memory, attempt=chosen.attempt, step=chosen.step)
+                )
         finally:
             if search.is_mixed:
                 if found is not None:

@@ -155,10 +155,13 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class Restored(msgspec.Struct, frozen=True, tag="restored"):
-    """The client has every byte of the shard that it fetched last, verified."""
+    """The client has every byte of the shard that it fetched last, verified, and so has every rank."""
 
     in_memory: bool
     """It lay in memory; else it came from the devices."""
+    attempt: int = 0
+    """Of the checkpoint; 0: a client of before does not say."""
+    step: int = 0
 
 
 class MakeArena(msgspec.Struct, frozen=True, tag="make_arena"):
@@ -545,6 +548,8 @@ class Offers(msgspec.Struct, frozen=True, tag="offers"):
 
     re: int
     items: list[Offer]
+    had_complete: bool = True
+    """One of this run was complete on all ranks, as far as this daemon knows; one of before does not say."""
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):

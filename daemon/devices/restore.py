@@ -66,7 +66,9 @@ class Restorer:
                     problem="",
                 )
         items = [offers[checkpoint] for checkpoint in sorted(offers, reverse=True)]
-        return frames.Offers(re=request_id, items=items)
+        complete = store.complete_floor()
+        had_complete = complete is not None and complete.attempt >= floor
+        return frames.Offers(re=request_id, items=items, had_complete=had_complete)
 
     async def fetch(self, lease: Lease, frame: frames.Fetch) -> tuple[frames.Fetched | frames.Streaming, int]:
         """Return one shard: in the arena where it is, else the begin of its stream from the devices.

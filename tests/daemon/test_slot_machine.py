@@ -192,6 +192,19 @@ def test_who_reads_from_a_slot_is_waited_for(slot_count: int) -> None:
     assert 0 not in machine.usable_slots
 
 
+def test_what_is_not_restored_makes_room_at_once_or_when_it_is_written() -> None:
+    machine = SlotMachine(3)
+    for slot, number in ((0, 10), (1, 20), (2, 30)):
+        machine.begin(slot, step(number))
+        machine.seal(slot, step(number))
+        machine.persist(slot)
+    machine.settle(0)
+    machine.settle(1)
+    assert machine.restored(step(20)) == [0]
+    assert machine.settle(2) == [2]
+    assert (machine.free_slots, machine.slots[1].checkpoint) == ([0, 2], step(20))
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Random events against what must always hold."""
 

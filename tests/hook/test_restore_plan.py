@@ -33,6 +33,11 @@ def test_another_world_size_takes_the_shard_of_rank_0() -> None:
     assert choices[CheckpointId(1, 10)].shard == 0
 
 
+def test_another_world_size_takes_what_is_whole_only() -> None:
+    half = [offer(1, 20, [0]), offer(1, 30, [0], in_memory=True), offer(1, 10, [0, 1])]
+    assert list(restorable(half, rank=0, world_size=1)) == [CheckpointId(1, 10)]
+
+
 def test_what_is_damaged_is_not_taken() -> None:
     assert restorable([offer(1, 10, [0, 1], problem="block 3")], rank=0, world_size=2) == {}
 

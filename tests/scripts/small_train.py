@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ from everstep.checkpoint.frequency_format import dump_decision
 from everstep.dataloader import DataLoader, SharedLoader
 from everstep.hook.notice import GRACE_S
 from everstep.hook.pace import Pace
+from everstep.hook.run import Run
 
 
 class Squares(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
@@ -59,6 +61,12 @@ def believe(needed_s: float | None) -> None:
     """Let the last rank think that a checkpoint takes so long."""
     if needed_s is not None and dist.get_rank() == dist.get_world_size() - 1:
         setattr(Pace, "own_needed_s", needed_s)  # noqa: B010  a property, for which the type checker wants a setter
+
+
+def die_at(step: int, run: Run) -> None:
+    """Let the last rank die before this boundary."""
+    if run.steps + 1 == step and run.rank == run.world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Stumbling:
@@ -104,6 +112,8 @@ def main() -> None:
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
     parser.add_argument("--hold", type=int, default=-1, help="wait here to be killed, whatever is under way")
     parser.add_argument("--settle", action="store_true")
+    parser.add_argument("--die-at", type=int, default=-1, help="the last rank dies before this boundary")
+    parser.add_argument("--slots", type=int, default=3)
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument(
         "--per-rank", action="store_true", help="attach a module that is different on each rank"
@@ -148,19 +158,18 @@ def main() -> None:
     stumbling = Stumbling()
     state |= {"stumbling": stumbling} if args.stumble_at > 0 else {}
     state |= {"own": nn.Linear(rank + 2, 1)} if args.per_rank else {}
-    with (
-        everstep.attach(
-            args.name,
-            **state,
-            storage=args.storage,
-            every=None if args.adaptive else args.every,
-            fresh=args.fresh,
-            takeover=args.takeover,
-            replicated=args.replicated,
-            preemption=everstep.Preemption(notice_file=args.notice, grace_s=args.grace_s),
-            slots=3,  # a slot is free again a moment after the next checkpoint is complete: the third spares a skip
-        ) as run
-    ):
+    with everstep.attach(
+        args.name,
+        **state,
+        storage=args.storage,
+        every=None if args.adaptive else args.every,
+        fresh=args.fresh,
+        takeover=args.takeover,
+        replicated=args.replicated,
+        preemption=everstep.Preemption(notice_file=args.notice, grace_s=args.grace_s),
+        # A slot is free again a moment after the next checkpoint is complete: the third spares a skip.
+        slots=args.slots,
+    ) as run:
         restored = run.restore()
         say(
             rank=rank,
@@ -190,6 +199,7 @@ def main() -> None:
                     ids=torch.as_tensor(ids).tolist(),
                     loss=loss.item(),
                 )
+                die_at(args.die_at, run)
                 stumbling.is_down = run.steps + 1 == args.stumble_at and rank == run.world_size - 1
                 with contextlib.suppress(RuntimeError):  # as a script that would rather go on
                     run.step()

@@ -197,6 +197,45 @@ def test_a_boundary_that_fails_on_one_rank_alone_holds_up_none_that_follow(job: 
         assert line["complete"] == f"1.{EPOCH_STEPS + 1}"
 
 
+def died(job: Job, step: int) -> None:
+    """Train on two ranks; one dies just before a boundary that gets a checkpoint, and the other one seals its part."""
+    first = job.start("--every", "2", "--settle", "--slots", "2", "--die-at", str(step), ranks=2)
+    assert first.finish() != 0
+
+
+def test_what_one_rank_alone_had_sealed_leaves_room_for_what_follows(job: Job) -> None:
+    """Both slots of rank 0 hold checkpoints of the attempt before: the restored one, and one that rank 1 lacks."""
+    died(job, 4)
+    second = job.start("--every", "2", "--settle", "--slots", "2", "--epochs", "1", ranks=2)
+    for line in restored(second, 2):
+        assert (line["restored"], line["source"]) == ("1.2", "memory")
+    for line in second.done():
+        assert (line["failures"], line["complete"]) == ([], f"2.{EPOCH_STEPS + 1}")
+        assert line["taken"] == 3  # 2.4, 2.6 and the last boundary
+
+
+def test_another_world_size_restores_what_all_ranks_had_saved(job: Job) -> None:
+    died(job, 4)
+    end_daemon()
+    with opened(job.storage, read_only=True) as (store, _):
+        (run,) = store.runs()
+        assert [(str(each.checkpoint), each.ranks) for each in run.checkpoints()] == [
+            ("1.4", (0,)),
+            ("1.2", (0, 1)),
+        ]
+    (line,) = restored(job.start("--every", "2", "--until", "4"), 1)
+    assert line["restored"] == "1.2"
+
+
+def test_a_crash_before_any_checkpoint_was_complete_begins_anew(job: Job) -> None:
+    died(job, 2)
+    second = job.start("--every", "2", "--settle", "--slots", "2", "--epochs", "1", ranks=2)
+    assert [line["restored"] for line in restored(second, 2)] == [None, None]
+    for line in second.done():
+        assert (line["failures"], line["complete"]) == ([], f"2.{EPOCH_STEPS + 1}")
+    assert "none_was_complete checkpoints=1.2" in second.log
+
+
 def test_what_differs_between_ranks_is_refused_at_another_world_size(job: Job) -> None:
     first = job.start("--every", "2", "--until", "4", "--per-rank", ranks=2)
     first.until_key("waiting")
