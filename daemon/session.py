@@ -265,8 +265,8 @@ class Session:
                 node.metrics.restores.restored_total.labels("memory" if frame.in_memory else "disk").inc()
                 node.reporter.restored(rank, in_memory=frame.in_memory)
                 node.traces.restored(rank, in_memory=frame.in_memory)
-                if frame.attempt:
-                    node.arena_desk.restored(rank, CheckpointId(frame.attempt, frame.step))
+                if frame.checkpoint is not None:
+                    node.arena_desk.restored(rank, CheckpointId(*frame.checkpoint))
             case frames.Seal():
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():
@@ -352,6 +352,8 @@ class Session:
 def _check_checkpoint(frame: Request) -> None:
     """Raise UsageError where a frame names a checkpoint that cannot be."""
     attempt, step = getattr(frame, "attempt", 1), getattr(frame, "step", 0)
+    if isinstance(frame, frames.Restored) and frame.checkpoint is not None:
+        attempt, step = frame.checkpoint
     if attempt < 1 or step < 0:
         raise UsageError(f"no checkpoint is of attempt {attempt} and step {step}")
 

@@ -87,10 +87,11 @@ class RunRestore:
                 search.is_mixed = True  # until all of it is in its place: an object may refuse its part
                 self._apply(found, search)
                 search.is_mixed = False
-                chosen = found.choice.checkpoint  # told once its arena is known here: slots come free
-                self.link.tell(
-                    frames.Restored(in_memory=found.is_in_memory, attempt=chosen.attempt, step=chosen.step)
+                chosen = found.choice.checkpoint
+                restored = frames.Restored(
+                    in_memory=found.is_in_memory, checkpoint=(chosen.attempt, chosen.step)
                 )
+                self.link.tell(restored)  # once its arena is known here: slots come free
         finally:
             if search.is_mixed:
                 if found is not None:

@@ -159,9 +159,8 @@ class Restored(msgspec.Struct, frozen=True, tag="restored"):
 
     in_memory: bool
     """It lay in memory; else it came from the devices."""
-    attempt: int = 0
-    """Of the checkpoint; 0: a client of before does not say."""
-    step: int = 0
+    checkpoint: tuple[int, int] | None = None
+    """Attempt and step; None: a client of before does not say."""
 
 
 class MakeArena(msgspec.Struct, frozen=True, tag="make_arena"):
