@@ -1,6 +1,6 @@
 """Ledgers at another world size: what all old ranks handed out stays counted, exactly once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from ..checkpoint.value_format import decode_value, load_values
@@ -9,21 +9,19 @@ from ..dataloader.ledger import Ledger
 if TYPE_CHECKING:
     from ..checkpoint.manifest_types import Manifest
     from .loaders import AnyLoader
-    from .restore import Fetched, RestoreSearch
 
 
-def adopt_ledgers(
-    loaders: "Mapping[str, AnyLoader]", found: "Fetched", search: "RestoreSearch", *, rank: int
-) -> None:
+def adopt_ledgers(loaders: "Mapping[str, AnyLoader]", others: "Iterable[Manifest]", *, rank: int) -> None:
     """Give rank 0 the sum of all old ranks' ledgers, loader by loader, and the other ranks empty ones.
 
+    `others`: the manifests of the old ranks but the first.
     Called after `apply`, which has given every rank the ledgers of the shard that it read: rank 0's.
     """
     if rank != 0:
         for loader in loaders.values():
             loader.ledger = Ledger(loader.seed)
         return
-    for manifest in search.other_manifests(found) if loaders else ():
+    for manifest in others:
         for name, loader in loaders.items():
             loader.ledger.merge(_ledger(manifest, name))
 

@@ -104,5 +104,8 @@ class OneRank:
             self._failed.append(checkpoint)
             self._listener.incomplete(checkpoint, reason, in_memory=True)
 
-    def close(self) -> None:
+    def ends(self) -> None:
+        """Nobody else is to end."""
+
+    def close(self, *, together: bool) -> None:
         """Nothing to end."""

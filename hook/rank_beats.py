@@ -36,30 +36,51 @@ class Beats:
         self._number, self._next_s = 0, 0.0
         self._said: frozenset[int] = frozenset()
         """What rank 0 has said."""
+        self._has_ended = False
+        self._uneven: dict[int, Beat] = {}
+        """Ranks that go on where this one has ended, or have ended where it goes on, and what they say."""
+        self.silent_ranks: frozenset[int] = frozenset()
+        """Of these nothing is worth waiting for."""
         self.silent = ""
-        """Which ranks do not answer, for people; empty: none."""
+        """Which they are and why, for people; empty: none."""
 
-    def exchange(self, store: "Store", gone: Iterable[int]) -> None:
-        """Beat and look at the others, every few seconds; at once take those that are known to be gone."""
+    def ends(self) -> None:
+        """This rank passes no boundary any more; from any thread."""
+        self._has_ended, self._next_s = True, 0.0
+
+    def exchange(self, store: "Store", gone: Iterable[int], step: int) -> None:
+        """Beat and look at the others, every few seconds; at once take those that are known to be gone.
+
+        `step` is the newest boundary that this rank has come to.
+        """
         for rank in gone:
             self._silence.gone(rank)
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + BEAT_S
-            self._beat(store)
-            self._look(store)
-        self.silent = _sentence((self._said | set(self._silence.silent)) - {self._rank})
+            own = self._beat(store, step)
+            self._look(store, own)
+        dead = (self._said | set(self._silence.silent)) - {self._rank} - self._uneven.keys()
+        self.silent_ranks = dead | self._uneven.keys()
+        uneven = [f"rank {rank} {_course(beat)}" for rank, beat in sorted(self._uneven.items())]
+        own = f"this one {_course(Beat(number=0, step=step, is_last=self._has_ended))}"
+        self.silent = ", ".join(filter(None, [*uneven, own if uneven else "", _sentence(dead)]))
 
-    def _beat(self, store: "Store") -> None:
+    def _beat(self, store: "Store", step: int) -> Beat:
         self._number += 1
-        silent = tuple(self._silence.silent) if self._rank == 0 else ()
-        store.set(_key(self._rank), dump_beat(Beat(number=self._number, silent=silent)))
+        silent = tuple({*self._silence.silent, *self._uneven}) if self._rank == 0 else ()
+        beat = Beat(number=self._number, silent=silent, step=step, is_last=self._has_ended)
+        store.set(_key(self._rank), dump_beat(beat))
+        return beat
 
-    def _look(self, store: "Store") -> None:
+    def _look(self, store: "Store", own: Beat) -> None:
         keys = present(store, [_key(rank) for rank in self._silence.watched])
         texts = store.multi_get(keys) if keys else []
         beats = {_rank_of(key): load_beat(text) for key, text in zip(keys, texts, strict=True)}
         self._silence.looked({rank: beat.number for rank, beat in beats.items()}, time.monotonic())
+        self._uneven = {
+            rank: beat for rank, beat in beats.items() if _is_past(beat, own) or _is_past(own, beat)
+        }
         if self._rank != 0 and 0 in beats:
             self._said = frozenset(beats[0].silent)
 
@@ -80,6 +101,15 @@ def rank_deadline_s() -> float:
             f"{DEADLINE_VARIABLE}={text!r}", hint=f"a number of seconds, {DEADLINE_LEAST_S:.0f} or more"
         )
     return value
+
+
+def _is_past(beat: Beat, ended: Beat) -> bool:
+    """Tell whether one rank has passed a boundary that the other never comes to."""
+    return ended.is_last and beat.step > ended.step
+
+
+def _course(beat: Beat) -> str:
+    return f"ended after boundary {beat.step}" if beat.is_last else f"is at boundary {beat.step}"
 
 
 def _key(rank: int) -> str:

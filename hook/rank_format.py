@@ -46,7 +46,11 @@ class Beat:
 
     number: int
     silent: tuple[int, ...] = ()
-    """Rank 0 says which others it does not hear."""
+    """Rank 0 says which others it does not hear, or which end at another boundary than it does."""
+    step: int = 0
+    """The newest boundary that it has come to."""
+    is_last: bool = False
+    """It passes no other one."""
 
 
 class _State(msgspec.Struct):

@@ -8,6 +8,9 @@ from ..core.ids import CheckpointId
 from .end_machine import Ask
 from .steering_machine import Steering
 
+DAEMON_LOST = "the daemon went away before it was committed"
+"""Why a rank's part failed for which there is hope: all ranks take their last boundary again."""
+
 
 class Listener(Protocol):
     """Who hears what all ranks did; called on the agreement's thread."""
@@ -120,6 +123,10 @@ class Ranks(Protocol):
         """This rank skipped, dropped or could not write its part."""
         ...
 
-    def close(self) -> None:
-        """End the agreement's thread."""
+    def ends(self) -> None:
+        """This rank passes no boundary any more: others that pass one more or less are not waited for."""
+        ...
+
+    def close(self, *, together: bool) -> None:
+        """End the agreement's thread; `together`: who may serve the Store stays until the others have left it, too."""
         ...

@@ -4,7 +4,9 @@ Over `torch.distributed`'s Store on our own clone, always with a deadline; no co
 training group.
 """
 
+import itertools
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -20,13 +22,15 @@ from ..core.ids import CheckpointId
 from .end_machine import Ask, Requests
 from .group_nonce import agree_nonce
 from .horizon_machine import Horizon, Plan, Planner
-from .one_rank import TOLD_KEPT, OneRank
+from .one_rank import OneRank
 from .pace import Pace
 from .rank_beats import Beats
 from .rank_ends import RankEnds
 from .rank_format import PlanMessage, RankState, dump_plan, dump_state, load_plan, load_state
 from .rank_protocol import Listener, Ranks
+from .rank_results import RankResults
 from .rank_store import name_of, own_client, present, under
+from .silence_machine import Standstill
 from .steering_machine import Steering
 from .sweep_machine import Mark, Sweep
 
@@ -36,6 +40,12 @@ AGREE_DEADLINE_S = 300.0
 PLAN_DEADLINE_S = 60.0
 STORE_DEADLINE_S = 60.0
 """An operation of the Store that takes longer will never end: its server hangs, or the way to it is gone."""
+LOOK_S = 1.0
+"""A longer pause between two looks was this process's own: it was stopped, which is nobody's silence."""
+RESUMED_S = 5.0
+"""So long may an operation still take after this process went on."""
+LEAVE_S = 30.0
+"""How long rank 0, which may serve the Store, waits for the others to leave it."""
 END = "end"
 """Counts the ranks that were told to end."""
 NOTICE = "notice"
@@ -71,16 +81,15 @@ class StoreRanks:
         self._changed = threading.Condition()
         self._step = 0
         self._outbox: list[tuple[str, str]] = []
-        self._open: dict[CheckpointId, set[str]] = {}
-        self._told: deque[CheckpointId] = deque(maxlen=TOLD_KEPT)
-        self._awaited: set[int] = set()
-        """Boundaries that were due and of whose checkpoints this rank has not heard the end."""
+        self._results = RankResults()
         self._sweep = Sweep()
         """On rank 0."""
-        self._closing = False
+        self._closing = self._has_left = False
+        self._stays_until_s = 0.0
+        """While it closes."""
         self._lost: RanksLostError | None = None
-        self._beat_s = 0.0
-        """When the thread has last begun to speak to the Store."""
+        self._turns = Standstill()
+        """Of the thread, which may wait for the Store for ever."""
         self._asked_end = ""
         """Why this rank has asked for the run's end."""
         self._requests = Requests()
@@ -140,9 +149,10 @@ class StoreRanks:
     def start(self, step: int, listener: Listener) -> None:
         """Publish plan 0 (rank 0) and start the thread."""
         self._listener, self._step = listener, step
+        self._results.decided(step, due=False)
         if self.rank == 0:
             self._publish(self._planner.first(step))
-        self._beat_s = time.monotonic()
+        self._turns.turned(time.monotonic())
         self._thread = threading.Thread(target=self._work, name="everstep-ranks", daemon=True)
         self._thread.start()
 
@@ -157,22 +167,27 @@ class StoreRanks:
             elif self.rank != 0 and self._figures_due():
                 self._outbox.append((f"figures/{self.rank}", dump_state(self._state())))
             self._changed.notify_all()
-            known = self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, PLAN_DEADLINE_S)
+            looks = itertools.repeat(LOOK_S, math.ceil(PLAN_DEADLINE_S / LOOK_S))
+            known = any(
+                self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, look_s)
+                for look_s in looks
+            )
         if not known:
             self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
         with self._changed:
             while self._coming and self._coming[0][0] <= step:
                 self._decision = self._coming.popleft()[1]
             due = self._lost is None and self._horizon.is_due(step)
-            self._awaited |= {step} if due else set()
+            self._results.decided(step, due=due)
             return due
 
     @property
     def lost(self) -> EverstepError | None:
         """Why the ranks cannot agree any more; noticed here, too, where an operation of the Store does not end."""
-        hangs_s = time.monotonic() - self._beat_s if self._thread is not None else 0.0
-        if self._lost is None and hangs_s > STORE_DEADLINE_S:
-            self._lose(f"it has not answered for {hangs_s:.0f} s")
+        if self._lost is None and self._thread is not None:
+            hangs_s = self._turns.stands_s(time.monotonic(), deadline_s=STORE_DEADLINE_S, resumed_s=RESUMED_S)
+            if hangs_s:
+                self._lose(f"it has not answered for {hangs_s:.0f} s")
         return self._lost
 
     @property
@@ -222,19 +237,24 @@ class StoreRanks:
 
     def sealed(self, checkpoint: CheckpointId) -> None:
         """Publish, and watch for the others."""
-        self._say(f"sealed/{checkpoint}", "+", checkpoint)
+        self._say_of(checkpoint, "sealed", "+")
 
     def committed(self, checkpoint: CheckpointId) -> None:
         """Publish, and watch for the others."""
-        self._say(f"committed/{checkpoint}", "+", checkpoint)
+        self._say_of(checkpoint, "committed", "+")
 
     def failed(self, checkpoint: CheckpointId, reason: str) -> None:
         """Publish why this checkpoint will never be complete."""
-        self._say(f"failed/{checkpoint}", f"rank {self.rank}: {reason}", checkpoint)
+        self._say_of(checkpoint, "failed", f"rank {self.rank}: {reason}")
 
-    def close(self) -> None:
+    def ends(self) -> None:
+        """Say so by this rank's beat."""
+        self._beats.ends()
+
+    def close(self, *, together: bool) -> None:
         """Say what is left to say and end the thread; one that the Store holds is left behind."""
         with self._changed:
+            self._stays_until_s = time.monotonic() + LEAVE_S if together and self.rank == 0 else 0.0
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
@@ -243,16 +263,16 @@ class StoreRanks:
 
     # -- the thread
 
-    def _say(self, key: str, value: str, checkpoint: CheckpointId | None = None) -> None:
+    def _say(self, key: str, value: str) -> None:
         with self._changed:
-            if self._lost is not None:
-                return
-            if checkpoint in self._told:
-                return  # nobody listens, and its keys may be gone
-            self._outbox.append((key, value))
-            if checkpoint is not None:
-                self._open.setdefault(checkpoint, set())
-            self._changed.notify_all()
+            if self._lost is None:
+                self._outbox.append((key, value))
+                self._changed.notify_all()
+
+    def _say_of(self, checkpoint: CheckpointId, what: str, value: str) -> None:
+        name = self._results.name(checkpoint) if self._lost is None else None
+        if name is not None:
+            self._say(f"{what}/{name}", value)
 
     def _next_plan(self) -> Plan:
         """Return the plan that follows, by what was asked for until now."""
@@ -282,7 +302,7 @@ class StoreRanks:
         self._coming.append((plan.start, decision))
 
     def _mark(self) -> Mark:
-        return Mark(plan=self._horizon.next_number, step=min(self._awaited | {self._step}))
+        return Mark(plan=self._horizon.next_number, step=self._results.heard_step)
 
     def _state(self) -> RankState:
         return RankState(
@@ -300,36 +320,57 @@ class StoreRanks:
         return True
 
     def _work(self) -> None:
+        assert self._listener is not None
         try:
             while self._lost is None:
-                self._beat_s = time.monotonic()
+                self._turns.turned(time.monotonic())
                 with self._changed:
                     outbox, self._outbox = self._outbox, []
                     gone, self._gone = self._gone, []
-                    if self._closing and not outbox:
-                        return
+                if self._closing and not outbox and self._may_leave():
+                    return
                 self._ends.tell(self._store)
                 self._send(outbox)
                 self._receive_plan()
-                self._receive_results()
+                ended = self._results.receive(self._store, self._listener)
+                with self._changed:
+                    self._sweep.ended(ended)
                 self._receive_confirmations()
                 if self.rank == 0:
                     self._receive_requests()
                     self._receive_figures()
-                self._beats.exchange(self._store, gone)
+                self._beats.exchange(self._store, gone, self._step)
                 self._pause()
         except (RuntimeError, ValueError) as error:
-            self._lose(f"it does not answer: {error}")
+            if self._results.are_open or not self._closing:  # else who served it may go
+                self._lose(f"it does not answer: {error}")
         except EverstepError as error:
             self._lose(str(error))
+
+    def _may_leave(self) -> bool:
+        """Leave; rank 0 once all others have, who may still hear in the Store what they wait for."""
+        if not self._has_left:
+            self._has_left = True
+            self._store.set(f"closed/{self.rank}", "1")
+        if time.monotonic() >= self._stays_until_s:
+            return True
+        others = set(range(1, self.world_size)) - self._beats.silent_ranks
+        return len(present(self._store, [f"closed/{rank}" for rank in sorted(others)])) == len(others)
 
     def _pause(self) -> None:
         with self._changed:
             urgent = (
-                bool(self._open) or self._confirming is not None or not self._horizon.knows(self._step + 1)
+                self._results.are_open
+                or self._closing
+                or self._confirming is not None
+                or not self._horizon.knows(self._step + 1)
             )
             poll_s = _POLL_S if urgent else _IDLE_POLL_S
-            self._changed.wait_for(lambda: self._outbox or self._gone or self._closing, poll_s)
+            self._changed.wait_for(lambda: self._outbox or self._gone or self._closes_now, poll_s)
+
+    @property
+    def _closes_now(self) -> bool:
+        return self._closing and not self._has_left
 
     def _send(self, outbox: list[tuple[str, str]]) -> None:
         for key, value in outbox:
@@ -404,29 +445,6 @@ class StoreRanks:
             old = self._sweep.old_keys([self._mark(), *marks]) if knows_all else []
         for key in old:
             self._store.delete_key(key)
-
-    def _receive_results(self) -> None:
-        assert self._listener is not None
-        for checkpoint in sorted(self._open):
-            told = self._open[checkpoint]
-            # Ends are looked for first: what ended was sealed before, if ever, so that no seal is overlooked.
-            committed = self._store.check([f"all-committed/{checkpoint}"])
-            failed = self._store.check([f"failed/{checkpoint}"])
-            if "sealed" not in told and self._store.check([f"all-sealed/{checkpoint}"]):
-                told.add("sealed")
-                self._listener.sealed_everywhere(checkpoint)
-            if committed:
-                self._listener.complete(checkpoint)
-            elif failed:
-                reason = self._store.get(f"failed/{checkpoint}").decode()
-                self._listener.incomplete(checkpoint, reason, in_memory="sealed" in told)
-            else:
-                continue
-            with self._changed:
-                del self._open[checkpoint]
-                self._told.append(checkpoint)
-                self._awaited.discard(checkpoint.step)
-                self._sweep.ended(checkpoint)
 
     def _lose(self, reason: str) -> None:
         """Without agreement no checkpoint can be complete: stop them, keep training, say it."""

@@ -31,7 +31,7 @@ from .rank_protocol import Ranks
 from .received_leaves import ReceivedLeaves
 from .restore_plan import Choice, check_replicated, newest_common, restorable
 from .rng_state import NAME as RNG_NAME
-from .run_state import RUN_COMPONENT
+from .run_state import RUN_COMPONENT, RunState
 from .shard_memory import DamagedMemoryError, ShardMemory
 from .shard_stream import ShardStream, StreamEvents
 from .state_protocol import Component
@@ -88,6 +88,8 @@ class Fetched:
     arena: MappedArena
     bulk: ShardMemory | ShardStream
     """What lies in memory does so in an arena that goes on being used for snapshots."""
+    others: Sequence[Manifest] = ()
+    """Of the other shards, on rank 0 at another world size: what those ranks alone know of data is in them."""
 
     @property
     def is_in_memory(self) -> bool:
@@ -204,15 +206,17 @@ class RestoreSearch:
         self, what: str, choice: Choice, found: Fetched | None, error: EverstepError | None
     ) -> bool:
         """Tell whether no rank has an error; else give the shard back, and raise what is no fault of its data."""
-        said = self.ranks.gather(
-            what,
-            None if error is None else {"code": error.code, "message": error.message, "hint": error.hint},
-        )
-        failures = [cast("dict[str, str]", item) for item in said if item is not None]
-        if not failures:
+        said = [cast("dict[str, str]", item) for item in self.ranks.gather(what, _account(found, error))]
+        failures = [item for item in said if "code" in item]
+        steps = [item.get("step") for item in said]
+        if not failures and len(set(steps)) == 1:
             return True
         if found is not None:
             self.give_back(found)
+        if not failures:
+            error = CorruptDataError(
+                f"ranks saved it after different boundaries: {', '.join(map(str, steps))}"
+            )
         first = error or error_from_code(failures[0]["code"], failures[0]["message"], failures[0]["hint"])
         if not isinstance(first, DataError | NotFoundError):
             raise first
@@ -228,6 +232,7 @@ class RestoreSearch:
                 found = self._fetch(choice)
                 check_replicated(found.manifest, self.ranks.world_size)
                 self._check(found)
+                found.others = self._other_manifests(choice)
             except DamagedMemoryError as error:
                 self._pass_over(choice, found, error)
             except EverstepError as error:
@@ -331,11 +336,13 @@ class RestoreSearch:
         if not found.is_in_memory:
             self.link.tell(frames.Release(arena=found.arena.number))
 
-    def other_manifests(self, found: Fetched) -> list[Manifest]:
-        """Return the manifests of the other shards of a checkpoint that is being restored at another world size."""
-        wanted, manifests = found.choice.checkpoint, list[Manifest]()
-        for rank in range(found.choice.world_size):
-            if rank != found.choice.shard:
+    def _other_manifests(self, choice: Choice) -> list[Manifest]:
+        """Return what rank 0 reads besides its shard, at another world size: while all may still take an older one."""
+        wanted, manifests = choice.checkpoint, list[Manifest]()
+        if choice.world_size == self.ranks.world_size or self.ranks.rank != 0:
+            return manifests
+        for rank in range(choice.world_size):
+            if rank != choice.shard:
                 reply, _ = self.link.client.request(
                     lambda number, shard=rank: frames.GetManifest(
                         request_id=number, attempt=wanted.attempt, step=wanted.step, rank=shard
@@ -344,6 +351,14 @@ class RestoreSearch:
                 assert isinstance(reply, frames.ManifestBytes)
                 manifests.append(decode_manifest(reply.manifest))
         return manifests
+
+
+def _account(found: Fetched | None, error: EverstepError | None) -> dict[str, object]:
+    """Return what other ranks hear of this one's part: what is wrong, or after how many boundaries it was taken."""
+    if error is not None:
+        return {"code": error.code, "message": error.message, "hint": error.hint}
+    assert found is not None
+    return {"step": None if found.lacks(RUN_COMPONENT) else RunState.step_of(found.stored)}
 
 
 def check_may_restore(*, started: bool, restored: bool) -> None:

@@ -240,10 +240,16 @@ class Run:
         if end := self._ranks.end_after(self._state.step):
             self._leave(end, due=due)
         begun = False
-        if due:
-            begun = self._checkpoints.take()
-        elif self._costs.steps == 0 and not self._link.broken:
-            self._snapshotter.prepare()
+        try:
+            if due:
+                begun = self._checkpoints.take()
+            elif self._costs.steps == 0 and not self._link.broken:
+                self._snapshotter.prepare()
+        finally:
+            self._pass_boundary(begun=begun, due=due)
+
+    def _pass_boundary(self, *, begun: bool, due: bool) -> None:
+        """It counts, too, where its state could not be read and the script goes on."""
         self._guard.boundary()
         self._forgotten.boundary()
         busy = begun or self._checkpoints.busy
@@ -411,7 +417,7 @@ class Run:
             return
         if isinstance(event, frames.Persisted):
             self._pace.persisted(event)
-            self._ranks.committed(checkpoint)
+            self._checkpoints.committed(checkpoint)
             return
         error = error_from_code(event.code, event.message, event.hint)
         if not self._snapshotter.given_up(checkpoint, error):
@@ -455,7 +461,7 @@ class Run:
             self._end.close()
             self._guard.close()
             self._forgotten.close()
-            self._ranks.close()
+            self._ranks.close(together=error is None and self._unusable is None)
             if not self._link.broken:
                 self._tell_costs(self._costs_at_s)
             if not self._link.broken:
@@ -469,24 +475,27 @@ class Run:
             self._ended(SIGTERM)
 
     def _finish(self) -> None:
-        """Take the last boundary and see it complete; taken again when the daemon dies with it."""
-        until_s = time.monotonic() + CLOSE_DEADLINE_S
+        """Take the last boundary and see it complete; all ranks take it again when the daemon of one dies with it."""
+        checkpoints, until_s = self._checkpoints, time.monotonic() + CLOSE_DEADLINE_S
+        self._ranks.ends()
         self._last_boundary()
-        while not self._checkpoints.wait(max(0.0, until_s - time.monotonic())):
-            if not self._link.broken or self._ranks.lost is not None or self._ranks.silent:
-                late = f"not complete after {CLOSE_DEADLINE_S:.0f} s"
-                reason = self._ranks.lost or self._ranks.silent or late
+        while not checkpoints.wait(max(0.0, until_s - time.monotonic())) or checkpoints.died_with_daemon:
+            if checkpoints.alone or time.monotonic() >= until_s:
+                reason = checkpoints.alone or f"not complete after {CLOSE_DEADLINE_S:.0f} s"
+                checkpoints.not_complete(reason)
                 logger.error("close_incomplete run=%s reason=%s", self.name, reason)
                 return
-            self._checkpoints.keep_daemon()
-            self._last_boundary()
+            checkpoints.keep_daemon()
+            if checkpoints.died_with_daemon and not self._last_boundary():
+                return
 
-    def _last_boundary(self) -> None:
+    def _last_boundary(self) -> bool:
         """Take the final state, if anything moved since the last snapshot; wait for room as long as it takes."""
         is_saved = self._checkpoints.saved_step == self._state.number and self._costs.steps == 0
-        if self._started and not is_saved and self._ranks.lost is None:
-            self._state.beyond += 1
-            self._checkpoints.take_last(time.monotonic() + CLOSE_DEADLINE_S)
+        if not self._started or is_saved or self._ranks.lost is not None:
+            return False
+        self._state.beyond += 1
+        return self._checkpoints.take_last(time.monotonic() + CLOSE_DEADLINE_S)
 
     def _say_end(self, error: BaseException | None) -> None:
         """Wait until the daemon has settled what was sealed; or tell it why nobody waits for that."""

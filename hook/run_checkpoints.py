@@ -15,7 +15,7 @@ from ..proto.frames import SkipReason
 from .end_machine import Ask, Progress
 from .link import Link
 from .pace import Pace
-from .rank_protocol import Ranks
+from .rank_protocol import DAEMON_LOST, Ranks
 from .report import CostBook
 from .run_end import RunEnd, text_of
 from .run_state import RunState
@@ -56,7 +56,8 @@ class RunCheckpoints:
         self._parts, self._notes = parts, notes
         self._link, self._ranks, self._pace = parts.link, parts.ranks, parts.pace
         self._costs, self._state, self._snapshotter = parts.costs, parts.state, parts.snapshotter
-        self._under_way: set[CheckpointId] = set()
+        self._under_way: dict[CheckpointId, bool] = {}
+        """And whether this rank's part is durable already."""
         self._lock = threading.RLock()
         """Entered itself: Ctrl-C in the middle of `Condition.__enter__`, which is Python, leaves it locked."""
         self._settled = threading.Condition(self._lock)
@@ -66,6 +67,7 @@ class RunCheckpoints:
         self.saved_step = -1
         """The newest boundary of which a snapshot was begun, or with which the attempt started."""
         self._complete_step = self._tried_step = -1
+        self._died_step: int | None = None
         self._failing, self._failed_alike = "", 0
         """What the newest failures in a row say, but for figures, and how many they are."""
         self._taken_steps: set[int] = set()
@@ -76,6 +78,11 @@ class RunCheckpoints:
         """The newest boundary that was taken, and that no other rank is known to have skipped."""
         with self._lock:
             return max(self._taken_steps, default=self.saved_step)
+
+    @property
+    def died_with_daemon(self) -> bool:
+        """Tell whether what was taken last is lost since some rank's daemon went away before it had written it."""
+        return self._died_step == self.saved_step
 
     @property
     def busy(self) -> bool:
@@ -119,11 +126,12 @@ class RunCheckpoints:
             self._costs.beyond(self._costs.eager_s - before_s)
 
     def _begin_last(self, until_s: float) -> bool:
+        eager_s = self._costs.eager_s
         while (reason := self._begin(until_s)) is not None:
-            alone = self._alone
-            if alone or skip_reason(reason) not in PASSING or time.monotonic() > until_s:
-                self._skip(alone or reason)
+            if self.alone or skip_reason(reason) not in PASSING or time.monotonic() > until_s:
+                self._skip(reason)
                 return False
+            self._costs.eager_s = eager_s  # what is tried in vain while it waits holds up no training
             time.sleep(_RETRY_S)
             self.keep_daemon()
         return True
@@ -154,10 +162,19 @@ class RunCheckpoints:
         return not self._under_way and self._ranks.lost is None
 
     def _may_settle(self) -> bool:
-        return bool(self._under_way) and not self._link.broken and not self._alone
+        """What this rank has written, or said to have failed, others may still complete without its daemon."""
+        is_news = self._link.broken and not self._told_loss
+        return bool(self._under_way) and not is_news and not self.alone
+
+    def not_complete(self, reason: str) -> None:
+        """Whoever waited for what is under way waits no longer: it counts as failed."""
+        with self._lock:
+            names = ", ".join(map(str, sorted(self._under_way)))
+        if names and not self.alone:
+            self._costs.failures.append(f"{names}: {reason}")
 
     @property
-    def _alone(self) -> str:
+    def alone(self) -> str:
         """Why no checkpoint can become complete, as far as is known of the other ranks; empty: they are there."""
         return str(self._ranks.lost or self._ranks.silent)
 
@@ -185,16 +202,25 @@ class RunCheckpoints:
         )
         self._snapshotter.daemon_lost()
         with self._lock:
-            lost = list(self._under_way)
+            lost = [checkpoint for checkpoint, is_durable in self._under_way.items() if not is_durable]
         for checkpoint in lost:
-            self._ranks.failed(checkpoint, "the daemon went away before it was committed")
+            self._ranks.failed(checkpoint, DAEMON_LOST)
+
+    def committed(self, checkpoint: CheckpointId) -> None:
+        """This rank's part is durable, whatever becomes of the daemon; called on the link's reader thread."""
+        with self._lock:
+            if checkpoint in self._under_way:
+                self._under_way[checkpoint] = True
+        self._ranks.committed(checkpoint)
 
     def _skip(self, reason: str) -> None:
-        step = self._state.number
-        self._costs.skip(skip_reason(reason), reason)
+        step, kind = self._state.number, skip_reason(reason)
+        if kind in PASSING and self.alone:  # what the others do not end stays in its slot, and is under way
+            kind, reason = SkipReason.PEER, self.alone
+        self._costs.skip(kind, reason)
         self._pace.skipped(step)
-        self._tell_skipped(step, skip_reason(reason), reason)
-        self._say_skipped(skip_reason(reason), f"step={step}", reason)
+        self._tell_skipped(step, kind, reason)
+        self._say_skipped(kind, f"step={step}", reason)
         if self._ranks.world_size > 1:
             self._ranks.failed(CheckpointId(self._parts.attempt, step), f"{SKIPPED}{reason}")
 
@@ -211,7 +237,7 @@ class RunCheckpoints:
         self._tried_step = checkpoint.step
         try:
             with self._lock:
-                self._under_way.add(checkpoint)
+                self._under_way[checkpoint] = False
             reason = self._snapshotter.begin(
                 SnapshotFacts(checkpoint=checkpoint, parent=self.parent, notes=self._notes()), until_s=until_s
             )
@@ -232,7 +258,7 @@ class RunCheckpoints:
 
     def _settle(self, checkpoint: CheckpointId) -> None:
         with self._lock:
-            self._under_way.discard(checkpoint)
+            self._under_way.pop(checkpoint, None)
             self._settled.notify_all()
 
     # -- what the ranks say (Listener)
@@ -282,6 +308,8 @@ class RunCheckpoints:
             self._tell_skipped(checkpoint.step, SkipReason.PEER, reason)
         self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step, in_memory=in_memory))
         self._pace.failed(checkpoint, skipped=SKIPPED in reason)
+        if DAEMON_LOST in reason:
+            self._died_step = checkpoint.step
         if SKIPPED in reason:
             self._skipped_elsewhere(checkpoint, reason)
         else:

@@ -111,7 +111,7 @@ class RunRestore:
             loaders = {
                 name: loader for name, loader in all_loaders(self.objects).items() if not found.lacks(name)
             }
-            adopt_ledgers(loaders, found, search, rank=self.ranks.rank)
+            adopt_ledgers(loaders, found.others, rank=self.ranks.rank)
         self.rng.apply_again()  # objects may have drawn
         if (loader := position_loader(self.objects)) is not None:
             put_back_on_first_batch(loader, self.rng)

@@ -55,6 +55,11 @@ class RunState:
         """Take it over."""
         self.step, self.epoch, self.finished, self.restored_last, self.restored_learnt = self._read(stored)
 
+    @classmethod
+    def step_of(cls, stored: StoredState) -> int:
+        """Return after how many boundaries of the lineage it was taken. Raises StateMismatchError as `check` does."""
+        return cls._read(stored)[0]
+
     @staticmethod
     def _read(stored: StoredState) -> tuple[int, int, bool, bool, object]:
         values = stored.values(RUN_COMPONENT)

@@ -55,3 +55,30 @@ class Silence:
         """The ranks that are gone, or have not been heard within the deadline."""
         late = {rank for rank, silent_s in self._silent_s.items() if silent_s >= self._deadline_s}
         return sorted(late | self._gone.keys())
+
+
+class Standstill:
+    """Whether somebody's turns stand still, watched by who may have been stopped himself, and with him the other."""
+
+    def __init__(self) -> None:
+        self._turn_s = 0.0
+        self._late: tuple[float, float] | None = None
+        """Which turn was found to be long ago, and when."""
+
+    def turned(self, now_s: float) -> None:
+        """The watched one begins a turn; from any thread."""
+        self._turn_s = now_s
+
+    def stands_s(self, now_s: float, *, deadline_s: float, resumed_s: float) -> float:
+        """Return how long the turn takes, if that is beyond the deadline; else 0.
+
+        Also 0 until it was seen so for `resumed_s`: who goes on together needs that to turn.
+        """
+        turn_s = self._turn_s
+        if now_s - turn_s <= deadline_s:
+            self._late = None
+        elif self._late is None or self._late[0] != turn_s:
+            self._late = turn_s, now_s
+        elif now_s - self._late[1] > resumed_s:
+            return now_s - turn_s
+        return 0.0

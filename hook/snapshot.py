@@ -12,7 +12,7 @@ from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.succession_plan import SNAPSHOT_NOTE
 from ..checkpoint.value_format import dump_values
-from ..core.errors import EverstepError
+from ..core.errors import DaemonUnavailableError, EverstepError
 from ..core.ids import CheckpointId, random_id
 from ..proto import frames
 from .arena_keeper import ArenaKeeper
@@ -25,6 +25,7 @@ from .gather import Scratch, copy
 from .lazy_leaves import NONE
 from .link import Link
 from .mapped_arena import MappedArena
+from .rank_protocol import DAEMON_LOST
 from .report import CostBook
 from .ring_places import RingPlaces, ring_size_bytes
 from .skip_reasons import CAPTURING, NO_ARENA, NO_DAEMON, NO_SLOT, PINNING, STILL_COPYING
@@ -411,7 +412,8 @@ class Snapshotter:
     def _drop(self, arena: MappedArena, slot: int, checkpoint: CheckpointId, error: EverstepError) -> None:
         logger.warning("snapshot_dropped checkpoint=%s reason=%s", checkpoint, error)
         self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
-        self._on_failed(checkpoint, str(error))
+        is_lost = isinstance(error, DaemonUnavailableError)
+        self._on_failed(checkpoint, f"{DAEMON_LOST}: {error}" if is_lost else str(error))
 
 
 def _before_on_cuda(

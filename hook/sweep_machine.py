@@ -31,9 +31,9 @@ class Sweep:
         """A plan has a key now."""
         self._plans.append(plan.number)
 
-    def ended(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is complete, or never will be; rank 0 has heard it."""
-        self._checkpoints.add(checkpoint)
+    def ended(self, checkpoints: Iterable[CheckpointId]) -> None:
+        """They are complete, or never will be; rank 0 has heard it."""
+        self._checkpoints.update(checkpoints)
 
     def old_keys(self, marks: Iterable[Mark]) -> list[str]:
         """Return the keys of what all ranks are done with, of which these are the marks."""

@@ -108,7 +108,7 @@ def rank(monkeypatch: pytest.MonkeyPatch, server: list[TCPStore]) -> Iterator[Ma
     )
     yield make
     while made:
-        made.pop().close()
+        made.pop().close(together=False)
 
 
 def last_boundary(pair: list[StoreRanks]) -> tuple[str, bool]:
@@ -347,7 +347,7 @@ def test_what_a_slow_rank_has_not_read_stays(
     for step in range(1, 41):
         assert fast.is_due(step)
         fast.failed(CheckpointId(1, step), "no room")
-    wait_until(lambda: not fast._open)
+    wait_until(lambda: not fast._results.are_open)
     keys = server[0].num_keys()
     assert keys >= 40
     for step in range(1, 41):
@@ -422,6 +422,7 @@ def test_a_store_that_hangs_is_noticed_and_left_behind(monkeypatch: pytest.Monke
                 lambda: TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
             )
             monkeypatch.setattr(ranks_module, "STORE_DEADLINE_S", 0.5)
+            monkeypatch.setattr(ranks_module, "RESUMED_S", 0.1)
             waiting, heard = StoreRanks("small", Pace(every=1, limits=Limits())), Listener()
             waiting.start(0, heard)
             thread = waiting._thread
@@ -431,7 +432,7 @@ def test_a_store_that_hangs_is_noticed_and_left_behind(monkeypatch: pytest.Monke
             assert "it has not answered" in str(heard.lost.get(timeout=DEADLINE_S))
             monkeypatch.setattr(ranks_module, "STORE_DEADLINE_S", 600.0)
             began_s = time.monotonic()
-            waiting.close()
+            waiting.close(together=False)
             assert time.monotonic() - began_s < DEADLINE_S, "not as long as a Store may take that is not lost"
             assert thread.is_alive(), "the Store holds it"
             process.send_signal(signal.SIGCONT)
@@ -439,6 +440,111 @@ def test_a_store_that_hangs_is_noticed_and_left_behind(monkeypatch: pytest.Monke
             assert not thread.is_alive()
         finally:
             process.kill()
+
+
+STOPPED = """
+import sys, time
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from everstep.checkpoint.frequency_types import Limits
+from everstep.hook import ranks
+from everstep.hook.pace import Pace
+from everstep.hook.ranks import StoreRanks
+
+class Listener:
+    def ranks_lost(self, error): print(error, flush=True)
+
+ranks.STORE_DEADLINE_S, ranks.PLAN_DEADLINE_S, ranks.LOOK_S = 0.5, 3.0, 0.1
+ranks.own_client = lambda: TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, use_libuv=False)
+dist.get_rank, dist.get_world_size = lambda: 1, lambda: 2
+made = StoreRanks("small", Pace(every=1, limits=Limits()))
+made.start(0, Listener())
+print("waiting", flush=True)
+print("due", made.is_due(1), made.lost, flush=True)
+"""
+STOPPED_S = 4.0
+"""Longer than each of its deadlines."""
+
+
+def test_a_rank_that_was_stopped_for_longer_than_any_deadline_goes_on(
+    rank: Make, server: list[TCPStore]
+) -> None:
+    command = [sys.executable, "-c", STOPPED, str(server[0].port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(STOPPED_S)
+            process.send_signal(signal.SIGCONT)
+            rank(0, every=1).start(0, Listener())
+            assert process.stdout.readline() == "due True None\n"
+        finally:
+            process.kill()
+
+
+# -- the end
+
+
+def closing(ranks: StoreRanks) -> threading.Thread:
+    """Close it on a thread of its own, as a run that ends well."""
+    thread = threading.Thread(target=ranks.close, kwargs={"together": True})
+    thread.start()
+    return thread
+
+
+def test_rank_0_stays_until_the_others_have_closed(rank: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    three = [rank(number) for number in range(3)]
+    for each in three:
+        each.start(0, Listener())
+    thread = closing(three[0])
+    closing(three[1]).join(DEADLINE_S)
+    three[0].gone(1)  # as the daemon says of each that has let go
+    thread.join(0.3)
+    assert thread.is_alive()
+    closing(three[2]).join(DEADLINE_S)
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def test_rank_0_waits_for_none_that_is_gone(rank: Make) -> None:
+    pair = [rank(0), rank(1)]
+    for each in pair:
+        each.start(0, Listener())
+    thread = closing(pair[0])
+    pair[0].gone(1)
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def test_a_store_that_ends_while_a_rank_closes_that_needs_no_word_is_no_loss(
+    rank: Make, server: list[TCPStore]
+) -> None:
+    second, heard = rank(1), Listener()
+    second.start(0, heard)
+    second._closing = True  # before its thread has had a turn
+    server.clear()
+    second.close(together=True)
+    assert heard.lost.empty()
+
+
+def test_what_follows_the_last_boundary_of_one_rank_is_no_boundary_of_another(rank: Make) -> None:
+    """They have the same number where one has passed a boundary less."""
+    pair, heard = [rank(0, every=1), rank(1, every=1)], [Completing(), Completing()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+    assert all(each.is_due(1) for each in pair)
+    assert pair[1].is_due(2)
+    two = CheckpointId(1, 2)
+    pair[0].committed(two)
+    pair[1].committed(two)
+    pair[0].ends()
+    assert until_silent(pair[1]) == "rank 0 ended after boundary 1, this one is at boundary 2"
+    assert until_silent(pair[0]) == "rank 1 is at boundary 2, this one ended after boundary 1"
+    pair[1].ends()
+    wait_until(lambda: pair[0].silent == "rank 1 ended after boundary 2, this one ended after boundary 1")
+    assert [each.complete_count for each in heard] == [0, 0]
 
 
 # -- SIGTERM: together or alone
@@ -545,10 +651,10 @@ def test_a_rank_that_beats_no_more_is_named_by_all_others(
     beaten = [each._beats for each in three]
     wait_until(lambda: all(beats._number > 15 for beats in beaten))
     assert [each.silent for each in three] == ["", "", ""], "who beats is heard"
-    three[1].close()
+    three[1].close(together=False)
     assert until_silent(three[0]).startswith("rank 1 does not answer")
     assert until_silent(three[2]).startswith("rank 1 does not answer"), "rank 0 has said it"
-    three[0].close()
+    three[0].close(together=False)
     wait_until(lambda: three[2].silent.startswith("ranks 0, 1 do not answer"))
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.hook.silence_machine import BEAT_S, Silence
+from everstep.hook.silence_machine import BEAT_S, Silence, Standstill
 
 DEADLINE_S = 20.0
 
@@ -60,3 +60,24 @@ def test_a_rank_that_nobody_watched_is_watched_once_it_is_said_to_be_gone() -> N
     silence = watching(0)
     silence.gone(5)
     assert (silence.watched, silence.silent) == ([0, 5], [5])
+
+
+def test_a_turn_that_does_not_end_stands_still_once_it_was_seen_twice() -> None:
+    turns = Standstill()
+    turns.turned(100.0)
+    limits = {"deadline_s": 60.0, "resumed_s": 5.0}
+    assert turns.stands_s(160.0, **limits) == 0.0
+    assert turns.stands_s(161.0, **limits) == 0.0  # as after a pause of both
+    assert turns.stands_s(166.0, **limits) == 0.0
+    assert turns.stands_s(167.0, **limits) == 67.0
+
+
+@given(pauses_s=st.lists(st.floats(0.0, 10_000.0), max_size=6))
+def test_who_turns_after_each_pause_of_both_does_not_stand_still(pauses_s: list[float]) -> None:
+    turns, now_s = Standstill(), 0.0
+    for pause_s in pauses_s:
+        turns.turned(now_s)
+        now_s += pause_s
+        assert turns.stands_s(now_s, deadline_s=60.0, resumed_s=5.0) == 0.0
+        assert turns.stands_s(now_s + 4.0, deadline_s=60.0, resumed_s=5.0) == 0.0
+        now_s += 4.0

@@ -16,7 +16,7 @@ def test_what_the_slowest_rank_is_done_with_goes() -> None:
     sweep = Sweep()
     for number in range(4):
         sweep.published(Plan(number=number, start=number, horizon=number + 1, steps=(number,)))
-        sweep.ended(CheckpointId(3, number))
+        sweep.ended([CheckpointId(3, number)])
     old = sweep.old_keys([Mark(plan=4, step=4), Mark(plan=2, step=1)])
     assert sorted(old) == sorted({"plan/0", "plan/1"} | keys_of(0))
     assert sweep.old_keys([Mark(plan=4, step=4), Mark(plan=2, step=1)]) == []
@@ -43,7 +43,7 @@ def test_every_key_goes_once_and_none_that_a_rank_may_still_read(
             plans += 1
         elif isinstance(event, int):
             if not keys_of(event) & gone:  # a checkpoint ends once
-                sweep.ended(CheckpointId(3, event))
+                sweep.ended([CheckpointId(3, event)])
                 ended.add(event)
         elif isinstance(event, list):
             old = sweep.old_keys([Mark(plan=plan, step=step) for plan, step in event])

@@ -228,6 +228,7 @@ def main() -> None:
         skipped={reason.value: each.count for reason, each in report.skipped.items()},
         stall_s=report.stall_s,
         taken=report.checkpoints_complete,
+        steps=report.steps,
         decision=dump_decision(report.decision),
     )
     if distributed:

@@ -18,10 +18,27 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 import everstep
+from everstep.hook import ranks
+from everstep.hook.run_checkpoints import RunCheckpoints
+from everstep.hook.trainer_testing import daemon_pid
 
 
 def say(**fields: object) -> None:
     os.write(1, (json.dumps(fields) + "\n").encode())
+
+
+def kill_daemon_at_last() -> None:
+    """Kill the daemon at once when this rank has begun its last checkpoint; the next one lives."""
+    take_last = RunCheckpoints.take_last
+    victims = [daemon_pid]
+
+    def take_and_kill(self: RunCheckpoints, until_s: float) -> bool:
+        begun = take_last(self, until_s)
+        if victims:
+            os.kill(victims.pop()(), signal.SIGKILL)
+        return begun
+
+    RunCheckpoints.take_last = take_and_kill
 
 
 def main() -> None:
@@ -33,14 +50,24 @@ def main() -> None:
     parser.add_argument("--late-s", type=float, default=0.0, help="attach that much later than the others")
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--every", type=int, default=2)
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument(
         "--dies", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"), help="by SIGKILL"
     )
+    parser.add_argument("--serves", action="store_true", help="the Store, too, which ends with this process")
+    parser.add_argument("--hears-late-s", type=float, help="look so seldom for what other ranks say")
+    parser.add_argument("--kills-daemon", action="store_true", help="as it has begun its last checkpoint")
     parser.add_argument("--notice", help="a file that announces the end, a second before")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", args.port, None, False, timedelta(seconds=60))
+    store = TCPStore("127.0.0.1", args.port, None, args.serves, timedelta(seconds=60), wait_for_workers=False)
+    if args.serves:
+        say(rank=args.rank, port=store.port)
+    if args.hears_late_s is not None:
+        setattr(ranks, "_POLL_S", args.hears_late_s)  # noqa: B010  what is private
+    if args.kills_daemon:
+        kill_daemon_at_last()
     dist.init_process_group("fake", store=store, rank=args.rank, world_size=args.world_size)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -50,7 +77,7 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         storage=args.storage,
-        every=2,
+        every=args.every,
         replicated=True,
         slots=3,
         preemption=everstep.Preemption(notice_file=args.notice, grace_s=1.0 if args.notice else 30.0),

@@ -195,6 +195,7 @@ def test_a_boundary_that_fails_on_one_rank_alone_holds_up_none_that_follow(job: 
     for line in ends:
         assert line["failures"] == ["1.4: rank 1: RuntimeError: not now"]
         assert line["complete"] == f"1.{EPOCH_STEPS + 1}"
+        assert line["steps"] == EPOCH_STEPS
 
 
 def died(job: Job, step: int) -> None:

@@ -40,6 +40,12 @@ def start_group(
     ]
 
 
+def start_ranks(job: Job, port: int, *ranks: Sequence[str]) -> list[Trainer]:
+    """Start a rank of each list of arguments."""
+    size = str(max(2, len(ranks)))
+    return [job.start("--port", str(port), "--world-size", size, *more) for more in ranks]
+
+
 def said(group: list[Trainer], key: str) -> list[Any]:
     return [trainer.until_key(key)[key] for trainer in group]
 
@@ -143,7 +149,70 @@ def test_a_rank_that_died_is_named_and_waited_for_by_nobody(job: Job) -> None:
     (done,) = survivor.done()
     assert time.monotonic() - began_s < ENDS_WITHIN_S
     assert any("rank 1 does not answer" in failure for failure in done["failures"]), done
+    assert set(done["skipped"]) == {"peer"}, "no device was too slow"
     assert "close_incomplete run=group reason=rank 1 does not answer" in survivor.log
+
+
+# -- the end of all ranks
+
+LATE_S = "0.7"
+
+
+def test_who_serves_the_store_stays_until_all_have_heard_that_the_last_checkpoint_is_complete(
+    job: Job,
+) -> None:
+    (first,) = start_ranks(job, 0, ["--serves", "--rank", "0"])
+    port = first.until_key("port")["port"]
+    (second,) = start_ranks(job, port, ["--rank", "1", "--hears-late-s", LATE_S])
+    for trainer in (first, second):
+        (done,) = trainer.done()
+        assert (done["complete"], done["failures"]) == ("1.7", [])
+        assert "ranks_lost" not in trainer.log
+
+
+@pytest.mark.parametrize("killer", [0, 1])
+def test_when_the_daemon_dies_with_the_last_checkpoint_all_ranks_take_it_again(job: Job, killer: int) -> None:
+    store = agents_store()
+    told = [["--kills-daemon"] if rank == killer else [] for rank in range(2)]
+    group = start_ranks(job, store.port, *(["--rank", str(rank), *more] for rank, more in enumerate(told)))
+    ends = [trainer.done()[0] for trainer in group]
+    assert ends[0]["complete"] == ends[1]["complete"] >= "1.8"
+    for trainer in group:
+        assert "close_incomplete" not in trainer.log
+
+
+def test_ranks_that_end_at_different_boundaries_say_so_at_once(job: Job) -> None:
+    store = agents_store()
+    steps = [
+        ["--rank", "0", "--steps", "6"],
+        ["--rank", "1", "--steps", "7"],
+        ["--rank", "2", "--steps", "6"],
+    ]
+    began_s = time.monotonic()
+    group = start_ranks(job, store.port, *steps)
+    reasons = [
+        "1.7 will not be complete: rank 1 ended after boundary 7, this one ended after boundary 6",
+        "1.8 will not be complete: rank 0 ended after boundary 6, this one ended after boundary 7",
+        "1.7 will not be complete: rank 1 does not answer",
+    ]
+    for trainer, reason in zip(group, reasons, strict=True):
+        (done,) = trainer.done()
+        assert done["complete"] == "1.6"
+        assert any(each.startswith(reason) for each in done["failures"]), done
+    assert time.monotonic() - began_s < ENDS_WITHIN_S
+
+
+def test_shards_of_different_boundaries_are_not_restored_together(job: Job) -> None:
+    """Rank 0 calls what follows its last boundary by the number that rank 1's next one has."""
+    store = agents_store()
+    steps = [["--rank", "0", "--steps", "6"], ["--rank", "1", "--steps", "7"]]
+    for trainer in start_ranks(job, store.port, *([*more, "--every", "1"] for more in steps)):
+        assert trainer.done()[0]["complete"] == "1.6"
+    second = start_group(job, store, 0.0, 0.0)
+    assert said(second, "restored") == ["1.6", "1.6"]
+    for trainer in second:
+        assert "checkpoint_not_restorable 1.7: ranks saved it after different boundaries: 6, 7" in trainer.log
+        trainer.done()
 
 
 # -- a rank is refused
