@@ -158,9 +158,8 @@ def full_after_bytes(drives: Iterable[tuple[float, float]]) -> float:
     each = list(drives)
     typical = median([speed for speed, _ in each if speed] or [1.0])
     speeds = [speed or typical for speed, _ in each]
-    sizes = [
-        capacity * sum(speeds) / speed for speed, (_, capacity) in zip(speeds, each, strict=True) if capacity
-    ]
+    total = sum(speeds)
+    sizes = [capacity * total / speed for speed, (_, capacity) in zip(speeds, each, strict=True) if capacity]
     return min(sizes, default=0.0)
 
 

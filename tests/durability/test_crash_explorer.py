@@ -11,7 +11,7 @@ SEED = 20261121
 STATES_MIN = 50_000
 JOBS = max(1, len(os.sched_getaffinity(0)) // 2)
 """The other tests run beside this one."""
-CI = Effort(losses_max=8, process_share=0.35)
+CI = Effort(losses_max=5, process_share=0.15)
 """Less than `make soak` tries at each cut, and at fewer of them a daemon dies alone: all are reached in minutes."""
 
 
