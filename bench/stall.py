@@ -58,7 +58,7 @@ CPU_CHECKPOINTS = 16
 CYCLE_MIN = 4
 """Steps of one arm, at least; they must hold the copy and the write."""
 CUDA_SLOTS = CYCLE_MIN + 2
-"""A GPU's steps may be shorter than a write: one for each checkpoint of `each_step_row`."""
+"""A GPU's steps may be shorter than a write: one for each checkpoint of `each_step_rows`."""
 WITHOUT_CUDA = {
     "CUDA: rate of the copy, slower training, memory added, stall": "no CUDA device",
     "stall / DCP async_save, process with pinned staging": "no CUDA device",
@@ -265,8 +265,10 @@ def _cycle(trained: Trained) -> tuple[int, float]:
     return count, count * step_s
 
 
-def each_step_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
+def each_step_rows(name: str, trained: Trained, memcpy: Copy, pairs: int) -> list[Row]:
     """Compare training that takes a checkpoint at each step with training that takes none.
+
+    Four times as much is to be seen as in the whole cost of one in four steps, beside the same noise.
 
     The clock begins after a first checkpoint, so that beside each step within it a copy is made. Each step is waited
     for, as by training that reads its loss: a host ahead of its GPU is at the next boundary before the copy begins.
@@ -288,13 +290,23 @@ def each_step_row(name: str, trained: Trained, memcpy: Copy, pairs: int) -> Row:
         assert run.report().checkpoints_sealed == before + checkpoint * (count + 1), run.report()
         return took_s
 
-    found = interleaved(lambda: steps(checkpoint=True), lambda: steps(checkpoint=False), pairs)
+    copies_s: list[float] = []
+
+    def without() -> float:
+        copies_s.append(memcpy())
+        return steps(checkpoint=False)
+
+    found = interleaved(lambda: steps(checkpoint=True), without, pairs)
     step_s = statistics.median(theirs for _, theirs in found) / count
-    copy_s = statistics.median(memcpy() for _ in range(pairs))
+    copy_s = statistics.median(copies_s)
     takes_cpu = trained.job.device.type == "cpu"  # a GPU's copy engine takes no core
     allowed = BUDGET + (copy_s / (torch.get_num_threads() * step_s) if takes_cpu else 0.0)
     slower = [ratio - 1 for ratio in ratios(found)]
-    return row(f"{name}: slower with a checkpoint at each step", slower, goal=allowed, at_most=True)
+    costs = [(ours - theirs) / count / copy_s for (ours, theirs), copy_s in zip(found, copies_s, strict=True)]
+    return [
+        row(f"{name}: slower with a checkpoint at each step", slower, goal=allowed, at_most=True),
+        row(f"{name}: whole cost / memcpy, one at each step", costs, goal=WHOLE_MAX, at_most=True),
+    ]
 
 
 def floor_rows(
@@ -368,7 +380,7 @@ def training_rows(name: str, job: Job, place: Path, pairs: int) -> Generator[lis
             yield [processor_row(name, trained, pairs)]
             if not on_cuda:  # a GPU trains on while processors work
                 yield [processors_row(name, trained, memcpy, daemon, pairs)]
-            yield [each_step_row(name, trained, memcpy, pairs)]
+            yield each_step_rows(name, trained, memcpy, pairs)
             yield floor_rows(name, trained, memcpy, pairs, what="a bare copy", act=memcpy)
             if not on_cuda:
                 checked = CheckedCopy(job)
