@@ -404,6 +404,7 @@ class Run:
                 self._asked(event)
             case frames.Fenced():
                 self._unusable = FencedError(event.message, hint="stop this process")
+                self._checkpoints.fenced = event.message
             case frames.Failure():
                 logger.error("daemon_refused code=%s message=%s", event.code, event.message)
                 self._costs.failures.append(event.message)

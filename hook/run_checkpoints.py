@@ -62,6 +62,8 @@ class RunCheckpoints:
         """Entered itself: Ctrl-C in the middle of `Condition.__enter__`, which is Python, leaves it locked."""
         self._settled = threading.Condition(self._lock)
         self._told_loss = False
+        self.fenced = ""
+        """Who has the run now, if no longer this process."""
         self.parent: CheckpointId | None = None
         """What the attempt started from."""
         self.saved_step = -1
@@ -170,12 +172,17 @@ class RunCheckpoints:
         """Whoever waited for what is under way waits no longer: it counts as failed."""
         with self._lock:
             names = ", ".join(map(str, sorted(self._under_way)))
-        if names and not self.alone:
+        if names and not self._others:  # of those it was said
             self._costs.failures.append(f"{names}: {reason}")
 
     @property
     def alone(self) -> str:
-        """Why no checkpoint can become complete, as far as is known of the other ranks; empty: they are there."""
+        """Why no checkpoint can become complete, as far as is known; empty: it can."""
+        return self._others or self.fenced
+
+    @property
+    def _others(self) -> str:
+        """Which other ranks do not take part any more, and why."""
         return str(self._ranks.lost or self._ranks.silent)
 
     def _say_silent(self) -> None:
@@ -215,8 +222,8 @@ class RunCheckpoints:
 
     def _skip(self, reason: str) -> None:
         step, kind = self._state.number, skip_reason(reason)
-        if kind in PASSING and self.alone:  # what the others do not end stays in its slot, and is under way
-            kind, reason = SkipReason.PEER, self.alone
+        if kind in PASSING and self.alone:  # what others do not end stays in its slot, and is under way
+            kind, reason = SkipReason.PEER if self._others else SkipReason.ERROR, self.alone
         self._costs.skip(kind, reason)
         self._pace.skipped(step)
         self._tell_skipped(step, kind, reason)

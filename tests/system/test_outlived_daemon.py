@@ -1,6 +1,7 @@
 """A training that goes on over the death of a node's daemon hears what became of the checkpoint that was under way."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from service_manager import ServiceManager
 from torch import nn
 
 import everstep
+from everstep.proto import frames
 
+SOON_S = 20.0
+"""Far below the ten minutes that a last checkpoint may take."""
 PERSIST = "everstep.daemon.devices.persist:persist_shard"
 
 
@@ -81,3 +85,21 @@ def test_what_the_next_daemon_has_written_did_not_fail(
         assert f"checkpoint={under_way}" in caplog.text
         assert not any(each.startswith(under_way) for each in run.report().failures)
     assert run.report().failures == ()
+
+
+def test_who_has_lost_the_run_waits_for_no_daemon_as_it_closes(
+    manager: ServiceManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager.start()
+    with caplog.at_level(logging.WARNING):
+        run = everstep.attach("lost", model=nn.Linear(8, 8), storage=["nvme0", "nvme1"], every=10**6)
+        run.step()
+        manager.kill()
+        closing = threading.Thread(target=run.close)
+        closing.start()
+        wait_until(lambda: "daemon_unavailable" in caplog.text)
+        assert closing.is_alive(), "the next daemon would still save the last boundary"
+        run.on_event(frames.Fenced(message="attempt 2 has begun"))  # as that one says of another trainer
+        closing.join(SOON_S)
+        assert not closing.is_alive()
+    assert "checkpoint_skipped run=lost step=2 reason=attempt 2 has begun" in caplog.text
