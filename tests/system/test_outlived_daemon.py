@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,11 +96,15 @@ def test_who_has_lost_the_run_waits_for_no_daemon_as_it_closes(
         run = everstep.attach("lost", model=nn.Linear(8, 8), storage=["nvme0", "nvme1"], every=10**6)
         run.step()
         manager.kill()
-        closing = threading.Thread(target=run.close)
-        closing.start()
-        wait_until(lambda: "daemon_unavailable" in caplog.text)
-        assert closing.is_alive(), "the next daemon would still save the last boundary"
-        run.on_event(frames.Fenced(message="attempt 2 has begun"))  # as that one says of another trainer
-        closing.join(SOON_S)
-        assert not closing.is_alive()
+
+        def fence() -> None:
+            wait_until(lambda: "daemon_unavailable" in caplog.text)
+            run.on_event(frames.Fenced(message="attempt 2 has begun"))  # as a daemon says of another trainer
+
+        fencing = threading.Thread(target=fence)
+        fencing.start()
+        began_s = time.monotonic()
+        run.close()
+        assert time.monotonic() - began_s < SOON_S
+        fencing.join()
     assert "checkpoint_skipped run=lost step=2 reason=attempt 2 has begun" in caplog.text
