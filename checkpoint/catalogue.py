@@ -13,6 +13,9 @@ from .manifest_types import ManifestHead
 FINISHED_NOTE = "finished"
 """A shard whose notes say `finished: true` was taken at the end of the run."""
 
+BOUNDARY_NOTE = "boundary"
+"""After how many boundaries of its lineage a rank took a shard: all ranks of a checkpoint after as many."""
+
 NEWEST_SHOWN = 3
 """In a message."""
 
@@ -127,6 +130,9 @@ def describe(
     problems = [f"rank {rank}: {problem}" for rank in ranks for problem in shards[rank].problems]
     if any(shard.world_size != first.world_size for shard in shards.values()):
         problems.append("its shards name different world sizes")
+    boundaries = {shard.notes.get(BOUNDARY_NOTE, "") for shard in shards.values()}
+    if len(boundaries) > 1:
+        problems.append(f"its shards were taken after different boundaries: {', '.join(sorted(boundaries))}")
     state = CheckpointState.LOCAL
     if problems:
         state = CheckpointState.DAMAGED

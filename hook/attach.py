@@ -139,7 +139,9 @@ def _join(ranks: Ranks, address: RunAddress, events: "_Events", *, fresh: bool) 
     except EverstepError as refused:
         error = refused
     try:
-        attempt = ranks.agree_attempt(link.opened.highest_attempt if link is not None else 0, error)
+        attempt = ranks.agree_attempt(
+            link.opened.highest_attempt if link is not None else 0, error, fresh=fresh
+        )
         assert link is not None
         link.begin_attempt(attempt, fresh=fresh)
     except BaseException:

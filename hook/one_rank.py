@@ -1,6 +1,7 @@
 """The ranks of a run of one process, which agrees with itself."""
 
 from collections import deque
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from ..checkpoint.frequency_types import Decision
@@ -33,8 +34,9 @@ class OneRank:
         self._listener: Listener | None = None
         self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
 
-    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
+    def agree_attempt(self, known: int, error: EverstepError | None, *, fresh: bool) -> int:
         """Return the next attempt, or raise the error."""
+        del fresh
         if error is not None:
             raise error
         return known + 1
@@ -107,5 +109,5 @@ class OneRank:
     def ends(self) -> None:
         """Nobody else is to end."""
 
-    def close(self, *, together: bool) -> None:
+    def close(self, *, stays: Callable[[], bool] | None = None) -> None:
         """Nothing to end."""

@@ -36,7 +36,8 @@ class Beats:
         self._number, self._next_s = 0, 0.0
         self._said: frozenset[int] = frozenset()
         """What rank 0 has said."""
-        self._has_ended = False
+        self._has_ended = self._has_closed = False
+        self._closed: set[int] = set()
         self._uneven: dict[int, Beat] = {}
         """Ranks that go on where this one has ended, or have ended where it goes on, and what they say."""
         self.silent_ranks: frozenset[int] = frozenset()
@@ -53,6 +54,7 @@ class Beats:
 
         `step` is the newest boundary that this rank has come to.
         """
+        closed = frozenset(self._closed)  # of what they had said the last has been heard since
         for rank in gone:
             self._silence.gone(rank)
         now_s = time.monotonic()
@@ -60,16 +62,28 @@ class Beats:
             self._next_s = now_s + BEAT_S
             own = self._beat(store, step)
             self._look(store, own)
-        dead = (self._said | set(self._silence.silent)) - {self._rank} - self._uneven.keys()
-        self.silent_ranks = dead | self._uneven.keys()
+        dead = (self._said | set(self._silence.silent)) - {self._rank} - self._uneven.keys() - closed
+        self.silent_ranks = dead | self._uneven.keys() | closed
         uneven = [f"rank {rank} {_course(beat)}" for rank, beat in sorted(self._uneven.items())]
         own = f"this one {_course(Beat(number=0, step=step, is_last=self._has_ended))}"
-        self.silent = ", ".join(filter(None, [*uneven, own if uneven else "", _sentence(dead)]))
+        ended = [f"rank {rank} has closed the run" for rank in sorted(closed - self._uneven.keys())]
+        self.silent = ", ".join(filter(None, [*uneven, own if uneven else "", *ended, _sentence(dead)]))
+
+    def close(self, store: "Store", step: int) -> None:
+        """Beat a last time: this rank says and hears no more, though rank 0 may stay."""
+        self._has_closed = True
+        self._beat(store, step)
 
     def _beat(self, store: "Store", step: int) -> Beat:
         self._number += 1
-        silent = tuple({*self._silence.silent, *self._uneven}) if self._rank == 0 else ()
-        beat = Beat(number=self._number, silent=silent, step=step, is_last=self._has_ended)
+        silent = tuple({*self._silence.silent, *self._uneven, *self._closed}) if self._rank == 0 else ()
+        beat = Beat(
+            number=self._number,
+            silent=silent,
+            step=step,
+            is_last=self._has_ended,
+            has_closed=self._has_closed,
+        )
         store.set(_key(self._rank), dump_beat(beat))
         return beat
 
@@ -81,6 +95,7 @@ class Beats:
         self._uneven = {
             rank: beat for rank, beat in beats.items() if _is_past(beat, own) or _is_past(own, beat)
         }
+        self._closed = {rank for rank, beat in beats.items() if beat.has_closed}
         if self._rank != 0 and 0 in beats:
             self._said = frozenset(beats[0].silent)
 

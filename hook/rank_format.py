@@ -51,6 +51,8 @@ class Beat:
     """The newest boundary that it has come to."""
     is_last: bool = False
     """It passes no other one."""
+    has_closed: bool = False
+    """It says and hears no more."""
 
 
 class _State(msgspec.Struct):

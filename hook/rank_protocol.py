@@ -1,5 +1,6 @@
 """What a run asks of its ranks, and what it hears of them."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from ..checkpoint.frequency_types import Decision
@@ -53,8 +54,12 @@ class Ranks(Protocol):
     rank: int
     world_size: int
 
-    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
-        """Return the attempt of all ranks, one above the largest known. Any rank's error is raised by all."""
+    def agree_attempt(self, known: int, error: EverstepError | None, *, fresh: bool) -> int:
+        """Return the attempt of all ranks, one above the largest known. Any rank's error is raised by all.
+
+        Raises:
+            UsageError: only some of them begin anew.
+        """
         ...
 
     def gather(self, topic: str, value: object) -> list[object]:
@@ -127,6 +132,9 @@ class Ranks(Protocol):
         """This rank passes no boundary any more: others that pass one more or less are not waited for."""
         ...
 
-    def close(self, *, together: bool) -> None:
-        """End the agreement's thread; `together`: who may serve the Store stays until the others have left it, too."""
+    def close(self, *, stays: Callable[[], bool] | None = None) -> None:
+        """End the agreement's thread.
+
+        Who may serve the Store stays a while, until the others have left it, too, as long as `stays` says so.
+        """
         ...

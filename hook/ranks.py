@@ -4,12 +4,12 @@ Over `torch.distributed`'s Store on our own clone, always with a deadline; no co
 training group.
 """
 
-import itertools
 import json
 import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import cast
@@ -17,7 +17,7 @@ from typing import cast
 import torch.distributed as dist
 
 from ..checkpoint.frequency_types import Decision, Figures
-from ..core.errors import DeadlineError, EverstepError, RanksLostError, error_from_code
+from ..core.errors import DeadlineError, EverstepError, RanksLostError, UsageError, error_from_code
 from ..core.ids import CheckpointId
 from .end_machine import Ask, Requests
 from .group_nonce import agree_nonce
@@ -42,6 +42,8 @@ STORE_DEADLINE_S = 60.0
 """An operation of the Store that takes longer will never end: its server hangs, or the way to it is gone."""
 LOOK_S = 1.0
 """A longer pause between two looks was this process's own: it was stopped, which is nobody's silence."""
+SILENT_LOOKS = 6
+"""Who has only lost its daemon is heard again before."""
 RESUMED_S = 5.0
 """So long may an operation still take after this process went on."""
 LEAVE_S = 30.0
@@ -85,8 +87,9 @@ class StoreRanks:
         self._sweep = Sweep()
         """On rank 0."""
         self._closing = self._has_left = False
-        self._stays_until_s = 0.0
+        self._stays: Callable[[], bool] | None = None
         """While it closes."""
+        self._stays_until_s = 0.0
         self._lost: RanksLostError | None = None
         self._turns = Standstill()
         """Of the thread, which may wait for the Store for ever."""
@@ -107,15 +110,22 @@ class StoreRanks:
 
     # -- before training: on the caller's thread
 
-    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
+    def agree_attempt(self, known: int, error: EverstepError | None, *, fresh: bool) -> int:
         """Gather what every rank's daemon knows; errors travel too: nobody waits for a rank that was refused."""
         nonce = self._agree_nonce()
         self._store = under(f"{self._prefix}/join/{nonce}", self._client)
-        said = self.gather("attempt", _pack_error(error) if error is not None else {"known": known})
+        own = {"known": known, "fresh": fresh} if error is None else _pack_error(error)
+        said = self.gather("attempt", own)
         for rank, item in enumerate(said):
             raised = _unpack_error(item, rank)
             if raised is not None:
                 raise error if error is not None else raised
+        anew = [rank for rank, item in enumerate(said) if cast("dict[str, int]", item)["fresh"]]
+        if 0 < len(anew) < self.world_size:
+            raise UsageError(
+                f"fresh=True on rank {', '.join(map(str, anew))} of {self.world_size} only",
+                hint="attach(..., fresh=...) alike on all ranks",
+            )
         attempt = 1 + max(cast("dict[str, int]", item)["known"] for item in said)
         self._store = under(f"{self._prefix}/{attempt}/{nonce}", self._client)
         return attempt
@@ -167,19 +177,29 @@ class StoreRanks:
             elif self.rank != 0 and self._figures_due():
                 self._outbox.append((f"figures/{self.rank}", dump_state(self._state())))
             self._changed.notify_all()
-            looks = itertools.repeat(LOOK_S, math.ceil(PLAN_DEADLINE_S / LOOK_S))
-            known = any(
-                self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, look_s)
-                for look_s in looks
-            )
-        if not known:
-            self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
+        if not self._hears_plan(step):
+            if 0 in self._beats.silent_ranks:
+                self._lose(self.silent, is_store=False)
+            else:
+                self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
         with self._changed:
             while self._coming and self._coming[0][0] <= step:
                 self._decision = self._coming.popleft()[1]
             due = self._lost is None and self._horizon.is_due(step)
             self._results.decided(step, due=due)
             return due
+
+    def _hears_plan(self, step: int) -> bool:
+        """Wait until the plan for this boundary is known, or the ranks are lost; False: nobody makes one any more."""
+        silent_looks = 0
+        for _ in range(math.ceil(PLAN_DEADLINE_S / LOOK_S)):
+            with self._changed:
+                if self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, LOOK_S):
+                    return True
+            silent_looks = silent_looks + 1 if 0 in self._beats.silent_ranks else 0
+            if silent_looks >= SILENT_LOOKS:
+                break
+        return False
 
     @property
     def lost(self) -> EverstepError | None:
@@ -251,10 +271,11 @@ class StoreRanks:
         """Say so by this rank's beat."""
         self._beats.ends()
 
-    def close(self, *, together: bool) -> None:
+    def close(self, *, stays: Callable[[], bool] | None = None) -> None:
         """Say what is left to say and end the thread; one that the Store holds is left behind."""
         with self._changed:
-            self._stays_until_s = time.monotonic() + LEAVE_S if together and self.rank == 0 else 0.0
+            self._stays = stays if self.rank == 0 else None
+            self._stays_until_s = time.monotonic() + LEAVE_S
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
@@ -352,7 +373,8 @@ class StoreRanks:
         if not self._has_left:
             self._has_left = True
             self._store.set(f"closed/{self.rank}", "1")
-        if time.monotonic() >= self._stays_until_s:
+            self._beats.close(self._store, self._step)
+        if self._stays is None or not self._stays() or time.monotonic() >= self._stays_until_s:
             return True
         others = set(range(1, self.world_size)) - self._beats.silent_ranks
         return len(present(self._store, [f"closed/{rank}" for rank in sorted(others)])) == len(others)
@@ -446,14 +468,16 @@ class StoreRanks:
         for key in old:
             self._store.delete_key(key)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, *, is_store: bool = True) -> None:
         """Without agreement no checkpoint can be complete: stop them, keep training, say it."""
         with self._changed:
             if self._lost is not None:
                 return
+            over = f" over {name_of(self._client)}" if is_store else ""
+            server = ", and look at the process that served it" if is_store else ""
             error = self._lost = RanksLostError(
-                f"the ranks cannot agree any more over {name_of(self._client)}: {reason}",
-                hint="training goes on without checkpoints: restart the job, and look at the process that served it",
+                f"the ranks cannot agree any more{over}: {reason}",
+                hint=f"training goes on without checkpoints: restart the job{server}",
             )
             self._changed.notify_all()
         assert self._listener is not None

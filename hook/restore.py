@@ -155,6 +155,7 @@ class RestoreSearch:
                 return None
             found = self._try(choices[newest])
             if found is not None:
+                _say_passed_over(offers, newest)
                 return found
             del choices[newest]
 
@@ -351,6 +352,13 @@ class RestoreSearch:
                 assert isinstance(reply, frames.ManifestBytes)
                 manifests.append(decode_manifest(reply.manifest))
         return manifests
+
+
+def _say_passed_over(offers: frames.Offers, restored: CheckpointId) -> None:
+    """Say which newer ones the store itself does not hold for whole."""
+    for offer in offers.items:
+        if offer.problem and CheckpointId(offer.attempt, offer.step) > restored:
+            logger.error("checkpoint_not_restorable %d.%d: %s", offer.attempt, offer.step, offer.problem)
 
 
 def _account(found: Fetched | None, error: EverstepError | None) -> dict[str, object]:

@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from msgspec.structs import asdict, replace
 
+from ..checkpoint.catalogue import BOUNDARY_NOTE, FINISHED_NOTE
 from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageError, error_from_code
 from ..core.ids import CheckpointId
 from ..proto import frames
@@ -369,7 +370,11 @@ class Run:
             raise self._unusable
 
     def _checkpoint_notes(self) -> dict[str, str]:
-        return self._notes | {"epoch": str(self._state.epoch), "finished": str(self._state.finished).lower()}
+        return self._notes | {
+            "epoch": str(self._state.epoch),
+            FINISHED_NOTE: str(self._state.finished).lower(),
+            BOUNDARY_NOTE: str(self._state.step),
+        }
 
     def _say_forgotten(self, event: str, text: str) -> None:
         self._costs.notes.append(text)
@@ -452,21 +457,26 @@ class Run:
         """End the run: as it wants to, or by what was raised in it."""
         if self._closed or self._forked_from:
             return
+        is_well = False
         try:
             if error is None and self._unusable is None:
                 self._finish()
+                is_well = True
             else:
                 self._snapshotter.drain(CLOSE_DEADLINE_S)
+                is_well = self._end.has_left and not self._checkpoints.busy
         finally:
             self._closed = True
-            self._end.close()
+            if not is_well:
+                self._ranks.close()
             self._guard.close()
             self._forgotten.close()
-            self._ranks.close(together=error is None and self._unusable is None)
             if not self._link.broken:
                 self._tell_costs(self._costs_at_s)
             if not self._link.broken:
                 self._say_end(error)
+            self._ranks.close(stays=self._may_stay)
+            self._end.close()
             self._snapshotter.close()
             self._link.close()
             say_closed(self.name, self._state.step, self.report())
@@ -475,27 +485,37 @@ class Run:
         if is_free and self._end.is_told:
             self._ended(SIGTERM)
 
+    def _may_stay(self) -> bool:
+        """Tell whether this process, all done, may wait for others: nobody ends it yet."""
+        return not self._end.is_told and (not self._end.has_left or time.monotonic() < self._end.until_s)
+
     def _finish(self) -> None:
         """Take the last boundary and see it complete; all ranks take it again when the daemon of one dies with it."""
         checkpoints, until_s = self._checkpoints, time.monotonic() + CLOSE_DEADLINE_S
         self._ranks.ends()
-        self._last_boundary()
-        while not checkpoints.wait(max(0.0, until_s - time.monotonic())) or checkpoints.died_with_daemon:
+        begun = self._last_boundary()
+        while begun and (
+            not checkpoints.wait(max(0.0, until_s - time.monotonic())) or checkpoints.died_with_daemon
+        ):
             if checkpoints.alone or time.monotonic() >= until_s:
-                reason = checkpoints.alone or f"not complete after {CLOSE_DEADLINE_S:.0f} s"
-                checkpoints.not_complete(reason)
-                logger.error("close_incomplete run=%s reason=%s", self.name, reason)
-                return
+                break
             checkpoints.keep_daemon()
-            if checkpoints.died_with_daemon and not self._last_boundary():
-                return
+            if checkpoints.died_with_daemon:
+                begun = self._last_boundary()
+        if self._started and (reason := checkpoints.last_unsaved()):
+            logger.error("close_incomplete run=%s reason=%s", self.name, reason)
 
     def _last_boundary(self) -> bool:
-        """Take the final state, if anything moved since the last snapshot; wait for room as long as it takes."""
+        """Take the final state, if anything moved since the last snapshot; wait for room as long as it takes.
+
+        Tell whether there is nothing to take, or it has begun.
+        """
         is_saved = self._checkpoints.saved_step == self._state.number and self._costs.steps == 0
-        if not self._started or is_saved or self._ranks.lost is not None:
-            return False
+        if not self._started or is_saved:
+            return True
         self._state.beyond += 1
+        if self._ranks.lost is not None:
+            return False
         return self._checkpoints.take_last(time.monotonic() + CLOSE_DEADLINE_S)
 
     def _say_end(self, error: BaseException | None) -> None:

@@ -62,6 +62,9 @@ class RunCheckpoints:
         """Entered itself: Ctrl-C in the middle of `Condition.__enter__`, which is Python, leaves it locked."""
         self._settled = threading.Condition(self._lock)
         self._told_loss = False
+        self._unsaved = ""
+        """Why the checkpoint of which that was heard last is not complete."""
+        self._silent_told: set[CheckpointId] = set()
         self.fenced = ""
         """Who has the run now, if no longer this process."""
         self.parent: CheckpointId | None = None
@@ -168,12 +171,17 @@ class RunCheckpoints:
         is_news = self._link.broken and not self._told_loss
         return bool(self._under_way) and not is_news and not self.alone
 
-    def not_complete(self, reason: str) -> None:
-        """Whoever waited for what is under way waits no longer: it counts as failed."""
+    def last_unsaved(self) -> str:
+        """Return why the state as it is now is in no complete checkpoint, and count that as failed; empty: it is."""
+        last = CheckpointId(self._parts.attempt, self._state.number)
         with self._lock:
-            names = ", ".join(map(str, sorted(self._under_way)))
-        if names and not self._others:  # of those it was said
-            self._costs.failures.append(f"{names}: {reason}")
+            if self._complete_step >= last.step:
+                return ""
+            late = "not complete in time" if last in self._under_way else self._unsaved
+        reason = self.alone or late
+        if not any(str(last) in said for said in list(self._costs.failures)) and self._ranks.lost is None:
+            self._costs.failures.append(f"{last}: {reason}")
+        return reason
 
     @property
     def alone(self) -> str:
@@ -187,9 +195,10 @@ class RunCheckpoints:
 
     def _say_silent(self) -> None:
         with self._lock:
-            names = ", ".join(map(str, sorted(self._under_way)))
-        text = f"{names} will not be complete: {self._ranks.silent}"
-        if text not in self._costs.failures:
+            new = sorted(self._under_way.keys() - self._silent_told)
+            self._silent_told.update(new)
+        if new:
+            text = f"{', '.join(map(str, new))} will not be complete: {self._ranks.silent}"
             self._costs.failures.append(text)
             logger.error("ranks_silent run=%s reason=%s", self._parts.name, text)
 
@@ -224,6 +233,7 @@ class RunCheckpoints:
         step, kind = self._state.number, skip_reason(reason)
         if kind in PASSING and self.alone:  # what others do not end stays in its slot, and is under way
             kind, reason = SkipReason.PEER if self._others else SkipReason.ERROR, self.alone
+        self._unsaved = reason
         self._costs.skip(kind, reason)
         self._pace.skipped(step)
         self._tell_skipped(step, kind, reason)
@@ -316,7 +326,8 @@ class RunCheckpoints:
         self._link.tell(frames.GiveUp(attempt=checkpoint.attempt, step=checkpoint.step, in_memory=in_memory))
         self._pace.failed(checkpoint, skipped=SKIPPED in reason)
         if DAEMON_LOST in reason:
-            self._died_step = checkpoint.step
+            self._died_step = max(checkpoint.step, self._died_step or 0)  # they may be heard in any order
+        self._unsaved = reason
         if SKIPPED in reason:
             self._skipped_elsewhere(checkpoint, reason)
         else:

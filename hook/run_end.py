@@ -96,6 +96,11 @@ class RunEnd:
         raise SystemExit(0 if reason == LEASE_ENDS else ENDED_STATUS)
 
     @property
+    def has_left(self) -> bool:
+        """Tell whether a boundary has ended the process, or tried to."""
+        return bool(self._left)
+
+    @property
     def is_told(self) -> bool:
         """Tell whether SIGTERM came, and no boundary has ended the process for it, or tried to."""
         with self._lock:

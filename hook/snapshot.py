@@ -186,6 +186,8 @@ class Snapshotter:
         layout = self._layout_of(capture, len(values))
         try:
             arena = self._find_arena(layout, capture)
+        except DaemonUnavailableError:
+            return NO_DAEMON
         except EverstepError as error:
             return error.message
         if arena is None:

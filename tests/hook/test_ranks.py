@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from everstep.checkpoint.frequency_plan import DEADLINE_ROOM
 from everstep.checkpoint.frequency_types import BoundKind, Limits
-from everstep.core.errors import ConfigError, DeadlineError, EverstepError, RanksLostError
+from everstep.core.errors import ConfigError, DeadlineError, EverstepError, RanksLostError, UsageError
 from everstep.core.ids import CheckpointId
 from everstep.hook import notice as notice_module
 from everstep.hook import rank_beats, run_end, silence_machine
@@ -108,7 +108,7 @@ def rank(monkeypatch: pytest.MonkeyPatch, server: list[TCPStore]) -> Iterator[Ma
     )
     yield make
     while made:
-        made.pop().close(together=False)
+        made.pop().close()
 
 
 def last_boundary(pair: list[StoreRanks]) -> tuple[str, bool]:
@@ -432,7 +432,7 @@ def test_a_store_that_hangs_is_noticed_and_left_behind(monkeypatch: pytest.Monke
             assert "it has not answered" in str(heard.lost.get(timeout=DEADLINE_S))
             monkeypatch.setattr(ranks_module, "STORE_DEADLINE_S", 600.0)
             began_s = time.monotonic()
-            waiting.close(together=False)
+            waiting.close()
             assert time.monotonic() - began_s < DEADLINE_S, "not as long as a Store may take that is not lost"
             assert thread.is_alive(), "the Store holds it"
             process.send_signal(signal.SIGCONT)
@@ -488,7 +488,7 @@ def test_a_rank_that_was_stopped_for_longer_than_any_deadline_goes_on(
 
 def closing(ranks: StoreRanks) -> threading.Thread:
     """Close it on a thread of its own, as a run that ends well."""
-    thread = threading.Thread(target=ranks.close, kwargs={"together": True})
+    thread = threading.Thread(target=ranks.close, kwargs={"stays": lambda: True})
     thread.start()
     return thread
 
@@ -525,7 +525,7 @@ def test_a_store_that_ends_while_a_rank_closes_that_needs_no_word_is_no_loss(
     second.start(0, heard)
     second._closing = True  # before its thread has had a turn
     server.clear()
-    second.close(together=True)
+    second.close(stays=lambda: True)
     assert heard.lost.empty()
 
 
@@ -651,11 +651,57 @@ def test_a_rank_that_beats_no_more_is_named_by_all_others(
     beaten = [each._beats for each in three]
     wait_until(lambda: all(beats._number > 15 for beats in beaten))
     assert [each.silent for each in three] == ["", "", ""], "who beats is heard"
-    three[1].close(together=False)
+    stand_still(monkeypatch, beaten[1])
     assert until_silent(three[0]).startswith("rank 1 does not answer")
     assert until_silent(three[2]).startswith("rank 1 does not answer"), "rank 0 has said it"
-    three[0].close(together=False)
+    stand_still(monkeypatch, beaten[0])
     wait_until(lambda: three[2].silent.startswith("ranks 0, 1 do not answer"))
+
+
+def stand_still(monkeypatch: pytest.MonkeyPatch, beats: rank_beats.Beats) -> None:
+    monkeypatch.setattr(beats, "exchange", lambda *_: None)
+
+
+def test_a_rank_that_has_closed_is_waited_for_by_nobody(rank: Make) -> None:
+    pair = [rank(0, every=1), rank(1, every=1)]
+    for each in pair:
+        each.start(0, Completing())
+    pair[1].close()
+    assert until_silent(pair[0]) == "rank 1 has closed the run"
+
+
+def test_a_rank_that_waits_for_the_plan_of_one_that_has_ended_names_it(rank: Make) -> None:
+    """It waited a minute, and called the Store silent."""
+    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+        assert each.is_due(1) is False
+    pair[0].close()
+    began_s, step = time.monotonic(), 1
+    while pair[1].lost is None:
+        step += 1
+        pair[1].is_due(step)
+    assert time.monotonic() - began_s < DEADLINE_S
+    error = heard[1].lost.get()
+    assert "the ranks cannot agree any more: rank 0 has closed the run" in str(error)
+    assert "process that served it" not in error.hint
+
+
+def test_ranks_of_which_only_some_begin_anew_are_refused(rank: Make) -> None:
+    pair, refused = [rank(0), rank(1)], list[str]()
+
+    def agree(number: int) -> None:
+        with pytest.raises(UsageError) as raised:
+            pair[number].agree_attempt(3, None, fresh=number == 1)
+        refused.append(str(raised.value))
+
+    threads = [threading.Thread(target=agree, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert len(refused) == 2
+    assert all("fresh=True on rank 1 of 2 only" in text for text in refused)
 
 
 def test_a_rank_that_the_daemon_calls_gone_is_silent_at_once(rank: Make) -> None:
