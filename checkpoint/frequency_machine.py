@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ..core.durations import duration_text
 from .drift_machine import Spread
 from .frequency_meter_machine import UNPAIRED_QUIET, WARMUP_STEPS, CostMeter, MeterMemory
 from .frequency_plan import ROUNDING_STEPS, Target, find_target, merge, steps_at_least, steps_at_most
@@ -32,6 +33,7 @@ PROFILE_S = 60.0
 PROFILE_STEPS_MIN = 3 + WARMUP_STEPS
 UNKNOWN_MAX = 8
 """So many times as far apart are checkpoints at most while none has become durable."""
+IN_VAIN = "no checkpoint has become durable yet: they are tried less often meanwhile"
 STALLS_NEEDED = 3
 """Until so many were measured, each new one counts at once: the first is often dear, and never again (ADR 0090)."""
 
@@ -170,6 +172,8 @@ class FrequencyMachine:
         self._is_settled = self._is_known and self._has_stalls(self._meter.figures)
         self._changed_at, self._drifts_known = -memory.unchanged if self._is_known else 0, 0
         """Checkpoints that were taken when it was changed, in this attempt or before."""
+        self._is_in_vain = False
+        """The interval is longer than what was measured asks for, since nothing has become durable."""
         self._has_fallen, self._fell_at, self._taken_back = False, -FALL_WAIT_MAX, 0
         """What the last change was, when the last fall was, and how many in a row were none."""
         self._low_since = -memory.low if memory.low is not None else None
@@ -319,8 +323,10 @@ class FrequencyMachine:
         """Until enough checkpoints were measured, each new figure counts at once."""
         self._is_known = self._figures.stall is not None and self._figures.persist is not None
         self._is_settled = self._is_known and self._has_stalls(self._figures)
+        wanted = aim
         if not self._is_known:
             aim = max(aim, PROFILE_STEPS * min(self._meter.taken, UNKNOWN_MAX))
+        self._is_in_vain = aim > wanted
         if aim != self._interval:
             self._change(aim)
 
@@ -459,11 +465,16 @@ class FrequencyMachine:
                 budget=self._limits.budget,
             )
         share, half_width = self._cost(step.mean)
+        reason, missed = f"bound by {target.bound.text}", target.goal_missed
+        if self._is_in_vain:
+            reason = IN_VAIN
+            if self._interval * step.mean > target.most_s:
+                missed = f"{duration_text(target.most_s)} of lost work at most: not possible, {IN_VAIN}"
         return Decision(
             interval_steps=self._interval,
             kind=target.bound.kind,
-            reason=f"bound by {target.bound.text}",
-            goal_missed=target.goal_missed,
+            reason=reason,
+            goal_missed=missed,
             cost_share=share,
             cost_half_width=half_width,
             steps_undecided=self._steps_undecided(step.mean),
@@ -486,7 +497,7 @@ class FrequencyMachine:
         if slower is None:
             return stall.mean / interval_s, None
         half_width_s = math.hypot(stall.half_width, slower.half_width)
-        share = max(stall.mean + slower.mean, 0.0) / interval_s
+        share = (stall.mean + max(slower.mean, 0.0)) / interval_s
         return share, half_width_s / interval_s if math.isfinite(half_width_s) else None
 
     def _steps_undecided(self, step_s: float) -> int:

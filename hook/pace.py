@@ -171,6 +171,10 @@ class Pace:
             decision,
             kind=BoundKind.PAUSED,
             reason=f"paused until {until} UTC, as asked",
+            goal_missed="",
+            cost_share=None,
+            cost_half_width=None,
+            steps_undecided=0,
             paused_until_unix_s=steering.paused_until_unix_s,
         )
 

@@ -49,11 +49,11 @@ class Report:
     skipped: Mapping[SkipReason, Skipped]
     """Due checkpoints that were not taken, by the kind of reason."""
     failures: tuple[str, ...]
-    """Newest last."""
+    """The newest, in order; `failed_count` counts all."""
     notes: tuple[str, ...]
     """What happened to devices and to writes that were repeated, newest last."""
     boundary_s: float
-    """All that `run.step()` took; `eager_s` and `wait_s` are its large parts."""
+    """What `run.step()` took but for its last accounts; `eager_s` and `wait_s` are its large parts."""
     eager_s: float
     """Within snapshots' begin: the state was walked, and what may change at once copied."""
     largest_eager_leaf: str
@@ -78,6 +78,8 @@ class Report:
 
     Or in which a CUDA device's wait for that showed.
     """
+    saving_steps: int
+    """Of the busy steps, those beside a snapshot that was copied or written: what others cost is not known."""
     step_quiet_s: float
     """Median of the newest quiet steps; 0 while there was none, and nobody knows how much slower the busy ones are."""
     step_busy_s: float
@@ -85,7 +87,7 @@ class Report:
     compared_steps: int
     """Busy steps with quiet ones soon before the next checkpoint, to compare them with."""
     slower_steps_s: float
-    """What the work beside training cost: what those took longer, for all busy steps; 0 while there is none."""
+    """What checkpoints cost beside training: what those took longer, for all `saving_steps`; 0 while there is none."""
     train_s: float
     """From the first boundary to the end of the last, and what optimizers have waited since."""
     decision: Decision
@@ -98,6 +100,8 @@ class Report:
     """Of `boundary_s`: boundaries at which no checkpoint was due. No interval makes that less."""
     plain_boundary_s: float = 0.0
     """Median of the newest of those; 0 while there were few."""
+    failed_count: int = 0
+    """Checkpoints that failed, and what else went wrong."""
     ahead_s: float = 0.0
     """The host, ahead of its CUDA devices, waited at boundaries for copies while they had work: in steps, no cost."""
 
@@ -142,7 +146,7 @@ class Report:
             "copy thread": f"{duration_text(self.copy_s)}, sealing {duration_text(self.seal_s)}, beside training",
             "CUDA": self._cuda(),
             "skipped": skipped,
-            "failed": "; ".join(_grouped(self.failures)),
+            "failed": self._failed(),
             "notes": "; ".join(self.notes),
         }
         return "\n".join(f"{name:<15} {text}" for name, text in lines.items() if text)
@@ -172,6 +176,11 @@ class Report:
             f"run.step() takes {boundary} without a checkpoint, {share:.3g} % of a step of {step}, whatever the "
             f"interval; call it once in {steps} such steps"
         )
+
+    def _failed(self) -> str:
+        kept = len(self.failures)
+        of_all = f"{self.failed_count} in all, of the newest {kept}: " if self.failed_count > kept else ""
+        return of_all + "; ".join(_grouped(self.failures))
 
     def _rate(self) -> str:
         """Return what the interval costs by what is known now, and how well that is known."""
@@ -216,7 +225,9 @@ class Report:
             else "none that stands out from the noise"
         )
         compared = f"{self.compared_steps} compared with quiet ones of their time"
-        return f"{total} in {self.busy_steps} of {self.steps} steps, {compared}"
+        others = self.busy_steps - self.saving_steps
+        memory = f"; not known of {others} beside the allocation of memory" if others else ""
+        return f"{total} in {self.saving_steps} of {self.steps} steps, {compared}{memory}"
 
     @property
     def stall_s(self) -> float:
@@ -281,6 +292,7 @@ class CostBook:
     newest_complete: CheckpointId | None = None
     skipped: dict[SkipReason, Skipped] = field(default_factory=dict[SkipReason, Skipped])
     failures: deque[str] = field(default_factory=lambda: deque[str](maxlen=FAILURES_KEPT))
+    failed_count: int = 0
     notes: deque[str] = field(default_factory=lambda: deque[str](maxlen=FAILURES_KEPT))
     eager_s: float = 0.0
     eager_bytes: int = 0
@@ -301,6 +313,7 @@ class CostBook:
     _busy: deque[float] = field(default_factory=lambda: deque[float](maxlen=STEPS_KEPT))
     _quiet_count: int = 0
     _busy_count: int = 0
+    _saving_count: int = 0
     _arrived_s: float = 0.0
     _data_before_s: float = 0.0
     _left_s: float | None = None
@@ -309,6 +322,7 @@ class CostBook:
     _guarded_s: float = 0.0
     """Of `guard_s`, before the newest boundary."""
     _opened_busy: bool = False
+    _opened_saving: bool = False
 
     def arrived(self, arrived_s: float, *, guard_s: float, cuda_wait_s: float = 0.0) -> StepEnded | None:
         """A boundary was reached: the step before it took from the last one until now, less what was waited.
@@ -329,6 +343,7 @@ class CostBook:
         step_s, self._cuda_owed_s = step_s - waited_s, self._cuda_owed_s - waited_s
         (self._busy if is_busy else self._quiet).append(step_s)
         self._busy_count += is_busy
+        self._saving_count += is_busy and (self._opened_saving or not self._opened_busy)
         self._quiet_count += not is_busy
         return StepEnded(at_s=arrived_s, step_s=step_s, is_busy=is_busy)
 
@@ -337,13 +352,14 @@ class CostBook:
         self.ahead_s += waited_s
         self._ahead_now_s += waited_s
 
-    def left(self, left_s: float, *, opens_busy: bool, due: bool = False) -> float:
+    def left(self, left_s: float, *, opens_busy: bool, due: bool = False, only_memory: bool = False) -> float:
         """The boundary is passed; return what it took. `due`: it should have got a checkpoint.
 
         What the host waited while its devices had work is theirs: a part of the step that begins.
 
         `opens_busy`: as it is left, something runs beside training. Only boundaries begin such work, so a step that
-        opens without any has none in it, and one that opens with some is busy however soon that ends.
+        opens without any has none in it, and one that opens with some is busy however soon that ends. `only_memory`:
+        that is an arena which is allocated or pinned, and no checkpoint.
         """
         assert self._left_s is not None
         left_s -= self._ahead_now_s
@@ -355,12 +371,23 @@ class CostBook:
             self._plain.append(took_s)
         self.steps += 1
         self._left_s, self._opened_busy = left_s, opens_busy
+        self._opened_saving = opens_busy and not only_memory
         return took_s
 
     def beyond(self, eager_s: float) -> None:
         """The checkpoint after the last boundary has taken so long to begin."""
         self.train_s += eager_s
         self.boundary_s += eager_s
+
+    def fail(self, text: str) -> None:
+        """A checkpoint failed, or something else went wrong."""
+        self.failures.append(text)
+        self.failed_count += 1
+
+    def take_back(self, text: str) -> None:
+        """It did not fail after all."""
+        self.failures.remove(text)
+        self.failed_count -= 1
 
     def skip(self, reason: SkipReason, text: str) -> None:
         """A due checkpoint was not taken."""
@@ -386,6 +413,7 @@ class CostBook:
             last_complete=str(self.newest_complete or ""),
             skipped=dict(self.skipped),
             failures=tuple(self.failures),
+            failed_count=self.failed_count,
             notes=tuple(self.notes),
             boundary_s=self.boundary_s,
             eager_s=self.eager_s,
@@ -400,10 +428,11 @@ class CostBook:
             cuda_wait_s=self.cuda_wait_s,
             quiet_steps=self._quiet_count,
             busy_steps=self._busy_count,
+            saving_steps=self._saving_count,
             step_quiet_s=statistics.median(self._quiet) if self._quiet else 0.0,
             step_busy_s=statistics.median(self._busy) if self._busy else 0.0,
             compared_steps=slower.steps,
-            slower_steps_s=slower.total_s / slower.steps * self._busy_count if slower.steps else 0.0,
+            slower_steps_s=slower.total_s / slower.steps * self._saving_count if slower.steps else 0.0,
             train_s=self.train_s + self.guard_s - self._guarded_s,
             decision=decision,
             plain_s=self.plain_s,

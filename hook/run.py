@@ -224,9 +224,9 @@ class Run:
                 the middle of another call that waits.
             SystemExit: the end that was announced has come; its checkpoint is as durable as time allowed.
         """
+        arrived_s = time.perf_counter()
         refuse_within(self, self._CALLS, "run.step()")
         self._start()
-        arrived_s = time.perf_counter()
         guard_s, self._guard_s = self._guard_s, 0.0
         copying = self._snapshotter.copying  # first: once it has ended, what devices waited is known
         cuda_wait_s = self._snapshotter.take_cuda_wait_s()
@@ -253,9 +253,10 @@ class Run:
         """It counts, too, where its state could not be read and the script goes on."""
         self._guard.boundary()
         self._forgotten.boundary()
-        busy = begun or self._checkpoints.busy
+        saving = begun or self._checkpoints.is_saving
+        busy = saving or self._checkpoints.busy
         left_s = time.perf_counter()
-        boundary_s = self._costs.left(left_s, opens_busy=busy, due=due)
+        boundary_s = self._costs.left(left_s, opens_busy=busy, due=due, only_memory=not saving)
         self._pace.left(boundary_s, taken=begun)
         self._tell_costs(left_s)
 
@@ -268,7 +269,7 @@ class Run:
                 self._told_too_short = True
                 say_steps_too_short(self.name, report.steps_too_short)
             said = report.as_frame()
-            self._link.tell(replace(said, step=self._state.step, step_s=self._pace.step_s))
+            self._link.tell(replace(said, step=self._state.step, step_s=self._pace.usual_step_s))
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""
@@ -412,7 +413,7 @@ class Run:
                 self._checkpoints.fenced = event.message
             case frames.Failure():
                 logger.error("daemon_refused code=%s message=%s", event.code, event.message)
-                self._costs.failures.append(event.message)
+                self._costs.fail(event.message)
             case _:
                 logger.error("frame_unexpected kind=%s", type(event).__name__)
 

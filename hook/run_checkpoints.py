@@ -90,6 +90,11 @@ class RunCheckpoints:
         return self._died_step == self.saved_step
 
     @property
+    def is_saving(self) -> bool:
+        """Tell whether a checkpoint is under way."""
+        return bool(self._under_way) or self._snapshotter.copying
+
+    @property
     def busy(self) -> bool:
         """Tell whether a checkpoint is under way, or memory for one."""
         return bool(self._under_way) or self._snapshotter.busy
@@ -180,7 +185,7 @@ class RunCheckpoints:
             late = "not complete in time" if last in self._under_way else self._unsaved
         reason = self.alone or late
         if not any(str(last) in said for said in list(self._costs.failures)) and self._ranks.lost is None:
-            self._costs.failures.append(f"{last}: {reason}")
+            self._costs.fail(f"{last}: {reason}")
         return reason
 
     @property
@@ -199,7 +204,7 @@ class RunCheckpoints:
             self._silent_told.update(new)
         if new:
             text = f"{', '.join(map(str, new))} will not be complete: {self._ranks.silent}"
-            self._costs.failures.append(text)
+            self._costs.fail(text)
             logger.error("ranks_silent run=%s reason=%s", self._parts.name, text)
 
     def keep_daemon(self) -> None:
@@ -300,7 +305,7 @@ class RunCheckpoints:
             self._under_way.clear()
             self._settled.notify_all()
         unknown = f"; what became of {names} is not known" if names else ""
-        self._costs.failures.append(f"{error}{unknown}")
+        self._costs.fail(f"{error}{unknown}")
         logger.error("ranks_lost run=%s reason=%s%s", self._parts.name, error, unknown)
 
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
@@ -331,14 +336,14 @@ class RunCheckpoints:
         if SKIPPED in reason:
             self._skipped_elsewhere(checkpoint, reason)
         else:
-            self._costs.failures.append(f"{checkpoint}: {reason}")
+            self._costs.fail(f"{checkpoint}: {reason}")
             self._say_failed(checkpoint, reason)
         self._settle(checkpoint)
 
     def _take_back_failure(self, checkpoint: CheckpointId) -> None:
         """The daemon died with it, and the next one has written it all the same."""
         for said in [each for each in list(self._costs.failures) if each.startswith(f"{checkpoint}: ")]:
-            self._costs.failures.remove(said)
+            self._costs.take_back(said)
             logger.warning(
                 "checkpoint_outlived run=%s checkpoint=%s: it is complete, though it was said to have failed",
                 self._parts.name,

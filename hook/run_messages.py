@@ -87,6 +87,6 @@ def say_closed(name: str, step: int, report: Report) -> None:
         report.busy_steps,
         report.quiet_steps,
         sum(each.count for each in report.skipped.values()),
-        len(report.failures),
+        report.failed_count,
         report.decision.interval_steps,
     )

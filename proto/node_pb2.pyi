@@ -417,7 +417,7 @@ class RunStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., owner_uid: _Optional[int] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., complete_floor: _Optional[str] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., newest_checkpoint: _Optional[str] = ..., newest_unix_s: _Optional[float] = ..., newest_bytes: _Optional[int] = ...) -> None: ...
 
 class Pace(_message.Message):
-    __slots__ = ("interval_steps", "reason", "goal_missed", "cost_share", "skipped_count", "steps", "train_s", "stall_s", "data_s")
+    __slots__ = ("interval_steps", "reason", "goal_missed", "cost_share", "skipped_count", "steps", "train_s", "stall_s", "data_s", "budget", "paused_until_unix_s")
     INTERVAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GOAL_MISSED_FIELD_NUMBER: _ClassVar[int]
@@ -427,6 +427,8 @@ class Pace(_message.Message):
     TRAIN_S_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
     DATA_S_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_UNTIL_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     interval_steps: int
     reason: str
     goal_missed: str
@@ -436,7 +438,9 @@ class Pace(_message.Message):
     train_s: float
     stall_s: float
     data_s: float
-    def __init__(self, interval_steps: _Optional[int] = ..., reason: _Optional[str] = ..., goal_missed: _Optional[str] = ..., cost_share: _Optional[float] = ..., skipped_count: _Optional[int] = ..., steps: _Optional[int] = ..., train_s: _Optional[float] = ..., stall_s: _Optional[float] = ..., data_s: _Optional[float] = ...) -> None: ...
+    budget: float
+    paused_until_unix_s: float
+    def __init__(self, interval_steps: _Optional[int] = ..., reason: _Optional[str] = ..., goal_missed: _Optional[str] = ..., cost_share: _Optional[float] = ..., skipped_count: _Optional[int] = ..., steps: _Optional[int] = ..., train_s: _Optional[float] = ..., stall_s: _Optional[float] = ..., data_s: _Optional[float] = ..., budget: _Optional[float] = ..., paused_until_unix_s: _Optional[float] = ...) -> None: ...
 
 class Retention(_message.Message):
     __slots__ = ("last", "every_steps", "every", "own")

@@ -183,6 +183,8 @@ def _pace_text(pace: PaceView) -> str:
     skipped = f", {pace.skipped_count} skipped" if pace.skipped_count else ""
     is_known = pace.train_s > pace.stall_s and pace.steps != 1  # one that has just restored knows nothing yet
     cost = f"; they cost {100 * pace.cost_share:.2f} %" if is_known else ""
+    if pace.paused_until_unix_s:
+        return f"takes no checkpoint, {pace.reason}{skipped}"
     return f"takes a checkpoint {every}, {pace.reason}{cost}{skipped}"
 
 

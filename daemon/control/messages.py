@@ -304,6 +304,8 @@ def _pace_from_message(pace: pb.Pace) -> PaceView:
         train_s=pace.train_s,
         stall_s=pace.stall_s,
         data_s=pace.data_s,
+        budget=pace.budget if pace.HasField("budget") else None,
+        paused_until_unix_s=pace.paused_until_unix_s,
     )
 
 

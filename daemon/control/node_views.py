@@ -182,6 +182,8 @@ def _pace_view(costs: Sequence[frames.Costs]) -> PaceView | None:
         train_s=dearest.train_s,
         stall_s=dearest.added_s,
         data_s=dearest.data_s,
+        budget=dearest.budget,
+        paused_until_unix_s=dearest.paused_until_unix_s,
     )
 
 

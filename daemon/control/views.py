@@ -105,6 +105,10 @@ class PaceView:
     """That checkpoints cost."""
     data_s: float = 0.0
     """That the loop waited for batches."""
+    budget: float | None = None
+    """The share of the time that checkpoints may cost; None: a script fixes the interval, or nobody said."""
+    paused_until_unix_s: float = 0.0
+    """Until then none is taken, as an operator asked; 0: they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,9 +71,11 @@ class ControllerDesk:
         """
         if not BUDGET_LEAST <= budget < 1:
             raise UsageError(f"budget is {budget:g}", hint="a share of the time, such as 0.035 for 3.5 %")
-        if self._view(run).state is ControllerState.FIXED:
+        view = self._view(run)
+        is_paused = view.state is ControllerState.PAUSED
+        if view.state is ControllerState.FIXED or (is_paused and view.budget is None):
             raise UsageError(
-                f"run {run.name!r} takes a checkpoint every {self._view(run).interval_steps} steps, as its script says",
+                f"run {run.name!r} takes a checkpoint every {view.interval_steps} steps, as its script says",
                 hint="a budget needs attach() without every=",
             )
         self._steer(run, budget=budget, budget_asked_unix_s=time.time())

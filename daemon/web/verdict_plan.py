@@ -1,5 +1,6 @@
 """Whether all is well, and if not, what is the matter and what to do: green, amber or red, in words. Pure."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,8 +14,9 @@ LATE_FACTOR = 3.0
 LATE_S_MIN = 120.0
 """And older than this: a young run measures its steps first."""
 STALL_SHARE = 0.05
+"""Of training time, above which somebody should know, where a run has no budget of its own."""
 DATA_SHARE = 0.2
-"""Of training time, above which somebody should know."""
+"""The same of waits for data."""
 
 
 class Level(Enum):
@@ -53,6 +55,12 @@ class RunFacts:
     def is_training(self) -> bool:
         """Tell whether a trainer holds any of its ranks."""
         return any(rank.state is RankState.ATTACHED for rank in self.view.ranks)
+
+    @property
+    def cost_share(self) -> float | None:
+        """What the stalls of the last minute are of the time without them, as budgets are; None: not known."""
+        share = self.stall_share
+        return None if share is None else share / (1.0 - share) if share < 1.0 else math.inf
 
     @property
     def interval_s(self) -> float | None:
@@ -118,9 +126,13 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
             level=Level.AMBER, subject=subject, text=view.pace.goal_missed,
             hint="a larger budget, faster devices, or more work that may be lost",
         )  # fmt: skip
-    yield from _late(run, subject)
-    if run.stall_share is not None and run.stall_share > STALL_SHARE:
-        text = f"checkpoints cost {100 * run.stall_share:.1f} % of training in the last minute"
+    paused = view.pace is not None and view.pace.paused_until_unix_s > 0
+    if not paused:
+        yield from _late(run, subject)
+    budget = view.pace.budget if view.pace is not None else None
+    cost = run.cost_share
+    if cost is not None and cost > (budget or STALL_SHARE):
+        text = f"checkpoints cost {100 * cost:.1f} % of training in the last minute"
         hint = view.pace.reason if view.pace is not None else ""
         yield Finding(level=Level.AMBER, subject=subject, text=text, hint=hint)
     if run.data_share is not None and run.data_share > DATA_SHARE:

@@ -659,6 +659,17 @@ def test_what_is_tried_in_vain_again_and_again_is_tried_once_an_interval(is_begu
     ]
 
 
+def test_while_nothing_becomes_durable_the_reason_says_so_and_a_goal_is_missed() -> None:
+    """It named the budget, by which a checkpoint would have been due long before."""
+    never = replace(NORMAL, persist_s=1e9)
+    found = Training(lambda _: never, Limits(budget=0.1, most_s=4.0)).run(1000).decision
+    assert found.reason == "no checkpoint has become durable yet: they are tried less often meanwhile"
+    assert found.interval_steps * NORMAL.step_s > 4.0
+    assert "not possible" in found.goal_missed
+    well = Training(lambda _: NORMAL, Limits(budget=0.1, most_s=60.0)).run(1000).decision
+    assert (well.reason[:8], well.goal_missed) == ("bound by", "")
+
+
 def test_peers_are_heard() -> None:
     training = Training(lambda _: NORMAL).run_checkpoints(20)
     alone = training.decision.interval_steps

@@ -29,10 +29,16 @@ def report_of(book: CostBook, slower: SlowerSteps | None = None) -> Report:
 
 
 def pass_boundary(
-    book: CostBook, arrived_s: float, left_s: float, *, opens_busy: bool, guard_s: float
+    book: CostBook,
+    arrived_s: float,
+    left_s: float,
+    *,
+    opens_busy: bool,
+    guard_s: float,
+    only_memory: bool = False,
 ) -> None:
     book.arrived(arrived_s, guard_s=guard_s)
-    book.left(left_s, opens_busy=opens_busy)
+    book.left(left_s, opens_busy=opens_busy, only_memory=only_memory)
 
 
 def walked(book: CostBook, steps: list[tuple[float, bool]], stall_s: float = 0.0) -> None:
@@ -75,6 +81,32 @@ def test_busy_and_quiet_steps_are_told_apart() -> None:
     assert report.slower_steps_s == pytest.approx(2 * 0.5), "the other one was like the one that was compared"
     assert report.train_s == pytest.approx(14.0)
     assert report.slowdown == pytest.approx(1.0 / 13.0)
+
+
+def test_steps_beside_the_allocation_of_memory_cost_no_more_than_is_known() -> None:
+    """Nobody has compared them: what steps beside copies take longer was counted for them, too."""
+    book = CostBook()
+    pass_boundary(book, 100.0, 100.0, opens_busy=True, guard_s=0.0, only_memory=True)
+    for at_s in (103.0, 106.0):
+        pass_boundary(book, at_s, at_s, opens_busy=True, guard_s=0.0, only_memory=at_s < 106.0)
+    pass_boundary(book, 107.5, 107.5, opens_busy=False, guard_s=0.0)
+    pass_boundary(book, 108.5, 108.5, opens_busy=False, guard_s=0.0)
+    report = report_of(book, SlowerSteps(steps=1, total_s=0.5))
+    assert (report.quiet_steps, report.busy_steps, report.saving_steps) == (1, 3, 1)
+    assert report.slower_steps_s == pytest.approx(0.5)
+    assert "not known of 2 beside the allocation of memory" in str(report)
+
+
+def test_all_failures_count_though_the_newest_alone_are_kept() -> None:
+    book = CostBook()
+    for step in range(FAILURES_KEPT + 5):
+        book.fail(f"1.{step}: no room")
+    book.take_back(f"1.{FAILURES_KEPT}: no room")
+    report = report_of(book)
+    assert (report.failed_count, len(report.failures)) == (FAILURES_KEPT + 4, FAILURES_KEPT - 1)
+    assert f"{FAILURES_KEPT + 4} in all, of the newest {FAILURES_KEPT - 1}: 99 x 1.104: no room" in str(
+        report
+    )
 
 
 def test_the_guards_wait_is_stall_and_no_part_of_the_step() -> None:

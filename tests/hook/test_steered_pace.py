@@ -19,6 +19,9 @@ def test_a_pause_lists_no_boundary_until_it_is_over() -> None:
     assert pace.due(11, 31) == ()
     assert pace.decision.kind is BoundKind.PAUSED
     assert (pace.decision.interval_steps, "as asked" in pace.decision.reason) == (5, True)
+    assert (pace.decision.cost_share, pace.decision.steps_undecided) == (None, 0), (
+        "none is taken at this rate"
+    )
     pace.steer(Steering(paused_until_unix_s=0.0, pause_asked_unix_s=now_unix_s - 1))  # which came late
     assert pace.due(31, 41) == ()
     pace.steer(Steering(paused_until_unix_s=0.0, pause_asked_unix_s=now_unix_s + 1))

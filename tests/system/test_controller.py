@@ -123,6 +123,10 @@ def test_what_cannot_be_done_is_said(job: Job) -> None:
         assert (view.state, view.interval_steps) == (ControllerState.FIXED, 1_000_000)
         with pytest.raises(UsageError, match="every 1000000 steps"):
             client.set_budget(RUN, 0.1)
+        client.pause_checkpoints(RUN, 600.0)
+        with pytest.raises(UsageError, match="every 1000000 steps"):
+            client.set_budget(RUN, 0.1)
+        client.resume_checkpoints(RUN)
         for budget in (0.0, 1.0, -1.0, float("nan")):
             with pytest.raises(UsageError, match="budget"):
                 client.set_budget(RUN, budget)

@@ -37,6 +37,12 @@ RUN = RunView(
 WELL = RunFacts(view=RUN, newest_age_s=5.0, steps_per_s=10.0, stall_share=0.01, data_share=0.02)
 
 
+def paced(**pace: float) -> RunView:
+    """Return the run with something else told of its pace."""
+    assert RUN.pace is not None
+    return replace(RUN, pace=replace(RUN.pace, **pace))
+
+
 def status(
     device: DeviceView = DEVICE, daemon: DaemonView = DAEMON, problems: tuple[str, ...] = ()
 ) -> StatusView:
@@ -62,7 +68,10 @@ def test_that_a_trainer_left_as_announced_is_nothing_to_look_after() -> None:
         (replace(WELL, newest_age_s=100.0), Level.GREEN, ""),
         (replace(WELL, newest_age_s=None), Level.GREEN, ""),
         (replace(WELL, newest_age_s=300.0, steps_per_s=None), Level.GREEN, ""),
-        (replace(WELL, stall_share=0.08), Level.AMBER, "checkpoints cost 8.0 %"),
+        (replace(WELL, stall_share=0.08), Level.AMBER, "checkpoints cost 8.7 %"),
+        (replace(WELL, stall_share=0.08, view=paced(budget=0.1)), Level.GREEN, ""),
+        (replace(WELL, stall_share=0.02, view=paced(budget=0.01)), Level.AMBER, "checkpoints cost 2.0 %"),
+        (replace(WELL, newest_age_s=300.0, view=paced(paused_until_unix_s=2e9)), Level.GREEN, ""),
         (replace(WELL, data_share=0.5), Level.AMBER, "waits for data 50 %"),
         (
             replace(WELL, view=replace(RUN, ranks=(replace(RANK, state=RankState.LINGERING),))),
