@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 SKIPPED = "skipped: "
 
 _FIGURES = re.compile(r"[0-9]+")
+_NAMES = re.compile(r"[0-9]+\.[0-9]+")
 
 _RETRY_S = 0.01
 _LOSS_POLL_S = 0.1
@@ -184,7 +185,8 @@ class RunCheckpoints:
                 return ""
             late = "not complete in time" if last in self._under_way else self._unsaved
         reason = self.alone or late
-        if not any(str(last) in said for said in list(self._costs.failures)) and self._ranks.lost is None:
+        said = {name for text in list(self._costs.failures) for name in _NAMES.findall(text)}
+        if str(last) not in said and self._ranks.lost is None:
             self._costs.fail(f"{last}: {reason}")
         return reason
 

@@ -3,13 +3,16 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import everstep
+from everstep.core.errors import DaemonUnavailableError
 from everstep.daemon.testing import daemon_process
+from everstep.hook.arena_keeper import ArenaKeeper
 
 
 @pytest.fixture
@@ -38,3 +41,22 @@ def test_sessions_that_end_by_themselves_train_as_often_as_they_say(devices: lis
                 trained += 1
         assert trained == run.steps == 10 * session
         assert run.history("trained") == [(step, float(step)) for step in range(trained)]
+
+
+def test_a_daemon_that_goes_while_memory_is_asked_for_refuses_no_last_boundary(
+    devices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor is waited for, as where it was known to be gone before."""
+    find, lost = ArenaKeeper.find, [DaemonUnavailableError("the connection to the daemon was lost")]
+
+    def find_or_lose(self: ArenaKeeper, *args: Any, **kwargs: Any) -> object:
+        if lost:
+            raise lost.pop()
+        return find(self, *args, **kwargs)
+
+    run = everstep.attach("asked", model=nn.Linear(2, 2), storage=devices, every=10**6)
+    run.step()
+    monkeypatch.setattr(ArenaKeeper, "find", find_or_lose)
+    run.close()
+    assert not lost
+    assert (run.report().last_complete, run.report().failures) == ("1.2", ())

@@ -1,5 +1,6 @@
 """Worker groups that follow each other over one Store, as with `torchrun --max-restarts`: none hears the dead."""
 
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -8,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pausing import wait_until
 from torch._C._distributed_c10d import TCPStore
 
+from everstep.daemon.control.client import connected
+from everstep.daemon.control.views import RankState
 from everstep.hook.notice import ENDED_STATUS
 from everstep.hook.trainer_testing import Job, Trainer, end_daemon
 
@@ -168,6 +172,20 @@ def test_who_serves_the_store_stays_until_all_have_heard_that_the_last_checkpoin
         (done,) = trainer.done()
         assert (done["complete"], done["failures"]) == ("1.7", [])
         assert "ranks_lost" not in trainer.log
+
+
+def test_sigterm_ends_who_stays_for_the_others_as_any_run(job: Job) -> None:
+    """It has told its daemon that it closes, which need not look after it."""
+    (first,) = start_ranks(job, 0, ["--serves", "--rank", "0"])
+    port = first.until_key("port")["port"]
+    (second,) = start_ranks(job, port, ["--rank", "1", "--hears-late-s", "3"])
+    first.until_step(6)
+    with connected(Path(os.environ["EVERSTEP_SOCKET"])) as client:
+        wait_until(lambda: client.status().runs[0].ranks[0].state is RankState.CLOSED)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.finish() == ENDED_STATUS
+    assert "run_ended run=group reason=SIGTERM last_complete=1.7 in_time=True" in first.log
+    second.kill()
 
 
 @pytest.mark.parametrize("killer", [0, 1])
