@@ -79,17 +79,20 @@ class EpochIterator:
     def _next_made(self) -> MadeBatch | None:
         """Return the next prepared batch, or None at the end of the epoch."""
         for made in self._made or ():
-            if self._callbacks is not None:
-                for callback in tuple(self._callbacks):
-                    callback()
-                self._callbacks = None
+            self._call_back()
             return made
         if self._split.part(self._position.cursor) is not None:
             raise UsageError(
                 f"the dataset or collate_fn raised StopIteration at sample {self._position.cursor}",
                 hint="raise another error: this one means the end of the epoch",
             )
+        self._call_back()  # of an epoch that was restored at its end nothing is left
         return None
+
+    def _call_back(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in tuple(callbacks or ()):
+            callback()
 
     def _check_usable(self) -> None:
         if not self._position.is_newest(self._token):

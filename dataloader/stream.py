@@ -234,9 +234,7 @@ class StreamIterator:
             standing = batch.standing
             assert standing is not None, batch
             if standing.sample_count:
-                for callback in tuple(self._callbacks or ()):
-                    callback()
-                self._callbacks = None
+                self._call_back()
                 return batch.data, standing
             self._stream.hand(standing)
         if not self._stream.is_over:
@@ -244,7 +242,13 @@ class StreamIterator:
                 f"collate_fn raised StopIteration at sample {self._position.cursor}",
                 hint="raise another error: this one means the end of the epoch",
             )
+        self._call_back()  # of an epoch that was restored at its end nothing is left
         return None
+
+    def _call_back(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in tuple(callbacks or ()):
+            callback()
 
     def _close(self) -> None:
         made, self._made = self._made, None

@@ -19,7 +19,7 @@ from ..core.errors import StateTypeError, UsageError
 from .lazy_leaves import LazyLeaves, is_small_vector, noted
 from .memory_ranges import Ranges
 from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
-from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain
+from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain, require_readable
 from .tensor_watch import TensorWatch
 
 _T = TypeVar("_T")
@@ -224,6 +224,7 @@ class _Sink:
         if self._has(name):
             raise UsageError(f"two leaves are named {name!r}", hint="rename one of the two")
         require_plain(tensor, name)
+        require_readable(tensor, name)
         dense, copied = dense_or_copy(tensor)
         address, size_bytes = byte_range(dense)
         self._names.add(name)

@@ -17,6 +17,7 @@ from ..checkpoint.value_format import dump_part
 from .document import Document, mismatch, read_document
 from .lazy_leaves import may_be_statistics
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
+from .overlaps import overlapping, put_overlapping
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
 from .structure_watch import CACHES, GroupsWatch, ModulesWatch
@@ -272,22 +273,27 @@ class ModuleState:
         """Yield each leaf that `apply` puts into an existing tensor as its bytes are, with that tensor."""
         document = _Document.read(stored, self.name)
         _, tensors = self._registry.refresh(self.name)
-        closed = unwritable(named.tensor for named in tensors)
+        apart = unwritable(named.tensor for named in tensors) | overlapping(named.tensor for named in tensors)
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
             stays = named.fqn in document.tensors and named.role is not Role.CACHE
-            if stays and id(named.tensor) not in closed and stored.lies_in(leaf, named.tensor):
+            if stays and id(named.tensor) not in apart and stored.lies_in(leaf, named.tensor):
                 yield leaf, named.tensor
 
     def apply(self, stored: StoredState) -> None:
         """Write into the existing tensors; buffers that the forward pass makes anew are replaced.
 
-        A tensor whose memory cannot be written to gets memory of its own.
+        A tensor whose memory cannot be written to gets memory of its own, and so does a buffer that shares some here
+        with what the checkpoint keeps apart.
+
+        Raises:
+            StateMismatchError: two weights share memory here and did not when they were saved.
         """
         document = _Document.read(stored, self.name)
         modules, tensors = self._registry.refresh(self.name)
         decoder, maker = TreeDecoder(stored), TensorMaker(stored)
         closed = unwritable(named.tensor for named in tensors)
+        overlaps, shared = overlapping(named.tensor for named in tensors), list[NamedTensor]()
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
             if named.fqn in document.sparse:
@@ -296,14 +302,29 @@ class ModuleState:
                 continue  # a cache that was not there yet
             elif id(named.tensor) in closed and stored.fits(leaf, named.tensor):
                 named.tensor.data = maker.make(leaf, named.tensor.device)
+            elif id(named.tensor) in overlaps and stored.fits(leaf, named.tensor):
+                shared.append(named)
             elif named.role is Role.PARAMETER or stored.fits(leaf, named.tensor):
                 stored.copy_to(leaf, named.tensor)
             else:
                 _table(named.owner, "_buffers")[named.key] = maker.make(leaf, named.tensor.device)
+        self._put_shared(shared, stored, maker)
         self._add_buffers(maker, document, {named.prefix: named.module for named in modules})
         for named in modules:
             if named.prefix in document.extra:
                 named.module.set_extra_state(cast(Any, decoder.decode(document.extra[named.prefix])))
+
+    def _put_shared(self, shared: Sequence[NamedTensor], stored: StoredState, maker: TensorMaker) -> None:
+        named = {f"{self.name}.{each.fqn}": each for each in shared}
+        kept = [(leaf, each.tensor) for leaf, each in named.items() if each.role is Role.PARAMETER]
+        free = [(leaf, each.tensor) for leaf, each in named.items() if each.role is not Role.PARAMETER]
+        apart, wrong = put_overlapping(kept, free, stored)
+        for leaf in apart:
+            each = named[leaf]
+            _table(each.owner, "_buffers")[each.key] = maker.make(leaf, each.tensor.device)
+        if wrong:
+            text = "shares memory with another tensor here, and did not when it was saved: build them apart"
+            raise mismatch(self.name, [f"{named[leaf].fqn} {text}" for leaf in wrong])
 
     def _add_buffers(self, maker: TensorMaker, document: "_Document", places: dict[str, nn.Module]) -> None:
         """Fill in the buffers that the checkpointed module had made by then and a new one has not yet."""
@@ -385,7 +406,7 @@ def _tied_here_alone(
         return
     first: dict[int, str] = {}
     for named in tensors:
-        if named.fqn not in names or named.role is Role.CACHE:
+        if named.fqn not in names or named.role is Role.CACHE or not named.tensor.numel():
             continue
         tied = first.setdefault(id(named.tensor), named.fqn)
         places = {stored.holder_of(f"{component}.{fqn}") for fqn in (tied, named.fqn)}

@@ -114,13 +114,18 @@ class StoredState:
         Raises:
             StateMismatchError: no such leaf.
         """
+        made = self._hand_over(self._place(name))
+        if made is None:
+            made = self.copy_of(name)
+        return made if device is None else made.to(device)
+
+    def copy_of(self, name: str) -> torch.Tensor:
+        """Return a new CPU tensor with the stored bytes, dtype, shape and strides; the leaf can be read again."""
         place = self._place(name)
         spec = place.spec
-        made = self._hand_over(place)
-        if made is None:
-            made = torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="cpu")
-            self._read(place, made.data_ptr())
-        return made if device is None else made.to(device)
+        made = torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="cpu")
+        self._read(place, made.data_ptr())
+        return made
 
     def holder_of(self, name: str) -> tuple[str, int]:
         """Return (leaf, offset in bytes) of the bytes that a name stands for; a leaf holds its own at 0."""

@@ -101,6 +101,34 @@ def require_plain(tensor: torch.Tensor, path: str) -> None:
         raise StateTypeError(f"{path} is {what}, which cannot be saved", hint=hint)
 
 
+def reach_of(tensor: torch.Tensor) -> int:
+    """Return how many elements of memory a strided tensor spans, from its first element to its last."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def require_readable(tensor: torch.Tensor, path: str) -> None:
+    """Return if a plain tensor has a dtype that the format knows, and memory for all its elements.
+
+    Raises:
+        StateTypeError: it has not; the message names the path.
+    """
+    try:
+        dtype_name(tensor.dtype)
+    except StateTypeError as error:
+        raise StateTypeError(f"{path}: {error.message}", hint=error.hint) from error
+    if not tensor.numel():
+        return
+    needed_bytes = (tensor.storage_offset() + reach_of(tensor)) * tensor.element_size()
+    has_bytes = tensor.untyped_storage().nbytes()
+    if has_bytes < needed_bytes:
+        raise StateTypeError(
+            f"{path} needs {needed_bytes} bytes of memory and its storage has {has_bytes}",
+            hint="give the storage back what was taken from it before run.step(), as where weights are offloaded",
+        )
+
+
 def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     if torch.nn.parameter.is_lazy(tensor):
         return "a parameter without a shape yet", "run one forward pass before attach()"
@@ -186,6 +214,13 @@ def copy_bits(source: torch.Tensor, to: torch.Tensor) -> None:
         if not (target.is_conj() or target.is_neg()):  # else copy_ turns the values back
             target, source = _as_integers(target), _as_integers(source)
         target.copy_(source)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors of one dtype and shape have the same bits, wherever they are."""
+    with torch.no_grad():
+        plain = [each.detach().resolve_conj().resolve_neg().cpu() for each in (one, other)]
+        return torch.equal(*map(_as_integers, plain))
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -53,8 +53,8 @@ class WalkIterator:
             )
         try:
             made = self._owner.take(self._token)
+            self._call_back()  # also where of an epoch that was restored at its end nothing is left
             if made is not None:
-                self._call_back()
                 self._owner.count(made)
         except BaseException:
             self._has_failed = True

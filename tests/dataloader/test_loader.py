@@ -464,6 +464,19 @@ def test_first_batch_callbacks_run_before_the_first_batch_of_each_iter() -> None
     assert calls == [0, 0]
 
 
+def test_first_batch_callbacks_run_where_an_epoch_is_resumed_at_its_end() -> None:
+    """What was drawn since is to be undone before the next epoch draws, not at its first batch."""
+    loader = make(8)
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    resumed, calls = make(8), list[str]()
+    resumed.load_state_dict(loader.state_dict())
+    resumed.add_first_batch_callback(lambda: calls.append("undone"))
+    assert list(resumed) == []
+    assert calls == ["undone"]
+
+
 # -- random numbers -------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,132 @@
+"""Tensors that share memory where a run is restored, and did not where it was saved: each gets its own bytes."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from everstep.core.errors import StateMismatchError, StateTypeError
+from everstep.hook.component import make_components
+from everstep.hook.state_testing import bits, store, transfer
+
+
+class Averaging(nn.Module):
+    """Begins with a view of its weight, which the first forward pass replaces."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        weight = torch.randn(4, 4)
+        if first:
+            self.register_buffer("average", weight.detach())
+        self.inner = nn.Linear(4, 4, bias=False)
+        self.inner.weight = nn.Parameter(weight)
+        if not first:
+            self.register_buffer("average", weight.detach())
+
+    def train_on(self) -> None:
+        self.average = 0.5 * self.get_buffer("average") + 1.0
+
+
+class Rows(nn.Module):
+    """Two buffers that begin as one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.zeros(2, 3)
+        self.register_buffer("one", table[0])
+        self.register_buffer("two", table[0])
+
+    def train_on(self) -> None:
+        self.one, self.two = self.get_buffer("one") + 1.0, self.get_buffer("two") + 2.0
+
+
+class Expanded(nn.Module):
+    """One number for all, until there is one for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1).expand(6))
+        self.register_buffer("windows", torch.arange(9.0).unfold(0, 4, 1))
+
+    def train_on(self) -> None:
+        self.scale = self.get_buffer("scale") + torch.arange(6.0)
+        self.windows = self.get_buffer("windows") * torch.rand(6, 4)
+
+
+class Striped(nn.Module):
+    """A buffer that stays a view of the weight, with holes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("even", self.weight.detach()[:, ::2])
+
+    def train_on(self) -> None:
+        with torch.no_grad():
+            self.weight += 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Averaging(first=True), lambda: Averaging(first=False), Rows, Expanded, Striped],
+    ids=["view, first", "view, last", "rows", "expanded", "striped"],
+)
+def test_each_gets_its_own_bytes(make: type[Rows]) -> None:
+    torch.manual_seed(1)
+    saved, fresh = make(), make()
+    saved.train_on()
+    transfer({"model": saved}, {"model": fresh})
+    expected = saved.state_dict(keep_vars=True)
+    for name, tensor in fresh.state_dict(keep_vars=True).items():
+        assert bits(tensor) == bits(expected[name]), name
+
+
+def test_what_shares_memory_on_both_sides_does_so_afterwards() -> None:
+    saved, fresh = Striped(), Striped()
+    saved.train_on()
+    transfer({"model": saved}, {"model": fresh})
+    fresh.train_on()
+    assert torch.equal(fresh.get_buffer("even"), fresh.weight[:, ::2])
+
+
+def pair(*, tied: bool) -> nn.Sequential:
+    one, other = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    if tied:
+        other.weight.data = one.weight.data
+    return nn.Sequential(one, other)
+
+
+def test_weights_that_share_memory_here_alone_are_refused() -> None:
+    with pytest.raises(
+        StateMismatchError, match=re.escape("0.weight shares memory with another tensor here")
+    ):
+        transfer({"model": pair(tied=False)}, {"model": pair(tied=True)})
+    saved, fresh = pair(tied=True), pair(tied=True)
+    transfer({"model": saved}, {"model": fresh})
+    assert bits(fresh.get_parameter("1.weight")) == bits(saved.get_parameter("0.weight"))
+
+
+def test_an_empty_tensor_of_a_shared_module_is_no_tie() -> None:
+    shared = nn.Linear(2, 2)
+    shared.register_buffer("cache", torch.empty(0))
+    model = nn.ModuleDict({"a": shared, "b": shared})
+    transfer({"model": model}, {"model": model})
+
+
+@pytest.mark.parametrize("left", [0, 8])
+def test_a_weight_whose_memory_was_taken_away_is_refused(left: int) -> None:
+    model = nn.Linear(6, 6)
+    model.weight.untyped_storage().resize_(left)
+    with pytest.raises(
+        StateTypeError, match=f"model.weight needs 144 bytes of memory and its storage has {left}"
+    ):
+        store(make_components({"model": model}, world_size=1))
+
+
+def test_a_dtype_that_the_format_lacks_is_refused_by_name() -> None:
+    uint4 = vars(torch)["uint4"]  # which torch's stub lacks
+    model = nn.Module()
+    model.register_buffer("codes", torch.empty(4, dtype=uint4))
+    with pytest.raises(StateTypeError, match=r"model\.codes: dtype 'uint4'"):
+        store(make_components({"model": model}, world_size=1))
