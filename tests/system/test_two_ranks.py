@@ -54,7 +54,8 @@ def entered(lineages: list[tuple[int, list[dict[str, Any]]]], epoch: int) -> lis
 
 
 def test_both_ranks_restore_the_same_step_and_end_the_same(job: Job, undisturbed_pair: list[str]) -> None:
-    first = job.start("--every", "2", "--settle", ranks=2)
+    # Held before boundary 8: who dies as it seals may have told the other ranks, and not yet its daemon.
+    first = job.start("--every", "2", "--settle", "--hold", "7", ranks=2)
     first.until_step(7)
     first.kill()
     second = job.start("--every", "2", ranks=2)
