@@ -465,14 +465,14 @@ class FrequencyMachine:
                 budget=self._limits.budget,
             )
         share, half_width = self._cost(step.mean)
-        reason, missed = f"bound by {target.bound.text}", target.goal_missed
+        kind, reason, missed = target.bound.kind, f"bound by {target.bound.text}", target.goal_missed
         if self._is_in_vain:
-            reason = IN_VAIN
+            kind, reason = BoundKind.PROFILE, IN_VAIN
             if self._interval * step.mean > target.most_s:
                 missed = f"{duration_text(target.most_s)} of lost work at most: not possible, {IN_VAIN}"
         return Decision(
             interval_steps=self._interval,
-            kind=target.bound.kind,
+            kind=kind,
             reason=reason,
             goal_missed=missed,
             cost_share=share,

@@ -187,6 +187,7 @@ class BoundKind(Enum):
 
     FIXED = "fixed"
     PROFILE = "profile"
+    """Nothing yet: what a checkpoint costs is not known."""
     BUDGET = "budget"
     BANDWIDTH = "persist bandwidth"
     SLOTS = "slots"

@@ -663,6 +663,7 @@ def test_while_nothing_becomes_durable_the_reason_says_so_and_a_goal_is_missed()
     """It named the budget, by which a checkpoint would have been due long before."""
     never = replace(NORMAL, persist_s=1e9)
     found = Training(lambda _: never, Limits(budget=0.1, most_s=4.0)).run(1000).decision
+    assert found.kind is BoundKind.PROFILE, "nothing that was measured binds it"
     assert found.reason == "no checkpoint has become durable yet: they are tried less often meanwhile"
     assert found.interval_steps * NORMAL.step_s > 4.0
     assert "not possible" in found.goal_missed
