@@ -135,7 +135,7 @@ class Report:
         skipped = "; ".join(f"{each.count} x {each.example}" for each in self.skipped.values())
         lines = {
             "checkpoints": f"{self.checkpoints_complete} complete, the newest is {self.last_complete or 'none'}",
-            "interval": f"{self.decision.interval_steps} steps, {self.decision.reason}",
+            "interval": self._interval(),
             "  at this rate": self._rate(),
             "goal missed": self.decision.goal_missed,
             "cost": self._cost(),
@@ -150,6 +150,11 @@ class Report:
             "notes": "; ".join(self.notes),
         }
         return "\n".join(f"{name:<15} {text}" for name, text in lines.items() if text)
+
+    def _interval(self) -> str:
+        is_paused = self.decision.paused_until_unix_s > 0
+        every = "no checkpoint" if is_paused else f"{self.decision.interval_steps} steps"
+        return f"{every}, {self.decision.reason}"
 
     def _cost(self) -> str:
         if not self.train_s:

@@ -135,8 +135,7 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
             level=Level.AMBER, subject=subject, text=view.pace.goal_missed,
             hint="a larger budget, faster devices, or more work that may be lost",
         )  # fmt: skip
-    paused = view.pace is not None and view.pace.paused_until_unix_s > 0
-    if not paused:
+    if view.pace is not None and not view.pace.is_paused:
         yield from _late(run, subject)
     budget = view.pace.budget if view.pace is not None else None
     cost = run.cost_share

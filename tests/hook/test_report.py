@@ -369,6 +369,17 @@ def test_what_the_interval_costs_is_told_with_its_confidence_and_when_more_is_kn
     assert "at this rate" not in lines_of(report_of(CostBook())), "of a fixed interval nothing is reckoned"
 
 
+def test_a_paused_run_says_no_interval() -> None:
+    paused = Decision(
+        interval_steps=22,
+        kind=BoundKind.PAUSED,
+        reason="paused until 2026-11-28 07:51:18 UTC, as asked",
+        paused_until_unix_s=1795852278.0,
+    )
+    lines = lines_of(CostBook().report(paused, SlowerSteps()))
+    assert lines["interval"] == "no checkpoint, paused until 2026-11-28 07:51:18 UTC, as asked"
+
+
 def test_other_ranks_are_told_of_where_there_are_some() -> None:
     book = CostBook(world_size=2, wait_s=0.25)
     walked(book, [(1.0, False)], stall_s=0.5)
