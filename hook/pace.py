@@ -189,6 +189,12 @@ class Pace:
         return dump_memory(self._frequency.memory)
 
     @property
+    def mean_step_s(self) -> float:
+        """What a step takes on average, as the decision counts it: without pauses; 0 while nobody knows."""
+        step = self._frequency.figures.step
+        return step.mean if step is not None else 0.0
+
+    @property
     def usual_step_s(self) -> float:
         """What the newest steps took at most, but for as many as may be pauses: evaluations, the end of an epoch.
 

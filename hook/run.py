@@ -269,7 +269,7 @@ class Run:
                 self._told_too_short = True
                 say_steps_too_short(self.name, report.steps_too_short)
             said = report.as_frame()
-            self._link.tell(replace(said, step=self._state.step, step_s=self._pace.usual_step_s))
+            self._link.tell(replace(said, step=self._state.step, step_s=self._pace.mean_step_s))
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""
