@@ -62,7 +62,7 @@ class Report:
     guard_s: float
     """Optimizers waited for the copy to end."""
     wait_s: float
-    """At boundaries: waiting for other ranks' decision."""
+    """At boundaries: waiting for other ranks' decision; 0 of one rank."""
     copy_s: float
     """Beside training: the copy thread's work."""
     copied_on_device_first: int

@@ -236,7 +236,8 @@ class Run:
         self._end.at_boundary(self._checkpoints.progress)
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
-        self._costs.wait_s += time.perf_counter() - waits_s
+        if self._ranks.world_size > 1:
+            self._costs.wait_s += time.perf_counter() - waits_s
         self._checkpoints.keep_daemon()
         if end := self._ranks.end_after(self._state.step):
             self._leave(end, due=due)

@@ -69,6 +69,13 @@ def test_what_is_done_first_at_a_boundary_is_a_part_of_it(
         assert run.report().boundary_s - before_s > 0.2
 
 
+def test_of_one_rank_nobody_waits_for_others(devices: list[Path]) -> None:
+    with everstep.attach("alone", model=nn.Linear(2, 2), storage=devices, every=2) as run:
+        for _ in range(10):
+            run.step()
+        assert run.report().wait_s == 0.0
+
+
 def test_a_daemon_that_goes_while_memory_is_asked_for_refuses_no_last_boundary(
     devices: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
