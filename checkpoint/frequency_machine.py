@@ -477,6 +477,7 @@ class FrequencyMachine:
             goal_missed=missed,
             cost_share=share,
             cost_half_width=half_width,
+            cost_least=self._cost_least(step.mean),
             steps_undecided=self._steps_undecided(step.mean),
             budget=self._limits.budget,
         )
@@ -499,6 +500,11 @@ class FrequencyMachine:
         half_width_s = math.hypot(stall.half_width, slower.half_width)
         share = (stall.mean + max(slower.mean, 0.0)) / interval_s
         return share, half_width_s / interval_s if math.isfinite(half_width_s) else None
+
+    def _cost_least(self, step_s: float) -> float:
+        assert self._interval is not None
+        stall = self._figures.stall
+        return max(stall.low, 0.0) / (self._interval * step_s) if stall is not None else 0.0
 
     def _steps_undecided(self, step_s: float) -> int:
         """Return about how many steps it takes until it is known well enough what slower steps cost."""

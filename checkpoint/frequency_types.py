@@ -228,6 +228,8 @@ class Decision:
     """Whole cost at this interval as a share of the time without; None while it is unknown."""
     cost_half_width: float | None = None
     """Half of its interval of confidence."""
+    cost_least: float = 0.0
+    """It is no less: the lower end of what was measured of stalls alone, for no checkpoint makes steps faster."""
     steps_undecided: int = 0
     """Steps, about, until it is known whether slower steps keep the budget; 0: it is known."""
     budget: float | None = None

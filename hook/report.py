@@ -194,7 +194,7 @@ class Report:
             return ""
         text = f"checkpoints take {100 * share:.2f} % of training"
         if half_width is not None:
-            low, high = max(share - half_width, 0.0), share + half_width
+            low, high = max(share - half_width, self.decision.cost_least), share + half_width
             text = f"{text}, by 95 % confidence {100 * low:.2f} to {100 * high:.2f} %"
         if (left := self.decision.steps_undecided) > 0:
             text = f"{text}; whether slower steps keep the budget is known in about {left} steps"

@@ -356,6 +356,10 @@ def lines_of(report: Report) -> dict[str, str]:
                 "whether slower steps keep the budget is known in about 2258 steps"
             ),
         ),
+        (
+            {"cost_half_width": 0.03, "cost_least": 0.0165},
+            "checkpoints take 1.71 % of training, by 95 % confidence 1.65 to 4.71 %",
+        ),
     ],
 )
 def test_what_the_interval_costs_is_told_with_its_confidence_and_when_more_is_known(
