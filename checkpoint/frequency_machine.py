@@ -483,6 +483,8 @@ class FrequencyMachine:
         )
 
     def _profile_text(self) -> str:
+        if self._interval is not None:
+            return "as an attempt before has learnt, until it is decided anew"
         quiet = self._meter.quiet_steps
         if self._is_profiled():
             return f"profile: complete after {quiet} quiet steps, the interval is decided next"

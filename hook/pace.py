@@ -96,6 +96,7 @@ class Pace:
             self._memory = load_memory(remembered)
         except EverstepError as error:
             logger.warning("frequency_unknown reason=%s: what checkpoints cost is measured anew", error)
+        self._frequency = self._make(0)
 
     def has_slots(self, slots: int) -> None:
         """So many snapshots fit in memory at once."""

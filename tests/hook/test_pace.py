@@ -219,7 +219,13 @@ def test_what_was_learnt_spares_the_next_attempt_its_profile() -> None:
     before.run(1000)
     after = Pace(every=None, limits=Limits())
     after.restored(json.loads(json.dumps(before.pace.memory)), FailureKind.TRAINER)
+    told = after.decision
+    assert (told.interval_steps, told.reason) == (
+        before.pace.decision.interval_steps,
+        "as an attempt before has learnt, until it is decided anew",
+    ), "known before the first step, too"
     after.begin(before.step, devices=[DEVICE])
+    assert after.decision == told
     loop = Loop(after, before.step)
     loop.run(before.interval + 2)
     assert loop.taken
