@@ -140,7 +140,8 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
     budget = view.pace.budget if view.pace is not None else None
     cost = run.cost_share
     if cost is not None and run.lately is not None and cost > (budget or STALL_SHARE):
-        text = f"checkpoints cost {100 * cost:.1f} % in the last {duration_text(run.lately.train_s)} of training"
+        trained = duration_text(run.lately.train_s)
+        text = f"checkpoints cost {100 * cost:.1f} % in the last {trained} of training"
         hint = view.pace.reason if view.pace is not None else ""
         yield Finding(level=Level.AMBER, subject=subject, text=text, hint=hint)
     if run.data_share is not None and run.data_share > DATA_SHARE:
