@@ -123,8 +123,8 @@ class FixedInterval:
 
     @property
     def figures(self) -> Figures:
-        """Nobody asks for them."""
-        return Figures()
+        """What this rank has measured; nothing goes by it."""
+        return self._meter.figures
 
     @property
     def slower_steps(self) -> SlowerSteps:
@@ -465,23 +465,26 @@ class FrequencyMachine:
                 budget=self._limits.budget,
             )
         share, half_width = self._cost(step.mean)
-        reason, missed = f"bound by {target.bound.text}", target.goal_missed
+        kind, reason, missed = target.bound.kind, f"bound by {target.bound.text}", target.goal_missed
         if self._is_in_vain:
-            reason = IN_VAIN
+            kind, reason = BoundKind.PROFILE, IN_VAIN
             if self._interval * step.mean > target.most_s:
                 missed = f"{duration_text(target.most_s)} of lost work at most: not possible, {IN_VAIN}"
         return Decision(
             interval_steps=self._interval,
-            kind=target.bound.kind,
+            kind=kind,
             reason=reason,
             goal_missed=missed,
             cost_share=share,
             cost_half_width=half_width,
+            cost_least=self._cost_least(step.mean),
             steps_undecided=self._steps_undecided(step.mean),
             budget=self._limits.budget,
         )
 
     def _profile_text(self) -> str:
+        if self._interval is not None:
+            return "as an attempt before has learnt, until it is decided anew"
         quiet = self._meter.quiet_steps
         if self._is_profiled():
             return f"profile: complete after {quiet} quiet steps, the interval is decided next"
@@ -499,6 +502,11 @@ class FrequencyMachine:
         half_width_s = math.hypot(stall.half_width, slower.half_width)
         share = (stall.mean + max(slower.mean, 0.0)) / interval_s
         return share, half_width_s / interval_s if math.isfinite(half_width_s) else None
+
+    def _cost_least(self, step_s: float) -> float:
+        assert self._interval is not None
+        stall = self._figures.stall
+        return max(stall.low, 0.0) / (self._interval * step_s) if stall is not None else 0.0
 
     def _steps_undecided(self, step_s: float) -> int:
         """Return about how many steps it takes until it is known well enough what slower steps cost."""

@@ -187,6 +187,7 @@ class BoundKind(Enum):
 
     FIXED = "fixed"
     PROFILE = "profile"
+    """Nothing yet: what a checkpoint costs is not known."""
     BUDGET = "budget"
     BANDWIDTH = "persist bandwidth"
     SLOTS = "slots"
@@ -227,6 +228,8 @@ class Decision:
     """Whole cost at this interval as a share of the time without; None while it is unknown."""
     cost_half_width: float | None = None
     """Half of its interval of confidence."""
+    cost_least: float = 0.0
+    """It is no less: the lower end of what was measured of stalls alone, for no checkpoint makes steps faster."""
     steps_undecided: int = 0
     """Steps, about, until it is known whether slower steps keep the budget; 0: it is known."""
     budget: float | None = None

@@ -96,6 +96,7 @@ class Pace:
             self._memory = load_memory(remembered)
         except EverstepError as error:
             logger.warning("frequency_unknown reason=%s: what checkpoints cost is measured anew", error)
+        self._frequency = self._make(0)
 
     def has_slots(self, slots: int) -> None:
         """So many snapshots fit in memory at once."""
@@ -187,6 +188,12 @@ class Pace:
     def memory(self) -> object:
         """What the next attempt should know, as a JSON value for the checkpoint."""
         return dump_memory(self._frequency.memory)
+
+    @property
+    def mean_step_s(self) -> float:
+        """What a step takes on average, as the decision counts it: without pauses; 0 while nobody knows."""
+        step = self._frequency.figures.step
+        return step.mean if step is not None else 0.0
 
     @property
     def usual_step_s(self) -> float:

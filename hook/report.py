@@ -62,7 +62,7 @@ class Report:
     guard_s: float
     """Optimizers waited for the copy to end."""
     wait_s: float
-    """At boundaries: waiting for other ranks' decision."""
+    """At boundaries: waiting for other ranks' decision; 0 of one rank."""
     copy_s: float
     """Beside training: the copy thread's work."""
     copied_on_device_first: int
@@ -135,7 +135,7 @@ class Report:
         skipped = "; ".join(f"{each.count} x {each.example}" for each in self.skipped.values())
         lines = {
             "checkpoints": f"{self.checkpoints_complete} complete, the newest is {self.last_complete or 'none'}",
-            "interval": f"{self.decision.interval_steps} steps, {self.decision.reason}",
+            "interval": self._interval(),
             "  at this rate": self._rate(),
             "goal missed": self.decision.goal_missed,
             "cost": self._cost(),
@@ -150,6 +150,11 @@ class Report:
             "notes": "; ".join(self.notes),
         }
         return "\n".join(f"{name:<15} {text}" for name, text in lines.items() if text)
+
+    def _interval(self) -> str:
+        is_paused = self.decision.paused_until_unix_s > 0
+        every = "no checkpoint" if is_paused else f"{self.decision.interval_steps} steps"
+        return f"{every}, {self.decision.reason}"
 
     def _cost(self) -> str:
         if not self.train_s:
@@ -189,7 +194,7 @@ class Report:
             return ""
         text = f"checkpoints take {100 * share:.2f} % of training"
         if half_width is not None:
-            low, high = max(share - half_width, 0.0), share + half_width
+            low, high = max(share - half_width, self.decision.cost_least), share + half_width
             text = f"{text}, by 95 % confidence {100 * low:.2f} to {100 * high:.2f} %"
         if (left := self.decision.steps_undecided) > 0:
             text = f"{text}; whether slower steps keep the budget is known in about {left} steps"

@@ -236,7 +236,8 @@ class Run:
         self._end.at_boundary(self._checkpoints.progress)
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
-        self._costs.wait_s += time.perf_counter() - waits_s
+        if self._ranks.world_size > 1:
+            self._costs.wait_s += time.perf_counter() - waits_s
         self._checkpoints.keep_daemon()
         if end := self._ranks.end_after(self._state.step):
             self._leave(end, due=due)
@@ -269,7 +270,7 @@ class Run:
                 self._told_too_short = True
                 say_steps_too_short(self.name, report.steps_too_short)
             said = report.as_frame()
-            self._link.tell(replace(said, step=self._state.step, step_s=self._pace.usual_step_s))
+            self._link.tell(replace(said, step=self._state.step, step_s=self._pace.mean_step_s))
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint at the next boundary (with several ranks: at one of the next, the same on all)."""

@@ -295,7 +295,7 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     step: int = 0
     """Boundaries passed along the lineage of the run."""
     step_s: float = 0.0
-    """What the newest step took; 0 before the first."""
+    """What a step takes on average, without pauses; 0 while nobody knows."""
     cuda_wait_s: float = 0.0
     """CUDA devices waited for a copy to end while the host went on; in no other part."""
     paused_until_unix_s: float = 0.0

@@ -181,10 +181,10 @@ def _runs(console: Console, runs: Sequence[RunView]) -> None:
 def _pace_text(pace: PaceView) -> str:
     every = "each step" if pace.interval_steps == 1 else f"every {pace.interval_steps} steps"
     skipped = f", {pace.skipped_count} skipped" if pace.skipped_count else ""
+    if pace.is_paused:
+        return f"takes no checkpoint, {pace.reason}{skipped}"
     is_known = pace.train_s > pace.stall_s and pace.steps != 1  # one that has just restored knows nothing yet
     cost = f"; they cost {100 * pace.cost_share:.2f} %" if is_known else ""
-    if pace.paused_until_unix_s:
-        return f"takes no checkpoint, {pace.reason}{skipped}"
     return f"takes a checkpoint {every}, {pace.reason}{cost}{skipped}"
 
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ...core.durations import duration_text
 from ...core.sizes import size_text
-from ..control.views import CacheView, DeviceView, RankState, ShareGroupView
+from ..control.views import CacheView, DeviceView, PaceView, RankState, ShareGroupView
 from ..web.verdict_plan import Finding, Level, RunFacts, level_of
 from .render import BAD, DIM, GOOD, HEAD, STATE_STYLES, WARN
 from .top_plan import Screen
@@ -69,7 +69,6 @@ def _runs(runs: Sequence[RunFacts], selected: int) -> Table:
     table = _table("  RUN", "STATE", "STEP", "STEPS/S", "STALL", "DATA", "NEWEST", "EVERY")
     for index, run in enumerate(runs):
         view = run.view
-        interval_steps = view.pace.interval_steps if view.pace is not None else 0
         step = max((rank.step for rank in view.ranks), default=0)
         table.add_row(
             Text(("> " if index == selected else "  ") + view.name, HEAD if index == selected else ""),
@@ -79,9 +78,15 @@ def _runs(runs: Sequence[RunFacts], selected: int) -> Table:
             _share(run.stall_share),
             _share(run.data_share),
             "-" if run.newest_age_s is None else duration_text(run.newest_age_s),
-            f"{interval_steps:,}" if interval_steps else "-",
+            _every(view.pace),
         )
     return table
+
+
+def _every(pace: PaceView | None) -> str:
+    if pace is None or not pace.interval_steps:
+        return "-"
+    return "paused" if pace.is_paused else f"{pace.interval_steps:,}"
 
 
 def _state(run: RunFacts) -> Text:
@@ -100,7 +105,8 @@ def _chosen(run: RunFacts) -> Iterator[Text]:
     if pace is not None:
         due = f", {duration_text(run.interval_s)}" if run.interval_s is not None else ""
         skipped = f"; {pace.skipped_count} skipped" if pace.skipped_count else ""
-        yield _line(f"  every {pace.interval_steps:,} steps{due}: {pace.reason}{skipped}", DIM)
+        every = "no checkpoint" if pace.is_paused else f"every {pace.interval_steps:,} steps{due}"
+        yield _line(f"  {every}: {pace.reason}{skipped}", DIM)
     counts: dict[str, int] = {}
     for rank in view.ranks:
         for slot in rank.slots:

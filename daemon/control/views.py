@@ -110,6 +110,11 @@ class PaceView:
     paused_until_unix_s: float = 0.0
     """Until then none is taken, as an operator asked; 0: they are."""
 
+    @property
+    def is_paused(self) -> bool:
+        """Tell whether none is taken now, whatever the interval."""
+        return self.paused_until_unix_s > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:

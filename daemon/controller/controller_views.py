@@ -30,7 +30,7 @@ class ControllerView:
     step: int
     """Boundaries passed."""
     step_s: float
-    """What the newest step took; 0: not known."""
+    """What a step takes on average, without pauses; 0: not known."""
     interval_steps: int
     bound: str
     """What bounds the interval: `budget`, `persist bandwidth`, `slots`, …"""

@@ -18,7 +18,7 @@ TRAIN_S_MIN, SHARE_S_MIN = 5.0, 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What one run's slowest rank has told since it attached; each only grows."""
+    """What one run's slowest rank has told since it attached; each only grows. Or what it has done since a moment."""
 
     steps: int
     train_s: float
@@ -50,6 +50,13 @@ class RunHistory:
 
     def recent(self, now_unix_s: float) -> tuple[float, float, float] | None:
         """Return (steps per second, stall share, data share) of about the last minute; None: nothing was told."""
+        done = self.done(now_unix_s, RECENT_S)
+        if done is None:
+            return None
+        return done.steps / done.train_s, done.stall_s / done.train_s, done.data_s / done.train_s
+
+    def done(self, now_unix_s: float, over_s: float) -> Sums | None:
+        """Return what was done in about the last `over_s`; None: nothing was told lately, or too little."""
         if not self._samples or now_unix_s - self._samples[-1][0] > RECENT_S:
             return None
         last = self._samples[-1][1]
@@ -57,7 +64,7 @@ class RunHistory:
         for at_unix_s, sums in reversed(self._samples):
             if sums.train_s > last.train_s:  # of the trainer before
                 break
-            if at_unix_s < now_unix_s - RECENT_S or last.train_s - sums.train_s > RECENT_S:
+            if at_unix_s < now_unix_s - over_s or last.train_s - sums.train_s > over_s:
                 since = sums
                 break
             if sums is not last:
@@ -65,10 +72,11 @@ class RunHistory:
         train_s = last.train_s - since.train_s
         if train_s < TRAIN_S_MIN:
             return None
-        return (
-            (last.steps - since.steps) / train_s,
-            max(0.0, last.stall_s - since.stall_s) / train_s,
-            max(0.0, last.data_s - since.data_s) / train_s,
+        return Sums(
+            steps=last.steps - since.steps,
+            train_s=train_s,
+            stall_s=max(0.0, last.stall_s - since.stall_s),
+            data_s=max(0.0, last.data_s - since.data_s),
         )
 
     def shares(self) -> Sequence[Share]:

@@ -96,6 +96,7 @@ def _run(facts: RunFacts, shares: Sequence[tuple[float, float, float]]) -> Docum
         "data_share": facts.data_share,
         "interval_steps": None if pace is None else pace.interval_steps,
         "interval_s": facts.interval_s,
+        "is_paused": pace is not None and pace.is_paused,
         "reason": "" if pace is None else pace.reason,
         "skipped_count": 0 if pace is None else pace.skipped_count,
         "complete": "" if view.complete_floor is None else str(view.complete_floor),

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ...core.durations import duration_text
 from ..control.views import DeviceStatus, DeviceView, RankState, RunView, StatusView
-from .history_machine import History, Sums
+from .history_machine import RECENT_S, History, Sums
 
 LATE_FACTOR = 3.0
 """A checkpoint is late when the newest one is older than so many intervals."""
@@ -15,6 +15,8 @@ LATE_S_MIN = 120.0
 """And older than this: a young run measures its steps first."""
 STALL_SHARE = 0.05
 """Of training time, above which somebody should know, where a run has no budget of its own."""
+STALL_INTERVALS = 4
+"""It is that of the last minute, or of so many intervals: within one there is a checkpoint, or none."""
 DATA_SHARE = 0.2
 """The same of waits for data."""
 
@@ -50,6 +52,8 @@ class RunFacts:
     stall_share: float | None
     data_share: float | None
     """Of the last minute; None: nothing was told."""
+    lately: Sums | None = None
+    """What was done in the last minute, or in some intervals where these take longer; None: nothing was told."""
 
     @property
     def is_training(self) -> bool:
@@ -58,9 +62,11 @@ class RunFacts:
 
     @property
     def cost_share(self) -> float | None:
-        """What the stalls of the last minute are of the time without them, as budgets are; None: not known."""
-        share = self.stall_share
-        return None if share is None else share / (1.0 - share) if share < 1.0 else math.inf
+        """What stalls were lately, of the time without them, as budgets are; None: not known."""
+        if self.lately is None:
+            return None
+        without_s = self.lately.train_s - self.lately.stall_s
+        return self.lately.stall_s / without_s if without_s > 0 else math.inf
 
     @property
     def interval_s(self) -> float | None:
@@ -82,15 +88,18 @@ def sums_of(view: RunView) -> Sums | None:
 def facts_of(view: RunView, history: History, now_unix_s: float) -> RunFacts:
     """Return what is known of a run, with its speed of the last minute."""
     is_training = any(rank.state is RankState.ATTACHED for rank in view.ranks)
-    recent = history.of((view.owner_uid, view.run_id)).recent(now_unix_s) if is_training else None
+    past = history.of((view.owner_uid, view.run_id))
+    recent = past.recent(now_unix_s) if is_training else None
     steps_per_s, stall_share, data_share = recent or (None, None, None)
-    return RunFacts(
+    facts = RunFacts(
         view=view,
         newest_age_s=None if view.newest is None else max(0.0, now_unix_s - view.newest_unix_s),
         steps_per_s=steps_per_s,
         stall_share=stall_share,
         data_share=data_share,
     )
+    over_s = max(RECENT_S, STALL_INTERVALS * (facts.interval_s or 0.0))
+    return replace(facts, lately=past.done(now_unix_s, over_s) if is_training else None)
 
 
 def level_of(findings: Sequence[Finding]) -> Level:
@@ -126,13 +135,13 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
             level=Level.AMBER, subject=subject, text=view.pace.goal_missed,
             hint="a larger budget, faster devices, or more work that may be lost",
         )  # fmt: skip
-    paused = view.pace is not None and view.pace.paused_until_unix_s > 0
-    if not paused:
+    if view.pace is not None and not view.pace.is_paused:
         yield from _late(run, subject)
     budget = view.pace.budget if view.pace is not None else None
     cost = run.cost_share
-    if cost is not None and cost > (budget or STALL_SHARE):
-        text = f"checkpoints cost {100 * cost:.1f} % of training in the last minute"
+    if cost is not None and run.lately is not None and cost > (budget or STALL_SHARE):
+        trained = duration_text(run.lately.train_s)
+        text = f"checkpoints cost {100 * cost:.1f} % in the last {trained} of training"
         hint = view.pace.reason if view.pace is not None else ""
         yield Finding(level=Level.AMBER, subject=subject, text=text, hint=hint)
     if run.data_share is not None and run.data_share > DATA_SHARE:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_simulator import Training, World
 
-from everstep.checkpoint.drift_machine import DRIFT_Z, SURE_Z, exactly
+from everstep.checkpoint.drift_machine import DRIFT_Z, SURE_Z, Spread, exactly
 from everstep.checkpoint.frequency_machine import (
     CALM_CHECKPOINTS,
     PROFILE_STEPS,
@@ -663,11 +663,23 @@ def test_while_nothing_becomes_durable_the_reason_says_so_and_a_goal_is_missed()
     """It named the budget, by which a checkpoint would have been due long before."""
     never = replace(NORMAL, persist_s=1e9)
     found = Training(lambda _: never, Limits(budget=0.1, most_s=4.0)).run(1000).decision
+    assert found.kind is BoundKind.PROFILE, "nothing that was measured binds it"
     assert found.reason == "no checkpoint has become durable yet: they are tried less often meanwhile"
     assert found.interval_steps * NORMAL.step_s > 4.0
     assert "not possible" in found.goal_missed
     well = Training(lambda _: NORMAL, Limits(budget=0.1, most_s=60.0)).run(1000).decision
     assert (well.reason[:8], well.goal_missed) == ("bound by", "")
+
+
+def test_a_cost_is_never_told_below_the_stalls() -> None:
+    """What others stall longer is taken from this rank's slower steps, which are less than nothing then."""
+    training = Training(lambda _: replace(NORMAL, noise=0.1)).run_checkpoints(20)
+    stall = Spread(mean=0.5, deviation=0.05, count=50)
+    training.machine.hear([Figures(stall=stall)])
+    found = training.run(3000).decision
+    interval_s = found.interval_steps * NORMAL.step_s
+    assert found.cost_share == pytest.approx(0.5 / interval_s, rel=0.05)
+    assert found.cost_least == pytest.approx(stall.low / interval_s, rel=0.05)
 
 
 def test_peers_are_heard() -> None:

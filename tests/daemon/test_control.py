@@ -312,6 +312,10 @@ class TestStatus:
             render.status(Console(file=said, width=160), replace(status, runs=(replace(run, pace=new),)))
             assert "they cost" not in said.getvalue(), "it has restored, and trained for no step yet"
         assert f"{RUN}: no way" in said.getvalue()
+        paused = replace(run.pace, reason="paused until noon, as asked", paused_until_unix_s=4e9)
+        said = io.StringIO()
+        render.status(Console(file=said, width=160), replace(status, runs=(replace(run, pace=paused),)))
+        assert f"{RUN} takes no checkpoint, paused until noon, as asked, 2 skipped" in said.getvalue()
 
     def test_an_idle_daemon_has_nothing_to_show(self, client: ControlClient, socket_path: Path) -> None:
         status = client.status()

@@ -120,6 +120,8 @@ paces = st.builds(
     goal_missed=words,
     cost_share=numbers,
     skipped_count=large,
+    budget=st.none() | numbers,
+    paused_until_unix_s=numbers,
 )
 statuses = st.builds(
     views.StatusView,

@@ -107,7 +107,9 @@ def terminal(*arguments: str, columns: int = 80) -> Generator[Terminal]:
 
 
 @contextmanager
-def training(socket_path: Path, *names: str) -> Generator[None]:
+def training(
+    socket_path: Path, *names: str, reason: str = "bound by the budget", paused_until_unix_s: float = 0.0
+) -> Generator[None]:
     """Runs of these names, each with a checkpoint."""
     trainers: list[FakeTrainer] = []
     try:
@@ -123,7 +125,8 @@ def training(socket_path: Path, *names: str) -> Generator[None]:
             trainer.send(
                 frames.Costs(
                     train_s=100.0, boundary_s=1.0, eager_s=0.0, wait_s=0.0, guard_s=1.0, slower_s=0.0, skipped={},
-                    interval_steps=250, reason="bound by the budget", goal_missed="", steps=2500, data_s=12.0,
+                    interval_steps=250, reason=reason, goal_missed="", steps=2500, data_s=12.0,
+                    paused_until_unix_s=paused_until_unix_s,
                 )
             )  # fmt: skip
         yield
@@ -258,6 +261,16 @@ def test_a_pipe_and_programs_get_it_once(node_config: Path, socket_path: Path) -
     run = document["runs"][0]
     assert (run["run"]["name"], run["steps_per_s"], run["stall_share"]) == ("gpt", 25.0, 0.02)
     assert [device["queued_bytes"] for device in document["devices"]] == [0, 0]
+
+
+def test_a_paused_run_has_no_interval(node_config: Path, socket_path: Path) -> None:
+    paused = training(socket_path, "gpt", reason="paused until noon, as asked", paused_until_unix_s=4e9)
+    with node_daemon(node_config, socket_path), paused, terminal() as top:
+        top.wait_row("> gpt", ".*", "paused")
+        top.wait("no checkpoint: paused until noon, as asked")
+        assert "every 250" not in top.text()
+        top.press(b"q")
+        assert top.ended() == 0
 
 
 def test_drives_without_names_are_told_apart_by_the_end_of_their_paths(

@@ -163,6 +163,21 @@ def test_what_a_step_takes_does_not_count_pauses(steps_s: list[float], usual_s: 
     assert pace.usual_step_s == usual_s
 
 
+@pytest.mark.parametrize("every", [None, 10**6])
+@pytest.mark.parametrize(
+    ("steps_s", "mean_s"),
+    [([], 0.0), ([0.04, 0.06] * 20, 0.05), ([0.04, 0.06] * 20 + [10.0], 0.05)],
+    ids=["none", "they vary", "pause"],
+)
+def test_seconds_of_an_interval_are_those_of_mean_steps_without_pauses(
+    every: int | None, steps_s: list[float], mean_s: float
+) -> None:
+    """By the newest step an interval was minutes after an evaluation; by the longest usual one it is 0.06 s a step."""
+    pace = begun(every=every)
+    stepped(pace, steps_s)
+    assert pace.mean_step_s == pytest.approx(mean_s, rel=0.02)
+
+
 def stepped(pace: Pace, steps_s: list[float]) -> None:
     """Reach the boundaries after these steps."""
     for at_s, step_s in zip(itertools.accumulate(steps_s), steps_s, strict=True):
@@ -204,7 +219,13 @@ def test_what_was_learnt_spares_the_next_attempt_its_profile() -> None:
     before.run(1000)
     after = Pace(every=None, limits=Limits())
     after.restored(json.loads(json.dumps(before.pace.memory)), FailureKind.TRAINER)
+    told = after.decision
+    assert (told.interval_steps, told.reason) == (
+        before.pace.decision.interval_steps,
+        "as an attempt before has learnt, until it is decided anew",
+    ), "known before the first step, too"
     after.begin(before.step, devices=[DEVICE])
+    assert after.decision == told
     loop = Loop(after, before.step)
     loop.run(before.interval + 2)
     assert loop.taken

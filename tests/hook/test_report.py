@@ -356,6 +356,10 @@ def lines_of(report: Report) -> dict[str, str]:
                 "whether slower steps keep the budget is known in about 2258 steps"
             ),
         ),
+        (
+            {"cost_half_width": 0.03, "cost_least": 0.0165},
+            "checkpoints take 1.71 % of training, by 95 % confidence 1.65 to 4.71 %",
+        ),
     ],
 )
 def test_what_the_interval_costs_is_told_with_its_confidence_and_when_more_is_known(
@@ -367,6 +371,17 @@ def test_what_the_interval_costs_is_told_with_its_confidence_and_when_more_is_kn
     lines = lines_of(CostBook().report(decided, SlowerSteps()))
     assert lines["at this rate"] == said
     assert "at this rate" not in lines_of(report_of(CostBook())), "of a fixed interval nothing is reckoned"
+
+
+def test_a_paused_run_says_no_interval() -> None:
+    paused = Decision(
+        interval_steps=22,
+        kind=BoundKind.PAUSED,
+        reason="paused until 2026-11-28 07:51:18 UTC, as asked",
+        paused_until_unix_s=1795852278.0,
+    )
+    lines = lines_of(CostBook().report(paused, SlowerSteps()))
+    assert lines["interval"] == "no checkpoint, paused until 2026-11-28 07:51:18 UTC, as asked"
 
 
 def test_other_ranks_are_told_of_where_there_are_some() -> None:

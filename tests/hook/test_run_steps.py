@@ -1,6 +1,7 @@
 """Boundaries are counted as they were passed: who trains until `run.steps` has a value trains just so often."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 import everstep
 from everstep.core.errors import DaemonUnavailableError
+from everstep.daemon.control.client import connected
 from everstep.daemon.testing import daemon_process
 from everstep.hook.arena_keeper import ArenaKeeper
 
@@ -41,6 +43,37 @@ def test_sessions_that_end_by_themselves_train_as_often_as_they_say(devices: lis
                 trained += 1
         assert trained == run.steps == 10 * session
         assert run.history("trained") == [(step, float(step)) for step in range(trained)]
+
+
+def test_what_a_step_takes_is_told_without_the_pause_before_it(devices: list[Path]) -> None:
+    with everstep.attach("paused", model=nn.Linear(2, 2), storage=devices, every=10**6) as run:
+        for _ in range(30):
+            run.step()
+        time.sleep(1.0)  # an evaluation
+        run._costs_at_s = 0.0  # the next boundary tells
+        run.step()
+        with connected(Path(os.environ["EVERSTEP_SOCKET"])) as client:
+            while (view := client.controllers("paused")[0]).step < 31:
+                time.sleep(0.01)
+    assert 0 < view.step_s < 0.5
+
+
+def test_what_is_done_first_at_a_boundary_is_a_part_of_it(
+    devices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with everstep.attach("long", model=nn.Linear(2, 2), storage=devices, every=10**6) as run:
+        run.step()
+        before_s = run.report().boundary_s
+        monkeypatch.setattr(run, "_start", lambda: time.sleep(0.2))
+        run.step()
+        assert run.report().boundary_s - before_s > 0.2
+
+
+def test_of_one_rank_nobody_waits_for_others(devices: list[Path]) -> None:
+    with everstep.attach("alone", model=nn.Linear(2, 2), storage=devices, every=2) as run:
+        for _ in range(10):
+            run.step()
+        assert run.report().wait_s == 0.0
 
 
 def test_a_daemon_that_goes_while_memory_is_asked_for_refuses_no_last_boundary(

@@ -104,7 +104,7 @@ function runs(state) {
       share(run.stall_share),
       share(run.data_share),
       run.newest ? [`${age(state.now_unix_s - run.newest.created_unix_s)} ago`, small(`${run.newest.checkpoint}, ${size(run.newest.size_bytes)}`)] : "none yet",
-      run.interval_steps ? [plural(run.interval_steps, "step") + (run.interval_s ? ` (${duration(run.interval_s)})` : ""), small(run.reason), run.skipped_count ? small(`${count(run.skipped_count)} skipped`) : null] : "not known yet",
+      run.interval_steps ? [run.is_paused ? "paused" : plural(run.interval_steps, "step") + (run.interval_s ? ` (${duration(run.interval_s)})` : ""), small(run.reason), run.skipped_count ? small(`${count(run.skipped_count)} skipped`) : null] : "not known yet",
     ];
   }));
 }
