@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -41,6 +42,17 @@ def kill_daemon_at_last() -> None:
     RunCheckpoints.take_last = take_and_kill
 
 
+def close_late(late_s: float) -> None:
+    """Leave the Store that much later than the others, when all is said and heard."""
+    close = ranks.StoreRanks.close
+
+    def close_then(self: ranks.StoreRanks, *, stays: Callable[[], bool] | None = None) -> None:
+        time.sleep(late_s)
+        close(self, stays=stays)
+
+    ranks.StoreRanks.close = close_then
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", nargs="+", required=True)
@@ -57,6 +69,7 @@ def main() -> None:
     )
     parser.add_argument("--serves", action="store_true", help="the Store, too, which ends with this process")
     parser.add_argument("--hears-late-s", type=float, help="look so seldom for what other ranks say")
+    parser.add_argument("--closes-late-s", type=float, default=0.0, help="leave the Store that much later")
     parser.add_argument("--kills-daemon", action="store_true", help="as it has begun its last checkpoint")
     parser.add_argument("--notice", help="a file that announces the end, a second before")
     args = parser.parse_args()
@@ -66,6 +79,8 @@ def main() -> None:
         say(rank=args.rank, port=store.port)
     if args.hears_late_s is not None:
         setattr(ranks, "_POLL_S", args.hears_late_s)  # noqa: B010  what is private
+    if args.closes_late_s:
+        close_late(args.closes_late_s)
     if args.kills_daemon:
         kill_daemon_at_last()
     dist.init_process_group("fake", store=store, rank=args.rank, world_size=args.world_size)

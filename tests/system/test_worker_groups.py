@@ -178,7 +178,7 @@ def test_sigterm_ends_who_stays_for_the_others_as_any_run(job: Job) -> None:
     """It has told its daemon that it closes, which need not look after it."""
     (first,) = start_ranks(job, 0, ["--serves", "--rank", "0"])
     port = first.until_key("port")["port"]
-    (second,) = start_ranks(job, port, ["--rank", "1", "--hears-late-s", "3"])
+    (second,) = start_ranks(job, port, ["--rank", "1", "--closes-late-s", "60"])
     first.until_step(6)
     with connected(Path(os.environ["EVERSTEP_SOCKET"])) as client:
         wait_until(lambda: client.status().runs[0].ranks[0].state is RankState.CLOSED)
