@@ -1,8 +1,11 @@
 """One data-socket connection on the event loop: frames in, frames (with at most one descriptor each) out."""
 
 import asyncio
+import fcntl
 import os
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,6 +70,8 @@ class Connection:
         self._held_bytes = 0
         """As it was told."""
         self._closed = self._writing = self._reading = self._unheard = False
+        self._is_last = False
+        """Nothing more is received."""
         self.is_unread = wait_s > 0
         """Nothing was looked at yet."""
         if self.is_unread:
@@ -122,6 +127,30 @@ class Connection:
         self._on_frame, self._on_closed, self._manners = _ignore_frame, _ignore, _NO_MANNERS
         on_closed()
 
+    def close_when_served(self) -> None:
+        """The peer has died: serve what it has sent until now, then close.
+
+        Others may hold the socket's other end, so its end is not waited for.
+        """
+        if self._closed or self._is_last:
+            return
+        if self.is_unread:
+            self.close()
+            return
+        self._is_last = True
+        try:
+            left_bytes = int.from_bytes(fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+            end_bytes = self._reader.held_bytes + left_bytes
+            while self._reader.held_bytes < end_bytes and self._reader.receive(self._sock):
+                pass
+        except FrameError as error:
+            self._refuse(error)
+        except OSError:
+            self.close()
+        else:
+            if self._reading:  # else its turn comes
+                self._read_on()
+
     def close_when_sent(self) -> None:
         """Close after the queued frames; used to refuse with a reason."""
         self._flush()
@@ -150,10 +179,13 @@ class Connection:
         except BlockingIOError:
             return
         except FrameError as error:
-            self._manners.report("bad_frame", f"reason={error}")
-            self.close()
+            self._refuse(error)
         except OSError:
             self.close()
+
+    def _refuse(self, error: FrameError) -> None:
+        self._manners.report("bad_frame", f"reason={error}")
+        self.close()
 
     def _hand_out(self) -> tuple[int, bool]:
         """Serve the frames of this turn; return how many, and whether more may be served now.
@@ -185,10 +217,12 @@ class Connection:
         grown_bytes, self._held_bytes = held_bytes - self._held_bytes, held_bytes
         if not self._manners.hold(grown_bytes) and held_bytes > LARGE_BYTES:
             raise FrameError(f"what this user has sent waits with too many bytes, {held_bytes} of them here")
-        if has_turn:
-            self._read()
-        else:
+        if not has_turn:
             self._rest()
+        elif self._is_last:
+            self.close()
+        else:
+            self._read()
 
     def _read(self) -> None:
         """Wait for more."""

@@ -337,8 +337,9 @@ class Node:
     def _give_lease(self, rank: RankRecord, session: Session, frame: frames.OpenRun) -> None:
         """Grant the lease, in one go: from the first check to the last line nobody can come, leave or die."""
         session.check_may_attach()  # again: opening took a while
-        if rank.lessee is not None and not rank.lessee.alive:
-            rank.lessee.end()
+        if (dead := rank.lessee) is not None and not dead.alive:
+            dead.died()
+            dead.end()
         if rank.lessee is not None and not frame.takeover:
             raise RunBusyError(
                 f"rank {frame.rank} of run {frame.name!r} is held by a living trainer",

@@ -44,6 +44,10 @@ class Lessee(Protocol):
         """Queue a frame for the trainer."""
         ...
 
+    def died(self) -> None:
+        """Serve what its dead process has sent, then end."""
+        ...
+
     def end(self) -> None:
         """Give back what it holds."""
         ...

@@ -64,7 +64,7 @@ class Session:
             ),
             wait_s,
         )
-        loop.add_reader(peer.pidfd, self.end)
+        loop.add_reader(peer.pidfd, self.died)
         self._hello_timer = loop.call_later(wait_s + HELLO_DEADLINE_S, self.end)
 
     @property
@@ -104,6 +104,11 @@ class Session:
         """Tell the trainer that it lost its lease and end."""
         self.send(frames.Fenced(message=reason))
         self.end()
+
+    def died(self) -> None:
+        """The client's process is gone: end when all it had sent is served, a Seal that others count on, say."""
+        asyncio.get_running_loop().remove_reader(self.peer.pidfd)
+        self._connection.close_when_served()
 
     def end(self) -> None:
         """The client died, left or is thrown out: give back what it held. Again is nothing."""

@@ -1,6 +1,7 @@
 """One connection of the data socket: who sends much is served in turns, in order, whole, and never after its end."""
 
 import asyncio
+import contextlib
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -255,6 +256,30 @@ def test_what_was_sent_before_leaving_is_served_whole_and_in_order(answers: bool
         assert (served.reports, served.closed) == ([], [ME])
         ours.send(frames.Done(re=1))  # nothing, and no error
         assert served.closed == [ME]
+        served.end()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 5000])
+@pytest.mark.parametrize("of_frame", [b"", b"\x01"])
+def test_what_the_dead_had_sent_is_served_also_where_its_child_holds_the_socket(
+    count: int, of_frame: bytes
+) -> None:
+    """Others count on a Seal that was sent; what a child sends from then on is nobody's."""
+
+    async def run() -> None:
+        served = Served()
+        ours, theirs = served.connect(ME)
+        theirs.setblocking(True)
+        theirs.send(many(count) + of_frame)
+        ours.close_when_served()
+        with contextlib.suppress(BrokenPipeError):  # closed already where there was little to serve
+            theirs.send(many(1))
+        ours.close_when_served()  # nothing more
+        await served.until(lambda: bool(served.closed))
+        assert [number for _, number in served.frames] == list(range(count))
+        assert (served.reports, served.closed) == ([], [ME])
         served.end()
 
     asyncio.run(run())
