@@ -67,6 +67,8 @@ class TreeEncoder:
         if isinstance(value, torch.Tensor):
             return self._tensor(path, value)
         kind = type(value)
+        if issubclass(kind, dict):
+            _refuse_tensor_keys(path, cast("dict[object, object]", value))
         if (kind is bytes or kind is bytearray) and len(cast(bytes, value)) > INLINE_BYTES_MAX:
             data = torch.frombuffer(bytearray(cast(bytes, value)), dtype=torch.uint8)
             return {"$rawbytes": [self._leaf(path, data, Laziness.EAGER), kind.__name__]}
@@ -140,6 +142,16 @@ class TreeEncoder:
         return document | {
             "leaf": self._leaf(path, _array_bytes(array.T if by_column else array), Laziness.EAGER)
         }
+
+
+def _refuse_tensor_keys(path: str, mapping: "dict[object, object]") -> None:
+    """A tensor is found by its identity, which no restore gives back: what it is the key of would be lost silently."""
+    for key in mapping:
+        if isinstance(key, torch.Tensor):
+            raise StateTypeError(
+                f"{path} has a tensor of shape {tuple(key.shape)} as a key, which no restored tensor equals",
+                hint="an optimizer's own state belongs in state[parameter]; elsewhere use the parameter's name",
+            )
 
 
 def _array_bytes(array: "Array") -> torch.Tensor:

@@ -147,10 +147,14 @@ def _checkpoint_families(attached: list[RankRecord]) -> Iterator[Metric]:
     """Return how attached ranks are served: of each number the worst, so that no rank need be a label."""
     now_s = time.monotonic()
     costs = [rank.costs for rank in attached if rank.costs is not None]
+    unpaused = [
+        rank for rank in attached if rank.costs is None or rank.costs.paused_until_unix_s <= time.time()
+    ]
     yield _gauge(
         "checkpoint_age_seconds",
-        "Longest time that an attached rank has been without a new committed shard, or attached if that is less",
-        max((rank.commits.age_s(now_s) for rank in attached), default=0.0),
+        "Longest time that an attached rank has been without a new committed shard, or attached if that is less; "
+        "without those whose checkpoints somebody has paused",
+        max((rank.commits.age_s(now_s) for rank in unpaused), default=0.0),
     )
     yield _gauge(
         "checkpoint_interval_seconds",

@@ -1,6 +1,7 @@
 """The metrics as Prometheus gets them: over HTTP, from a real daemon."""
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -113,6 +114,38 @@ def test_a_restore_counts_when_the_trainer_has_verified_it(node_config: Path, so
             wait_until(lambda: scrape(port)[disk] == 1)
             again.send(frames.Restored(in_memory=True))
             wait_until(lambda: scrape(port)[memory] == 1)
+
+
+def test_who_is_paused_has_no_checkpoint_that_is_too_old(node_config: Path, socket_path: Path) -> None:
+    def told(paused_until_unix_s: float) -> frames.Costs:
+        return frames.Costs(
+            train_s=1.0,
+            boundary_s=0.0,
+            eager_s=0.0,
+            wait_s=0.0,
+            guard_s=0.0,
+            slower_s=0.0,
+            skipped={},
+            interval_steps=0,
+            reason="",
+            goal_missed="",
+            bound="paused",
+            budget=0.1,
+            cost_share=0.0,
+            step=1,
+            paused_until_unix_s=paused_until_unix_s,
+        )
+
+    with node_daemon(node_config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run([Path("nvme0"), Path("nvme1")])
+            trainer.begin_attempt(1)
+            wait_until(lambda: scrape(port)["everstep_checkpoint_age_seconds"] > 0)
+            trainer.send(told(time.time() + 600))
+            wait_until(lambda: scrape(port)["everstep_checkpoint_age_seconds"] == 0)
+            trainer.send(told(time.time()))  # it is over
+            wait_until(lambda: scrape(port)["everstep_checkpoint_age_seconds"] > 0)
 
 
 def test_the_signals_of_a_save_and_a_restore(

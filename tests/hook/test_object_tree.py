@@ -244,6 +244,14 @@ def test_other_types_are_refused_with_their_path_and_what_to_do(value: object) -
         through({"deep": [1, value]})
 
 
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_a_tensor_as_a_key_is_refused(kind: type[dict[object, object]]) -> None:
+    """Found by identity: what it is the key of would be there after a restore, and nobody would find it."""
+    parameter = torch.nn.Parameter(torch.zeros(2, 3))
+    with pytest.raises(StateTypeError, match=r"x\.momentum has a tensor of shape \(2, 3\) as a key"):
+        through({"momentum": kind({parameter: torch.ones(2, 3)})})
+
+
 @pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning")
 def test_a_quantised_tensor_is_refused_with_its_path() -> None:
     quantised = torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8)
