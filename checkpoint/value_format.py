@@ -89,6 +89,14 @@ def load_values(data: bytes) -> object:
         raise CorruptDataError(f"the non-tensor state is not JSON: {error}") from error
 
 
+def load_documents(data: bytes) -> dict[str, object]:
+    """Return what a manifest's values hold of each component, by its name. Raises CorruptDataError on anything else."""
+    documents = load_values(data)
+    if not isinstance(documents, dict):
+        raise CorruptDataError("the values of the checkpoint are not one document per component")
+    return cast("dict[str, object]", documents)
+
+
 class _Encoder:
     def __init__(self, encode_other: EncodeOther | None) -> None:
         self._other = encode_other

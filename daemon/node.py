@@ -372,6 +372,7 @@ class Node:
                 await in_thread(run.store.begin_attempt, attempt, fresh=fresh)
             is_new, run.attempt = attempt > highest, attempt
             if is_new:
+                self._end_older(run, attempt)
                 self.reporter.attached(run, rank.world_size)
         lease.check()
         rank.attempt = attempt
@@ -383,6 +384,15 @@ class Node:
         if fresh:
             rank.current = None
         logger.info("attempt_begun run=%s rank=%d attempt=%d fresh=%s", run.run_id, rank.rank, attempt, fresh)
+
+    @staticmethod
+    def _end_older(run: RunRecord, attempt: int) -> None:
+        """Throw out trainers of attempts before this one: ranks that it has not, whose checkpoints nobody completes."""
+        for rank in run.ranks.values():
+            if rank.lessee is not None and 0 < rank.attempt < attempt:
+                rank.lessee.fence(
+                    f"attempt {rank.attempt} of run {run.name!r} is over: attempt {attempt} has started"
+                )
 
     async def detach(self, lease: Lease) -> None:
         """Answer when everything that the rank sealed has been committed or has failed; then let its arenas go."""

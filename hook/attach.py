@@ -80,7 +80,8 @@ def attach(  # noqa: PLR0913 - all that a run is
         objects: modules, optimizers, loaders, generators, anything with state_dict and load_state_dict, by name.
 
     Raises:
-        UsageError: an object that cannot be saved, or a bad argument; the message names it.
+        UsageError: an object that cannot be saved, a bad argument, or one that ranks were not given alike; the message
+            names it.
         RunBusyError: the run's trainer still lives.
         ConfigError: a directory that does not exist, or no device's name.
         StorageError: a directory cannot be written to, or another daemon holds it.
@@ -106,6 +107,9 @@ def attach(  # noqa: PLR0913 - all that a run is
         takeover=takeover,
         keep=keep,
     )
+    # First: a takeover that is refused afterwards would have ended the run that it was to take.
+    alike = {"every": every, "limits": limits, "fresh": fresh, "takeover": takeover, "replicated": replicated}
+    ranks.agree_settings({name: repr(value) for name, value in (alike | {"keep": keep}).items()})
     link, attempt = _join(ranks, address, events, fresh=fresh)
     _say_attached(name, link, rank=ranks.rank)
     try:
@@ -139,9 +143,7 @@ def _join(ranks: Ranks, address: RunAddress, events: "_Events", *, fresh: bool) 
     except EverstepError as refused:
         error = refused
     try:
-        attempt = ranks.agree_attempt(
-            link.opened.highest_attempt if link is not None else 0, error, fresh=fresh
-        )
+        attempt = ranks.agree_attempt(link.opened.highest_attempt if link is not None else 0, error)
         assert link is not None
         link.begin_attempt(attempt, fresh=fresh)
     except BaseException:

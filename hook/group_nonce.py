@@ -53,6 +53,6 @@ def _answer_all(store: "Store", world_size: int, deadline_s: float) -> str:
         if time.monotonic() > until_s:
             raise DeadlineError(
                 f"ranks {waiting} did not attach within {deadline_s:g} s",
-                hint="every rank must attach the run",
+                hint="every rank must attach the run, by the same name",
             )
         time.sleep(_POLL_S)

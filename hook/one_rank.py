@@ -1,7 +1,7 @@
 """The ranks of a run of one process, which agrees with itself."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from ..checkpoint.frequency_types import Decision
@@ -34,9 +34,11 @@ class OneRank:
         self._listener: Listener | None = None
         self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
 
-    def agree_attempt(self, known: int, error: EverstepError | None, *, fresh: bool) -> int:
+    def agree_settings(self, settings: Mapping[str, str]) -> None:
+        """There is nobody to differ."""
+
+    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
         """Return the next attempt, or raise the error."""
-        del fresh
         if error is not None:
             raise error
         return known + 1

@@ -1,13 +1,13 @@
 """What ranks tell each other through the Store, as JSON: the only writer and the only reader. Pure."""
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
 from ..checkpoint.frequency_format import dump_decision, dump_figures, load_decision, load_figures
 from ..checkpoint.frequency_types import Decision, Figures
-from ..core.errors import CorruptDataError
+from ..core.errors import CorruptDataError, EverstepError, error_from_code
 from .horizon_machine import Plan
 from .steering_machine import Steering
 from .sweep_machine import Mark
@@ -130,3 +130,16 @@ def _read(text: bytes, kind: type[_Kind]) -> _Kind:
         raise CorruptDataError(
             f"what another rank said cannot be read: {error}", hint="all ranks must run the same version"
         ) from error
+
+
+def dump_error(error: EverstepError) -> dict[str, str]:
+    """Return what other ranks hear of an error, as JSON-able data."""
+    return {"code": error.code, "message": error.message, "hint": error.hint}
+
+
+def load_error(item: object, rank: int) -> EverstepError | None:
+    """Return the error of another rank, which its message names; None: what it says is none."""
+    said = cast("dict[str, str]", item)
+    if "code" not in said:
+        return None
+    return error_from_code(said["code"], f"rank {rank}: {said['message']}", said["hint"])

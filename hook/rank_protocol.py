@@ -1,6 +1,6 @@
 """What a run asks of its ranks, and what it hears of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ..checkpoint.frequency_types import Decision
@@ -54,12 +54,17 @@ class Ranks(Protocol):
     rank: int
     world_size: int
 
-    def agree_attempt(self, known: int, error: EverstepError | None, *, fresh: bool) -> int:
-        """Return the attempt of all ranks, one above the largest known. Any rank's error is raised by all.
+    def agree_settings(self, settings: Mapping[str, str]) -> None:
+        """Meet the others, before anything else. `settings`: arguments of `attach` as text, by name.
 
         Raises:
-            UsageError: only some of them begin anew.
+            UsageError: not all ranks were given the same.
+            DeadlineError: not all ranks attach.
         """
+        ...
+
+    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
+        """Return the attempt of all ranks, one above the largest known. Any rank's error is raised by all."""
         ...
 
     def gather(self, topic: str, value: object) -> list[object]:

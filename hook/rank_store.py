@@ -22,9 +22,14 @@ class _Server(Protocol):
     port: int
 
 
+def default_store() -> "Store":
+    """Return the process group's own; on the rank that serves it the server lives as long as this does."""
+    return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+
+
 def own_client() -> "Store":
     """Return a connection of our own: a blocked wait on the default one stalls everybody's set."""
-    store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    store = default_store()
     with suppress(AttributeError, RuntimeError):
         store = cast("_CanClone", store).clone()  # torch's stub lacks it
     return store

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import cast
@@ -17,7 +17,7 @@ from typing import cast
 import torch.distributed as dist
 
 from ..checkpoint.frequency_types import Decision, Figures
-from ..core.errors import DeadlineError, EverstepError, RanksLostError, UsageError, error_from_code
+from ..core.errors import DeadlineError, EverstepError, RanksLostError, UsageError
 from ..core.ids import CheckpointId
 from .end_machine import Ask, Requests
 from .group_nonce import agree_nonce
@@ -26,10 +26,19 @@ from .one_rank import OneRank
 from .pace import Pace
 from .rank_beats import Beats
 from .rank_ends import RankEnds
-from .rank_format import PlanMessage, RankState, dump_plan, dump_state, load_plan, load_state
+from .rank_format import (
+    PlanMessage,
+    RankState,
+    dump_error,
+    dump_plan,
+    dump_state,
+    load_error,
+    load_plan,
+    load_state,
+)
 from .rank_protocol import Listener, Ranks
 from .rank_results import RankResults
-from .rank_store import name_of, own_client, present, under
+from .rank_store import default_store, name_of, own_client, present, under
 from .silence_machine import Standstill
 from .steering_machine import Steering
 from .sweep_machine import Mark, Sweep
@@ -75,11 +84,12 @@ class StoreRanks:
         """Newest figures of the other ranks that have sent some; on rank 0."""
         self._figures_at_s = 0.0
         """When figures are sent, or fetched, the next time."""
-        self._prefix, self._client = f"everstep/{run_id}", own_client()
+        self._run_id, self._prefix, self._client = run_id, f"everstep/{run_id}", own_client()
+        # It may serve the Store: kept, so that destroy_process_group() before the run's end takes it from nobody.
+        self._default: object = default_store()
         self._store = under(f"{self._prefix}/join", self._client)
-        self._round = 0
-        self._horizon = Horizon()
-        self._planner = Planner(due=pace.due)
+        self._nonce, self._round = "", 0
+        self._horizon, self._planner = Horizon(), Planner(due=pace.due)
         self._changed = threading.Condition()
         self._step = 0
         self._outbox: list[tuple[str, str]] = []
@@ -110,24 +120,28 @@ class StoreRanks:
 
     # -- before training: on the caller's thread
 
-    def agree_attempt(self, known: int, error: EverstepError | None, *, fresh: bool) -> int:
+    def agree_settings(self, settings: Mapping[str, str]) -> None:
+        """Meet the other ranks of this group, and compare what all must have been given alike."""
+        self._nonce = self._agree_nonce()
+        self._store = under(f"{self._prefix}/join/{self._nonce}", self._client)
+        said = cast("list[dict[str, str]]", self.gather("settings", dict(settings)))
+        for name in settings:
+            by_value: dict[str, list[str]] = {}
+            for rank, item in enumerate(said):
+                by_value.setdefault(item[name], []).append(str(rank))
+            if len(by_value) > 1:
+                given = "; ".join(f"{name}={text} on rank {', '.join(who)}" for text, who in by_value.items())
+                raise UsageError(given, hint=f"attach(..., {name}=...) alike on all ranks")
+
+    def agree_attempt(self, known: int, error: EverstepError | None) -> int:
         """Gather what every rank's daemon knows; errors travel too: nobody waits for a rank that was refused."""
-        nonce = self._agree_nonce()
-        self._store = under(f"{self._prefix}/join/{nonce}", self._client)
-        own = {"known": known, "fresh": fresh} if error is None else _pack_error(error)
-        said = self.gather("attempt", own)
+        said = self.gather("attempt", {"known": known} if error is None else dump_error(error))
         for rank, item in enumerate(said):
-            raised = _unpack_error(item, rank)
+            raised = load_error(item, rank)
             if raised is not None:
                 raise error if error is not None else raised
-        anew = [rank for rank, item in enumerate(said) if cast("dict[str, int]", item)["fresh"]]
-        if 0 < len(anew) < self.world_size:
-            raise UsageError(
-                f"fresh=True on rank {', '.join(map(str, anew))} of {self.world_size} only",
-                hint="attach(..., fresh=...) alike on all ranks",
-            )
         attempt = 1 + max(cast("dict[str, int]", item)["known"] for item in said)
-        self._store = under(f"{self._prefix}/{attempt}/{nonce}", self._client)
+        self._store = under(f"{self._prefix}/{attempt}/{self._nonce}", self._client)
         return attempt
 
     def gather(self, topic: str, value: object) -> list[object]:
@@ -152,7 +166,11 @@ class StoreRanks:
         try:
             return agree_nonce(self._store, self.rank, self.world_size, AGREE_DEADLINE_S)
         except RuntimeError as error:
-            raise _disagreement("the attempt", name_of(self._client), error) from error
+            raise DeadlineError(
+                f"rank 0 did not attach the run {self._run_id} within {AGREE_DEADLINE_S:g} s, as far as "
+                f"{name_of(self._client)} tells: {error}",
+                hint="every rank must attach the run, by the same name: look at what rank 0 says",
+            ) from error
 
     # -- training
 
@@ -281,6 +299,7 @@ class StoreRanks:
         if self._thread is not None:
             self._thread.join(STORE_DEADLINE_S if self._lost is None else LOST_JOIN_S)
             self._thread = None
+        self._default = None
 
     # -- the thread
 
@@ -496,14 +515,3 @@ def _disagreement(topic: str, store: str, error: Exception) -> DeadlineError:
         f"the ranks could not agree on {topic} over {store} within {AGREE_DEADLINE_S:.0f} s: {error}",
         hint="every rank must attach, restore and close the run",
     )
-
-
-def _pack_error(error: EverstepError) -> dict[str, str]:
-    return {"code": error.code, "message": error.message, "hint": error.hint}
-
-
-def _unpack_error(item: object, rank: int) -> EverstepError | None:
-    said = cast("dict[str, str]", item)
-    if "code" not in said:
-        return None
-    return error_from_code(said["code"], f"rank {rank}: {said['message']}", said["hint"])

@@ -18,7 +18,6 @@ from ..core.errors import (
     NotFoundError,
     StateMismatchError,
     UsageError,
-    error_from_code,
 )
 from ..core.ids import CheckpointId
 from ..proto import frames
@@ -27,9 +26,10 @@ from .link import Link
 from .mapped_arena import MappedArena
 from .module_state import ModuleState
 from .plain_errors import with_plain_errors
+from .rank_format import dump_error, load_error
 from .rank_protocol import Ranks
 from .received_leaves import ReceivedLeaves
-from .restore_plan import Choice, check_replicated, newest_common, restorable
+from .restore_plan import Choice, check_replicated, check_same, newest_common, restorable
 from .rng_state import NAME as RNG_NAME
 from .run_state import RUN_COMPONENT, RunState
 from .shard_memory import DamagedMemoryError, ShardMemory
@@ -207,21 +207,22 @@ class RestoreSearch:
         self, what: str, choice: Choice, found: Fetched | None, error: EverstepError | None
     ) -> bool:
         """Tell whether no rank has an error; else give the shard back, and raise what is no fault of its data."""
-        said = [cast("dict[str, str]", item) for item in self.ranks.gather(what, _account(found, error))]
-        failures = [item for item in said if "code" in item]
-        steps = [item.get("step") for item in said]
-        if not failures and len(set(steps)) == 1:
+        said = self.ranks.gather(what, _account(found, error))
+        failures = [
+            error if rank == self.ranks.rank else load_error(item, rank) for rank, item in enumerate(said)
+        ]
+        failed = [each for each in failures if each is not None]
+        steps = [cast("dict[str, object]", item).get("step") for item in said]
+        if not failed and len(set(steps)) == 1:
             return True
         if found is not None:
             self.give_back(found)
-        if not failures:
-            error = CorruptDataError(
-                f"ranks saved it after different boundaries: {', '.join(map(str, steps))}"
-            )
-        first = error or error_from_code(failures[0]["code"], failures[0]["message"], failures[0]["hint"])
-        if not isinstance(first, DataError | NotFoundError):
-            raise first
-        reason = f"{choice.checkpoint}: {first.message}"
+        # All ranks have the same list, so that they do the same: an older one is of no use where objects do not fit.
+        for each in failed:
+            if not isinstance(each, DataError | NotFoundError):
+                raise each
+        apart = CorruptDataError(f"ranks saved it after different boundaries: {', '.join(map(str, steps))}")
+        reason = f"{choice.checkpoint}: {(failed or [apart])[0].message}"
         logger.error("checkpoint_not_restorable %s", reason)
         self.skipped.append(reason)
         return False
@@ -234,6 +235,7 @@ class RestoreSearch:
                 check_replicated(found.manifest, self.ranks.world_size)
                 self._check(found)
                 found.others = self._other_manifests(choice)
+                check_same([found.manifest, *found.others], self.ranks.world_size)
             except DamagedMemoryError as error:
                 self._pass_over(choice, found, error)
             except EverstepError as error:
@@ -364,7 +366,7 @@ def _say_passed_over(offers: frames.Offers, restored: CheckpointId) -> None:
 def _account(found: Fetched | None, error: EverstepError | None) -> dict[str, object]:
     """Return what other ranks hear of this one's part: what is wrong, or after how many boundaries it was taken."""
     if error is not None:
-        return {"code": error.code, "message": error.message, "hint": error.hint}
+        return dict[str, object](dump_error(error))
     assert found is not None
     return {"step": None if found.lacks(RUN_COMPONENT) else RunState.step_of(found.stored)}
 

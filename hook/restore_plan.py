@@ -1,9 +1,10 @@
 """Which checkpoint is restored: the newest that every rank can have, and which shard each rank takes. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..checkpoint.manifest_types import Manifest
+from ..checkpoint.value_format import load_documents
 from ..core.errors import StateMismatchError
 from ..core.ids import CheckpointId
 from ..proto.frames import Offer
@@ -56,3 +57,38 @@ def check_replicated(manifest: Manifest, world_size: int) -> None:
                 f"different on each; it cannot be restored by {world_size}",
                 hint=f"start {manifest.world_size} ranks; attach(..., replicated=True) says that all hold the same",
             )
+
+
+def check_same(manifests: Sequence[Manifest], world_size: int) -> None:
+    """Raise StateMismatchError unless all shards of a checkpoint, rank 0's first, have what one of them stands for."""
+    first, *others = manifests
+    for other in others:
+        check_replicated(other, world_size)
+        ours, theirs = _outline(first), _outline(other)
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                raise StateMismatchError(
+                    f"checkpoint {first.checkpoint} was taken by {first.world_size} ranks, and {name!r} is "
+                    f"{ours.get(name, 'missing')} on rank {first.rank}, {theirs.get(name, 'missing')} on rank "
+                    f"{other.rank}; it cannot be restored by {world_size}",
+                    hint=f"start {first.world_size} ranks",
+                )
+
+
+def _outline(manifest: Manifest) -> dict[str, str]:
+    """Return dtype and shape of each tensor that all ranks have to have alike, and which components there are."""
+    tensors = {
+        leaf.name: f"{leaf.dtype} {list(leaf.shape)}"
+        for leaf in manifest.leaves
+        if not leaf.name.startswith(PER_RANK_PREFIXES)
+    }
+    return tensors | dict.fromkeys(load_documents(manifest.values), "attached")
+
+
+def differing(manifests: Sequence[Manifest], besides: Collection[str]) -> list[str]:
+    """Return the components, but for some, of which not all shards hold the same values that are no tensors."""
+    if len(manifests) == 1:
+        return []
+    first, *others = (load_documents(manifest.values) for manifest in manifests)
+    own = {name for other in others for name in first if other.get(name) != first[name]}
+    return sorted(own - set(besides))

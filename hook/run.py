@@ -282,7 +282,7 @@ class Run:
 
         At the last boundary from which a checkpoint still becomes durable in that time one is taken; another one at
         once while nobody knows how long that takes. Then `step()` raises SystemExit(0), or with `ends=False` goes on.
-        All ranks call it alike.
+        All ranks call it alike: of several, rank 0's counts.
         """
         self._check_usable()
         self._end.lease(seconds, ends=ends)
@@ -412,6 +412,8 @@ class Run:
             case frames.Fenced():
                 self._unusable = FencedError(event.message, hint="stop this process")
                 self._checkpoints.fenced = event.message
+            case frames.Failure(code=FencedError.__name__) if self._closed:
+                logger.info("told_after_end run=%s message=%s", self.name, event.message)
             case frames.Failure():
                 logger.error("daemon_refused code=%s message=%s", event.code, event.message)
                 self._costs.fail(event.message)

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Sequence
 
 import torch
 
@@ -12,8 +13,13 @@ from .restore import Restored
 logger = logging.getLogger(__name__)
 
 
-def say_restored(name: str, restored: Restored, notes: dict[str, str], world_size: int) -> None:
-    """Say what was restored by how many ranks, and what was not; `notes` are the checkpoint's."""
+def say_restored(
+    name: str, restored: Restored, notes: dict[str, str], world_size: int, own_values: Sequence[str]
+) -> None:
+    """Say what was restored by how many ranks, and what was not; `notes` are the checkpoint's.
+
+    `own_values` are the components of which each rank had its own values, where they are rank 0's now.
+    """
     logger.warning(
         "restored run=%s checkpoint=%s from=%s epoch=%d restore_s=%.2f",
         name,
@@ -40,6 +46,13 @@ def say_restored(name: str, restored: Restored, notes: dict[str, str], world_siz
             "broadcast_buffers=False",
             name,
             notes["own_buffers"],
+            restored.world_size,
+        )
+    if own_values:
+        logger.warning(
+            "values_of_rank_0 run=%s components=%s: of %d ranks each had its own, which are no tensors",
+            name,
+            ",".join(own_values),
             restored.world_size,
         )
     then, now = notes.get("torch_threads", ""), str(torch.get_num_threads())

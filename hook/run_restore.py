@@ -16,7 +16,8 @@ from .link import Link
 from .loaders import all_loaders, position_loader, put_back_on_first_batch
 from .pace import Pace
 from .rank_protocol import Ranks
-from .restore import Fetched, Restored, RestoreSearch
+from .restore import OWN_COMPONENTS, Fetched, Restored, RestoreSearch
+from .restore_plan import differing
 from .rng_state import RngState
 from .run_messages import say_nothing_restored, say_restored
 from .run_state import RunState
@@ -76,7 +77,8 @@ class RunRestore:
             left_as_given=tuple(each.name for each in self.components if found.lacks(each.name)),
             not_attached=tuple(set(found.stored.components) - {each.name for each in self.components}),
         )
-        say_restored(self.name, restored, found.manifest.notes, self.ranks.world_size)
+        own_values = differing([found.manifest, *found.others], {*OWN_COMPONENTS, *all_loaders(self.objects)})
+        say_restored(self.name, restored, found.manifest.notes, self.ranks.world_size, own_values)
         return restored
 
     def _bring_back(self, search: RestoreSearch) -> Fetched | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 import torch
 from msgspec import Struct
@@ -10,7 +10,7 @@ from msgspec import Struct
 from ..checkpoint.leaf import LeafSpec
 from ..checkpoint.manifest_types import Manifest
 from ..checkpoint.shard_rules_plan import is_dense
-from ..checkpoint.value_format import load_values
+from ..checkpoint.value_format import load_documents
 from ..core.errors import CorruptDataError, StateMismatchError
 from .leaf_bytes import LeafBytes
 from .tensor_bytes import byte_range, copy_bits, normal_strides, torch_dtype
@@ -39,7 +39,7 @@ class StoredState:
         """
         self.manifest = manifest
         self._leaves = leaves
-        self._documents = _documents(manifest.values)
+        self._documents = load_documents(manifest.values)
         self._places = {leaf.name: _Place(_dense(leaf), leaf.name, 0) for leaf in manifest.leaves}
         self._places.update(_alias_places(manifest))
         self._shared = {alias.of for alias in manifest.aliases}
@@ -200,13 +200,6 @@ class TensorMaker:
             self._bytes[key] = self._stored.holder_bytes(holder).to(device)
         part = self._bytes[key][offset_bytes : offset_bytes + spec.size_bytes].view(dtype)
         return part.as_strided(spec.shape, spec.strides)
-
-
-def _documents(values: bytes) -> dict[str, object]:
-    documents = load_values(values)
-    if not isinstance(documents, dict):
-        raise CorruptDataError("the values of the checkpoint are not one document per component")
-    return cast(dict[str, object], documents)
 
 
 def _alias_places(manifest: Manifest) -> Iterator[tuple[str, _Place]]:

@@ -96,6 +96,21 @@ class TestLeases:
             assert isinstance(second.event(frames.Persisted), frames.Persisted)
             arena.close()
 
+    def test_an_attempt_of_fewer_ranks_ends_those_of_the_one_before(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        """A takeover asks for the leases of the ranks that it has; nobody completes what the others would save."""
+        with daemon_process(socket_path), FakeTrainer(socket_path) as only:
+            with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+                for rank, old in enumerate((first, second)):
+                    old.open_run(devices, rank=rank, world_size=2)
+                    assert isinstance(old.begin_attempt(1), frames.Done)
+                assert isinstance(only.open_run(devices, takeover=True), frames.RunOpened)
+                assert isinstance(only.begin_attempt(2), frames.Done)
+                for old in (first, second):
+                    assert isinstance(old.event(frames.Fenced), frames.Fenced)
+            assert isinstance(only.ask(frames.Detach(request_id=only.number())), frames.Done)
+
     def test_they_end_at_once_while_a_device_writes_for_others(
         self, socket_path: Path, devices: list[Path], pause: Pause
     ) -> None:

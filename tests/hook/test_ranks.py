@@ -101,6 +101,7 @@ def rank(monkeypatch: pytest.MonkeyPatch, server: list[TCPStore]) -> Iterator[Ma
         return made[-1]
 
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(ranks_module, "default_store", lambda: None)
     monkeypatch.setattr(
         ranks_module,
         "own_client",
@@ -687,12 +688,12 @@ def test_a_rank_that_waits_for_the_plan_of_one_that_has_ended_names_it(rank: Mak
     assert "process that served it" not in error.hint
 
 
-def test_ranks_of_which_only_some_begin_anew_are_refused(rank: Make) -> None:
+def test_ranks_that_were_not_given_the_same_are_refused(rank: Make) -> None:
     pair, refused = [rank(0), rank(1)], list[str]()
 
     def agree(number: int) -> None:
         with pytest.raises(UsageError) as raised:
-            pair[number].agree_attempt(3, None, fresh=number == 1)
+            pair[number].agree_settings({"every": "3", "fresh": str(number == 1)})
         refused.append(str(raised.value))
 
     threads = [threading.Thread(target=agree, args=[number]) for number in range(2)]
@@ -701,7 +702,7 @@ def test_ranks_of_which_only_some_begin_anew_are_refused(rank: Make) -> None:
     for thread in threads:
         thread.join(DEADLINE_S)
     assert len(refused) == 2
-    assert all("fresh=True on rank 1 of 2 only" in text for text in refused)
+    assert all("fresh=False on rank 0; fresh=True on rank 1 (attach(" in text for text in refused)
 
 
 def test_a_rank_that_the_daemon_calls_gone_is_silent_at_once(rank: Make) -> None:

@@ -1,7 +1,15 @@
 """Which checkpoint is restored, and from which shard."""
 
+import pytest
+import torch
+from msgspec import structs
+
+from everstep.checkpoint.manifest_types import Manifest
+from everstep.core.errors import StateMismatchError
 from everstep.core.ids import CheckpointId
-from everstep.hook.restore_plan import newest_common, restorable
+from everstep.hook.component import make_components
+from everstep.hook.restore_plan import check_same, differing, newest_common, restorable
+from everstep.hook.state_testing import store
 from everstep.proto.frames import Offer
 
 
@@ -49,3 +57,47 @@ def test_the_newest_attempt_wins_over_the_largest_step() -> None:
 def test_what_one_rank_lacks_is_not_taken() -> None:
     assert newest_common([["1.20", "1.10"], ["1.10"]]) == CheckpointId(1, 10)
     assert newest_common([["1.20"], ["1.10"]]) is None
+
+
+class Counted:
+    """An object of numbers and tensors."""
+
+    def __init__(self, **state: object) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, object]:
+        return self._state
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self._state = state
+
+
+def shard(rank: int, **objects: object) -> Manifest:
+    """Return the manifest of one of two ranks, that says of all tensors that both have them."""
+    manifest = store(make_components(objects, world_size=2)).manifest
+    leaves = tuple(structs.replace(leaf, replicas=2) for leaf in manifest.leaves)
+    return structs.replace(manifest, rank=rank, world_size=2, leaves=leaves)
+
+
+def test_another_world_size_is_refused_what_only_some_ranks_have() -> None:
+    first = shard(0, a=Counted(x=torch.zeros(2)))
+    check_same([first, shard(1, a=Counted(x=torch.ones(2)))], 3)
+    more = shard(1, a=Counted(x=torch.zeros(2)), b=Counted(y=torch.zeros(3)))
+    with pytest.raises(
+        StateMismatchError, match="'b' is missing on rank 0, attached on rank 1; it cannot be restored"
+    ):
+        check_same([first, more], 3)
+    wider = shard(1, a=Counted(x=torch.zeros(2, dtype=torch.float64)))
+    with pytest.raises(
+        StateMismatchError, match=r"'a\.x' is float32 \[2\] on rank 0, float64 \[2\] on rank 1"
+    ):
+        check_same([first, wider], 1)
+    own = structs.replace(wider, leaves=tuple(structs.replace(leaf, replicas=1) for leaf in wider.leaves))
+    with pytest.raises(StateMismatchError, match="different on each"):
+        check_same([first, own], 1)
+
+
+def test_values_that_each_rank_has_of_its_own_are_known() -> None:
+    ranks = [shard(rank, a=Counted(offset=100 * rank), b=Counted(n=1), c=Counted(n=rank)) for rank in (0, 1)]
+    assert differing(ranks, besides={"c"}) == ["a"]
+    assert differing(ranks[:1], besides=()) == []

@@ -4,8 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from everstep.core.errors import CorruptDataError
-from everstep.hook.restore import RestoreSearch
+from everstep.core.errors import CorruptDataError, EverstepError, StateMismatchError
+from everstep.hook.restore import Fetched, RestoreSearch
+from everstep.hook.restore_plan import Choice
 from everstep.proto.frames import Offer, Offers
 
 
@@ -57,3 +58,31 @@ def test_what_was_never_complete_is_passed_over_unless_something_is_wrong_with_i
         search(offers(had_complete=False, problem="a device is missing"), others_lost=False)
     with pytest.raises(CorruptDataError, match="no rank set has all shards"):
         search(offers(had_complete=True), others_lost=False)
+
+
+class Failing(RestoreSearch):
+    """This rank's shard is damaged."""
+
+    def _fetch_checked(self, choice: Choice) -> tuple[Fetched | None, EverstepError | None]:
+        return None, CorruptDataError(f"block 3 of {choice.checkpoint}")
+
+
+def failing(**other: str) -> RestoreSearch:
+    """Return the search of a rank beside one that says this of the same checkpoint, and has no older one."""
+    whole = Offer(attempt=1, step=2, world_size=2, shards=[0, 1], in_memory=False, problem="")
+    link = Link(Offers(re=1, items=[whole], had_complete=True))
+    ranks = Ranks(offer=["1.2"], fit={"hint": "", **other}, lost=True)
+    made: dict[str, Any] = {"link": link, "ranks": ranks, "components": [], "attempt": 2, "events": None}
+    return Failing(**made)
+
+
+def test_all_ranks_raise_what_does_not_fit_on_one_also_who_has_a_damaged_shard() -> None:
+    """Else it would go on to an older checkpoint, and wait there for who has raised."""
+    with pytest.raises(StateMismatchError, match=r"rank 1: w is \[8\] in the checkpoint"):
+        failing(code="StateMismatchError", message="w is [8] in the checkpoint, [9] here").run()
+
+
+def test_where_all_are_damaged_the_first_rank_is_quoted() -> None:
+    found = failing(code="CorruptDataError", message="block 5")
+    with pytest.raises(CorruptDataError, match=r"1\.2: block 3 of 1\.2"):
+        found.run()

@@ -71,6 +71,10 @@ def main() -> None:
     parser.add_argument("--hears-late-s", type=float, help="look so seldom for what other ranks say")
     parser.add_argument("--closes-late-s", type=float, default=0.0, help="leave the Store that much later")
     parser.add_argument("--kills-daemon", action="store_true", help="as it has begun its last checkpoint")
+    parser.add_argument(
+        "--destroys-early", action="store_true", help="the process group, before the run ends"
+    )
+    parser.add_argument("--takes-over", action="store_true")
     parser.add_argument("--notice", help="a file that announces the end, a second before")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -84,6 +88,7 @@ def main() -> None:
     if args.kills_daemon:
         kill_daemon_at_last()
     dist.init_process_group("fake", store=store, rank=args.rank, world_size=args.world_size)
+    del store  # the process group has it
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     time.sleep(args.late_s)
@@ -94,6 +99,7 @@ def main() -> None:
         storage=args.storage,
         every=args.every,
         replicated=True,
+        takeover=args.takes_over,
         slots=3,
         preemption=everstep.Preemption(notice_file=args.notice, grace_s=1.0 if args.notice else 30.0),
     ) as run:
@@ -114,6 +120,8 @@ def main() -> None:
                 if run.steps == args.until:
                     say(rank=args.rank, waiting=run.steps)
                     time.sleep(600)
+        if args.destroys_early:
+            dist.destroy_process_group()
     report = run.report()
     say(
         rank=args.rank,
@@ -122,7 +130,8 @@ def main() -> None:
         failures=list(report.failures),
         skipped={reason.value: each.count for reason, each in report.skipped.items()},
     )
-    dist.destroy_process_group()
+    if not args.destroys_early:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -188,6 +188,15 @@ def test_sigterm_ends_who_stays_for_the_others_as_any_run(job: Job) -> None:
     second.kill()
 
 
+def test_the_store_outlives_a_process_group_that_is_destroyed_before_the_run_ends(job: Job) -> None:
+    (first,) = start_ranks(job, 0, ["--serves", "--rank", "0", "--destroys-early"])
+    port = first.until_key("port")["port"]
+    (second,) = start_ranks(job, port, ["--rank", "1", "--destroys-early"])
+    for trainer in (first, second):
+        (done,) = trainer.done()
+        assert (done["complete"], done["failures"]) == ("1.7", [])
+
+
 @pytest.mark.parametrize("killer", [0, 1])
 def test_when_the_daemon_dies_with_the_last_checkpoint_all_ranks_take_it_again(job: Job, killer: int) -> None:
     store = agents_store()
@@ -217,6 +226,7 @@ def test_ranks_that_end_at_different_boundaries_say_so_at_once(job: Job) -> None
         (done,) = trainer.done()
         assert done["complete"] == "1.6"
         assert any(reason in each for each in done["failures"]), done
+        assert not any("the lease" in each for each in done["failures"]), "it was given back"
     assert time.monotonic() - began_s < ENDS_WITHIN_S
 
 
@@ -239,6 +249,21 @@ def test_shards_of_different_boundaries_are_not_restored_together(job: Job) -> N
 
 
 # -- a rank is refused
+
+
+def test_a_takeover_that_one_rank_does_not_ask_for_takes_nothing(job: Job) -> None:
+    stores = [agents_store(), agents_store()]
+    old = start_group(job, stores[0], 0.0, 0.0, more=("--steps", "1000000", "--step-s", "0.02"))
+    for trainer in old:
+        trainer.until_step(5)
+    for refused in start_ranks(job, stores[1].port, ["--rank", "0", "--takes-over"], ["--rank", "1"]):
+        assert refused.finish() == 1
+        assert "takeover=True on rank 0; takeover=False on rank 1" in refused.log
+    for trainer in old:
+        trainer.process.send_signal(signal.SIGTERM)
+    for trainer in old:
+        assert trainer.finish() == ENDED_STATUS
+        assert "in_time=True" in trainer.log
 
 
 def test_a_refusal_of_one_rank_is_raised_by_all(job: Job) -> None:
