@@ -255,17 +255,22 @@ class TestLeases:
             assert isinstance(first.begin_attempt(1), frames.Done)
             assert isinstance(second.begin_attempt(1), frames.Done)
 
-    def test_an_older_attempt_can_start_nothing(self, socket_path: Path, devices: list[Path]) -> None:
+    def test_who_is_of_an_older_attempt_is_thrown_out(self, socket_path: Path, devices: list[Path]) -> None:
         with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
             first.open_run(devices, rank=0, world_size=2)
             second.open_run(devices, rank=1, world_size=2)
             first.begin_attempt(1)
             arena = first.make_arena(first.layout())
             second.begin_attempt(2)
-            arena.begin(CheckpointId(1, 1))
-            assert failure(first.receive()).code == "FencedError"
-            assert failure(first.begin_attempt(1)).code == "FencedError"
+            fenced = first.event(frames.Fenced)
+            assert isinstance(fenced, frames.Fenced)
+            assert "attempt 1 of run 'test' is over: attempt 2 has started" in fenced.message
+            with pytest.raises(EOFError):
+                first.receive()
             arena.close()
+            with FakeTrainer(socket_path) as again:
+                again.open_run(devices, rank=0, world_size=2)
+                assert failure(again.begin_attempt(1)).code == "FencedError"
 
     def test_a_part_of_an_open_store_is_refused(self, socket_path: Path, devices: list[Path]) -> None:
         with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:

@@ -417,6 +417,7 @@ def test_a_store_that_hangs_is_noticed_and_left_behind(monkeypatch: pytest.Monke
             port = int(process.stdout.readline())
             monkeypatch.setattr(dist, "get_rank", lambda: 1)
             monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+            monkeypatch.setattr(ranks_module, "default_store", lambda: None)
             monkeypatch.setattr(
                 ranks_module,
                 "own_client",
@@ -457,6 +458,7 @@ class Listener:
 
 ranks.STORE_DEADLINE_S, ranks.PLAN_DEADLINE_S, ranks.LOOK_S = 0.5, 3.0, 0.1
 ranks.own_client = lambda: TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, use_libuv=False)
+ranks.default_store = lambda: None
 dist.get_rank, dist.get_world_size = lambda: 1, lambda: 2
 made = StoreRanks("small", Pace(every=1, limits=Limits()))
 made.start(0, Listener())
