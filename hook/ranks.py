@@ -128,7 +128,7 @@ class StoreRanks:
         for name in settings:
             by_value: dict[str, list[str]] = {}
             for rank, item in enumerate(said):
-                by_value.setdefault(item[name], []).append(str(rank))
+                by_value.setdefault(item.get(name, "unknown"), []).append(str(rank))
             if len(by_value) > 1:
                 given = "; ".join(f"{name}={text} on rank {', '.join(who)}" for text, who in by_value.items())
                 raise UsageError(given, hint=f"attach(..., {name}=...) alike on all ranks")

@@ -251,6 +251,20 @@ def test_shards_of_different_boundaries_are_not_restored_together(job: Job) -> N
 # -- a rank is refused
 
 
+def test_a_takeover_by_fewer_ranks_ends_all_of_the_old_ones(job: Job) -> None:
+    stores = [agents_store(), agents_store()]
+    old = start_group(job, stores[0], 0.0, 0.0, more=("--steps", "1000000", "--step-s", "0.02"))
+    for trainer in old:
+        trainer.until_step(5)
+    (new,) = start_group(job, stores[1], 0.0, more=("--takes-over", "--steps", "100"))
+    assert said([new], "attempt") == [2]
+    for trainer, reason in zip(old, ["was taken over", "attempt 1 of run 'group' is over"], strict=True):
+        assert trainer.finish() == 1
+        assert reason in trainer.log.splitlines()[-1]
+    (done,) = new.done()
+    assert done["failures"] == []
+
+
 def test_a_takeover_that_one_rank_does_not_ask_for_takes_nothing(job: Job) -> None:
     stores = [agents_store(), agents_store()]
     old = start_group(job, stores[0], 0.0, 0.0, more=("--steps", "1000000", "--step-s", "0.02"))
