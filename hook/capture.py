@@ -19,7 +19,7 @@ from ..core.errors import StateTypeError, UsageError
 from .lazy_leaves import LazyLeaves, is_small_vector, noted
 from .memory_ranges import Ranges
 from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
-from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_plain, require_readable
+from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_dtype, require_memory, require_plain
 from .tensor_watch import TensorWatch
 
 _T = TypeVar("_T")
@@ -216,15 +216,24 @@ class _Sink:
         self.component = ""
 
     def take(self) -> list[_Entry]:
-        """Return what was collected since the last call."""
+        """Return what was collected since the last call.
+
+        Raises:
+            StateTypeError: one has no memory for all its elements.
+        """
         taken, self._entries = self._entries, []
+        # One after the other: so lie the objects that stand for memory, which each boundary looks at in this order.
+        for entry in taken:
+            require_memory(entry.original, entry.spec.name)
         return taken
 
     def leaf(self, name: str, tensor: torch.Tensor, laziness: Laziness, *, replicas: int = 1) -> None:
         if self._has(name):
             raise UsageError(f"two leaves are named {name!r}", hint="rename one of the two")
         require_plain(tensor, name)
-        require_readable(tensor, name)
+        require_dtype(tensor, name)
+        if not tensor.is_contiguous():  # it may be copied at once
+            require_memory(tensor, name)
         dense, copied = dense_or_copy(tensor)
         address, size_bytes = byte_range(dense)
         self._names.add(name)

@@ -108,16 +108,24 @@ def reach_of(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def require_readable(tensor: torch.Tensor, path: str) -> None:
-    """Return if a plain tensor has a dtype that the format knows, and memory for all its elements.
+def require_dtype(tensor: torch.Tensor, path: str) -> None:
+    """Return if the format knows a tensor's dtype.
 
     Raises:
-        StateTypeError: it has not; the message names the path.
+        StateTypeError: it does not; the message names the path.
     """
     try:
         dtype_name(tensor.dtype)
     except StateTypeError as error:
         raise StateTypeError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def require_memory(tensor: torch.Tensor, path: str) -> None:
+    """Return if a plain tensor's storage has memory for all its elements.
+
+    Raises:
+        StateTypeError: it has not; the message names the path.
+    """
     if not tensor.numel():
         return
     needed_bytes = (tensor.storage_offset() + reach_of(tensor)) * tensor.element_size()
