@@ -19,7 +19,15 @@ from ..core.errors import StateTypeError, UsageError
 from .lazy_leaves import LazyLeaves, is_small_vector, noted
 from .memory_ranges import Ranges
 from .state_protocol import Captured, Laziness, TensorLeaf, Walked, Watch
-from .tensor_bytes import byte_range, dense_or_copy, describe, dtype_name, require_dtype, require_memory, require_plain
+from .tensor_bytes import (
+    byte_range,
+    dense_or_copy,
+    describe,
+    dtype_name,
+    require_dtype,
+    require_memory,
+    require_plain,
+)
 from .tensor_watch import TensorWatch
 
 _T = TypeVar("_T")
