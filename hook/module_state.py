@@ -259,7 +259,11 @@ class ModuleState:
                 problems += _sparse_differences(named, document.sparse[fqn], stored)
             elif named.role is not Role.CACHE:
                 problems.append(f"{fqn} is in the module and not in the checkpoint")
-        problems += _tied_here_alone(tensors, document.tensors, stored, self.name)
+        problems += [
+            f"{tied.fqn} and {named.fqn} are one tensor here (tied), and two in the checkpoint: build them untied"
+            for tied, named in _tied_here_alone(tensors, document.tensors, stored, self.name)
+            if named.role is Role.PARAMETER  # one of the two would be lost; a buffer gets memory of its own
+        ]
         extra = {named.prefix for named in modules if _has_extra_state(named.module)}
         problems += [
             f"{prefix}_extra_state is on one side only" for prefix in sorted(extra ^ document.extra.keys())
@@ -274,17 +278,18 @@ class ModuleState:
         document = _Document.read(stored, self.name)
         _, tensors = self._registry.refresh(self.name)
         apart = unwritable(named.tensor for named in tensors) | overlapping(named.tensor for named in tensors)
+        tied = self._names_apart(tensors, document, stored)
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
-            stays = named.fqn in document.tensors and named.role is not Role.CACHE
+            stays = named.fqn in document.tensors and named.role is not Role.CACHE and named.fqn not in tied
             if stays and id(named.tensor) not in apart and stored.lies_in(leaf, named.tensor):
                 yield leaf, named.tensor
 
     def apply(self, stored: StoredState) -> None:
         """Write into the existing tensors; buffers that the forward pass makes anew are replaced.
 
-        A tensor whose memory cannot be written to gets memory of its own, and so does a buffer that shares some here
-        with what the checkpoint keeps apart.
+        A tensor whose memory cannot be written to gets memory of its own, and so does a buffer that shares some here,
+        or is one with another tensor here, where the checkpoint keeps the two apart.
 
         Raises:
             StateMismatchError: two weights share memory here and did not when they were saved.
@@ -293,6 +298,7 @@ class ModuleState:
         modules, tensors = self._registry.refresh(self.name)
         decoder, maker = TreeDecoder(stored), TensorMaker(stored)
         closed = unwritable(named.tensor for named in tensors)
+        tied = self._names_apart(tensors, document, stored)
         overlaps, shared = overlapping(named.tensor for named in tensors), list[NamedTensor]()
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
@@ -300,6 +306,8 @@ class ModuleState:
                 _put_sparse(named, decoder.decode(document.sparse[named.fqn]))
             elif named.fqn not in document.tensors:
                 continue  # a cache that was not there yet
+            elif named.fqn in tied:
+                _table(named.owner, "_buffers")[named.key] = maker.make(leaf, named.tensor.device)
             elif id(named.tensor) in closed and stored.fits(leaf, named.tensor):
                 named.tensor.data = maker.make(leaf, named.tensor.device)
             elif id(named.tensor) in overlaps and stored.fits(leaf, named.tensor):
@@ -313,6 +321,11 @@ class ModuleState:
         for named in modules:
             if named.prefix in document.extra:
                 named.module.set_extra_state(cast(Any, decoder.decode(document.extra[named.prefix])))
+
+    def _names_apart(
+        self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState
+    ) -> set[str]:
+        return {named.fqn for _, named in _tied_here_alone(tensors, document.tensors, stored, self.name)}
 
     def _put_shared(self, shared: Sequence[NamedTensor], stored: StoredState, maker: TensorMaker) -> None:
         named = {f"{self.name}.{each.fqn}": each for each in shared}
@@ -397,21 +410,22 @@ def _is_observer(module: nn.Module) -> bool:
 
 def _tied_here_alone(
     tensors: Sequence[NamedTensor], names: Container[str], stored: StoredState, component: str
-) -> Iterator[str]:
-    """Yield names of one tensor here that the checkpoint keeps apart: one of the two would be lost without a word.
+) -> list[tuple[NamedTensor, NamedTensor]]:
+    """Return who is one tensor here with another one (first) that the checkpoint keeps apart from it.
 
     Not where it was imported: other tools write a tied tensor under each of its names.
     """
     if stored.is_imported:
-        return
-    first: dict[int, str] = {}
-    for named in tensors:
+        return []
+    first: dict[int, NamedTensor] = {}
+    found: list[tuple[NamedTensor, NamedTensor]] = []
+    for named in sorted(tensors, key=lambda named: named.role is not Role.PARAMETER):  # weights stay where they are
         if named.fqn not in names or named.role is Role.CACHE or not named.tensor.numel():
             continue
-        tied = first.setdefault(id(named.tensor), named.fqn)
-        places = {stored.holder_of(f"{component}.{fqn}") for fqn in (tied, named.fqn)}
-        if len(places) > 1:
-            yield f"{tied} and {named.fqn} are one tensor here (tied), and two in the checkpoint: build them untied"
+        tied = first.setdefault(id(named.tensor), named)
+        if len({stored.holder_of(f"{component}.{each.fqn}") for each in (tied, named)}) > 1:
+            found.append((tied, named))
+    return found
 
 
 def _differences(named: NamedTensor, stored: StoredState, leaf: str) -> list[str]:

@@ -41,6 +41,23 @@ class Rows(nn.Module):
         self.one, self.two = self.get_buffer("one") + 1.0, self.get_buffer("two") + 2.0
 
 
+class Begun(nn.Module):
+    """Two buffers, and a weight's copy that begins as the weight itself; each goes its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        zeros = torch.zeros(3)
+        for name in ("one", "two", "three", "four"):
+            self.register_buffer(name, zeros)
+        self.weight = nn.Parameter(torch.randn(3))
+        self.register_buffer("best", self.weight)
+
+    def train_on(self) -> None:
+        self.one = self.get_buffer("one") + 1.0
+        self.three = self.four = self.get_buffer("three") + 3.0
+        self.best = self.weight.detach() + 1.0
+
+
 class Expanded(nn.Module):
     """One number for all, until there is one for each."""
 
@@ -69,8 +86,8 @@ class Striped(nn.Module):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Averaging(first=True), lambda: Averaging(first=False), Rows, Expanded, Striped],
-    ids=["view, first", "view, last", "rows", "expanded", "striped"],
+    [lambda: Averaging(first=True), lambda: Averaging(first=False), Rows, Begun, Expanded, Striped],
+    ids=["view, first", "view, last", "rows", "begun as one", "expanded", "striped"],
 )
 def test_each_gets_its_own_bytes(make: type[Rows]) -> None:
     torch.manual_seed(1)
@@ -88,6 +105,16 @@ def test_what_shares_memory_on_both_sides_does_so_afterwards() -> None:
     transfer({"model": saved}, {"model": fresh})
     fresh.train_on()
     assert torch.equal(fresh.get_buffer("even"), fresh.weight[:, ::2])
+
+
+def test_those_that_are_one_again_go_on_together() -> None:
+    saved, fresh = Begun(), Begun()
+    saved.train_on()
+    transfer({"model": saved}, {"model": fresh})
+    fresh.get_buffer("three").add_(1.0)
+    assert torch.equal(fresh.get_buffer("four"), torch.full((3,), 4.0))
+    assert torch.equal(fresh.get_buffer("two"), torch.zeros(3))
+    assert fresh.get_buffer("best") is not fresh.weight
 
 
 def pair(*, tied: bool) -> nn.Sequential:
