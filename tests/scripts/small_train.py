@@ -69,6 +69,19 @@ def die_at(step: int, run: Run) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Own:
+    """What each rank has of its own, and no tensor."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rank": self.rank}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.rank = state["rank"]
+
+
 class Stumbling:
     """Its state cannot be read once it is told so, once."""
 
@@ -122,7 +135,9 @@ def main() -> None:
         "--stumble-at", type=int, default=-1, help="the last rank's state cannot be read here"
     )
     parser.add_argument("--replicated", action="store_true", help="no DDP; say that all ranks hold the same")
-    parser.add_argument("--own-buffers", action="store_true", help="DDP does not spread rank 0's")
+    parser.add_argument(
+        "--own-buffers", action="store_true", help="DDP spreads none, and each rank has a value"
+    )
     parser.add_argument("--request-at", type=int, default=-1, help="the last rank asks for a checkpoint here")
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--notice", help="a file that announces the end")
@@ -158,6 +173,7 @@ def main() -> None:
     stumbling = Stumbling()
     state |= {"stumbling": stumbling} if args.stumble_at > 0 else {}
     state |= {"own": nn.Linear(rank + 2, 1)} if args.per_rank else {}
+    state |= {"own": Own(rank)} if args.own_buffers else {}
     with everstep.attach(
         args.name,
         **state,
