@@ -152,7 +152,7 @@ class RankRecord:
     leave: frames.Leave | None = None
     """What its last holder has said of its end; None: nothing, it died, or is here and goes on."""
     step: int = 0
-    """Newest boundary that was snapshotted."""
+    """Newest boundary that its holder has snapshotted; 0: none."""
     files_size_bytes: int = 0
     """What a snapshot takes on the devices, as its trainer has said with the newest arena that it wanted; 0 before."""
     arenas: dict[int, Arena] = field(default_factory=dict[int, Arena])
@@ -191,6 +191,7 @@ class RankRecord:
         assert not client.has_ended, "nobody would ever give this lease back"
         self.lease = Lease(rank=self, holder=client)
         self.kept_until_s = self.costs = self.leave = None
+        self.step = 0  # it may go on from an older one
         return self.lease
 
     @property

@@ -194,7 +194,7 @@ def _rank_view(rank: RankRecord) -> RankView:
     return RankView(
         rank=rank.rank,
         state=state,
-        step=rank.step,
+        step=max(rank.step, rank.costs.step if rank.costs is not None else 0),
         slots=tuple(
             SlotView(state=slot.state, checkpoint=slot.checkpoint)
             for arena in rank.arenas.values()

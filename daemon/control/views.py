@@ -78,7 +78,7 @@ class RankView:
     rank: int
     state: RankState
     step: int
-    """Of the newest snapshot that was sealed."""
+    """Boundaries passed, as its trainer said last, and no fewer than at its newest snapshot; 0: not known yet."""
     slots: tuple[SlotView, ...]
     arena_bytes: int
     pid: int

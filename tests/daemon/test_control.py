@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from everstep.checkpoint.keep import Keep
@@ -316,6 +317,31 @@ class TestStatus:
         said = io.StringIO()
         render.status(Console(file=said, width=160), replace(status, runs=(replace(run, pace=paused),)))
         assert f"{RUN} takes no checkpoint, paused until noon, as asked, 2 skipped" in said.getvalue()
+
+    def test_how_far_training_is_is_shown_between_snapshots(
+        self, client: ControlClient, trainer: FakeTrainer, socket_path: Path, devices: list[Path]
+    ) -> None:
+        def step() -> int:
+            (run,) = client.status().runs
+            return run.ranks[0].step
+
+        with FakeTrainer(socket_path) as first:
+            first.open_run(devices, name=RUN)
+            first.begin_attempt(1)
+            assert step() == 0
+            arena = first.make_arena(first.layout())
+            arena.save(CheckpointId(1, 7), seed=1)
+            first.event(frames.Persisted)
+            assert step() == 7
+            first.send(structs.replace(costs(train_s=1.0, guard_s=0.0), step=12))
+            first.offers()  # answered after what was sent before it
+            assert step() == 12
+            arena.close()
+        trainer.open_run(devices, name=RUN)
+        assert step() == 0  # it may restore an older one
+        trainer.send(structs.replace(costs(train_s=1.0, guard_s=0.0), step=3))
+        trainer.offers()
+        assert step() == 3
 
     def test_an_idle_daemon_has_nothing_to_show(self, client: ControlClient, socket_path: Path) -> None:
         status = client.status()
