@@ -143,7 +143,12 @@ class EndMachine:
 
     def saves_last(self, boundary: Boundary) -> bool:
         """Tell whether the last boundary is saved; else time is left only for what is under way. Rank 0 decides."""
-        return not boundary.progress.under_way or self._has_time(boundary)
+        is_known = boundary.needed_s is not None
+        return not boundary.progress.under_way or (is_known and self.has_time(boundary))
+
+    def has_time(self, boundary: Boundary) -> bool:
+        """Tell whether a checkpoint that begins now fits, as far as anybody knows."""
+        return boundary.at_s + (boundary.needed_s or 0.0) < self.until_s(boundary.at_s)
 
     def until_s(self, now_s: float) -> float:
         """Return when somebody will end this process, as far as this rank knows."""
@@ -153,10 +158,6 @@ class EndMachine:
     def known_until_s(self) -> float | None:
         """The same; None: nobody has announced it."""
         return self._until_s
-
-    def _has_time(self, boundary: Boundary) -> bool:
-        needed_s = boundary.needed_s
-        return needed_s is not None and boundary.at_s + needed_s < self.until_s(boundary.at_s)
 
     def _is_last_chance(self, notice: Notice, boundary: Boundary) -> bool:
         begins_s = max(DEADLINE_STEPS * boundary.step_s, self._agree_s)

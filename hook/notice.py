@@ -158,7 +158,8 @@ class NoticeWatch:
             self._on_unconfirmed()
             heard = self._heard(max(0.0, grace_s - CONFIRM_S))
         if heard != "":
-            logger.error("run_ended reason=a second SIGTERM, or no boundary within %.0f s", grace_s)
+            why = "a second SIGTERM" if heard else f"it had not ended {grace_s:.0f} s after SIGTERM"
+            logger.error("run_ended reason=%s", why)
             end_now()
 
     def _tell(self, reason: str) -> None:

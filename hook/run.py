@@ -444,17 +444,29 @@ class Run:
     # -- the end
 
     def _leave(self, reason: str, *, due: bool) -> None:
-        """Save what all ranks have time for: this boundary if it is `due`, or only what is under way; then end."""
-        until_s = self._end.until_s
-        skipped = due and not self._checkpoints.take_last(until_s)
-        self._checkpoints.wait(max(0.0, until_s - time.monotonic()))
-        self._ended(reason, skipped=skipped)
+        """Save what all ranks have time for: this boundary if it is `due`, or only what is under way; then end.
+
+        One rank looks again when that has come to its end: there may be time for this boundary, too.
+        """
+        until_s, checkpoints = self._end.until_s, self._checkpoints
+        self._costs.left(time.perf_counter(), opens_busy=checkpoints.busy, due=due)
+        if not due:
+            self._see_complete(until_s)
+            is_saved = checkpoints.saved_step >= self._state.number
+            due = self._ranks.world_size == 1 and not is_saved and self._end.has_time(checkpoints.progress)
+        begun = due and checkpoints.take_last(until_s)
+        if begun:
+            self._see_complete(until_s)
+        self._ended(reason, skipped=due and not begun)
 
     def _ended(self, reason: str, *, skipped: bool = False) -> NoReturn:
         last_complete = self.report().last_complete
         begun = CheckpointId(self.attempt, self._checkpoints.last_taken_step)
         self._end.leave(
-            reason, last_complete=last_complete, in_time=not skipped and last_complete == str(begun)
+            reason,
+            last_complete=last_complete,
+            in_time=not skipped and last_complete == str(begun),
+            unsaved_steps=self._checkpoints.unsaved_steps,
         )
 
     def _close(self, error: BaseException | None = None) -> None:
@@ -497,20 +509,23 @@ class Run:
         """Take the last boundary and see it complete; all ranks take it again when the daemon of one dies with it."""
         checkpoints, until_s = self._checkpoints, time.monotonic() + CLOSE_DEADLINE_S
         self._ranks.ends()
-        begun = self._last_boundary()
-        while begun and (
-            not checkpoints.wait(max(0.0, until_s - time.monotonic())) or checkpoints.died_with_daemon
-        ):
-            if checkpoints.alone or time.monotonic() >= until_s:
-                break
-            checkpoints.keep_daemon()
-            if checkpoints.died_with_daemon:
-                begun = self._last_boundary()
+        if self._last_boundary(until_s):
+            self._see_complete(until_s)
         if self._started and (reason := checkpoints.last_unsaved()):
             logger.error("close_incomplete run=%s reason=%s", self.name, reason)
 
-    def _last_boundary(self) -> bool:
-        """Take the final state, if anything moved since the last snapshot; wait for room as long as it takes.
+    def _see_complete(self, until_s: float) -> None:
+        """See what was taken complete, or failed; the state is taken again where it died with some rank's daemon."""
+        checkpoints = self._checkpoints
+        while not checkpoints.wait(max(0.0, until_s - time.monotonic())) or checkpoints.died_with_daemon:
+            if checkpoints.alone or time.monotonic() >= until_s:
+                return
+            checkpoints.keep_daemon()
+            if checkpoints.died_with_daemon and not self._last_boundary(until_s):
+                return
+
+    def _last_boundary(self, until_s: float) -> bool:
+        """Take the final state, if anything moved since the last snapshot; wait for room until then.
 
         Tell whether there is nothing to take, or it has begun.
         """
@@ -520,7 +535,7 @@ class Run:
         self._state.beyond += 1
         if self._ranks.lost is not None:
             return False
-        return self._checkpoints.take_last(time.monotonic() + CLOSE_DEADLINE_S)
+        return self._checkpoints.take_last(until_s)
 
     def _say_end(self, error: BaseException | None) -> None:
         """Wait until the daemon has settled what was sealed; or tell it why nobody waits for that."""

@@ -86,6 +86,12 @@ class RunCheckpoints:
             return max(self._taken_steps, default=self.saved_step)
 
     @property
+    def unsaved_steps(self) -> int:
+        """Boundaries since the newest one that is complete, or since the attempt's start."""
+        with self._lock:
+            return max(0, self._state.step - self._complete_step)
+
+    @property
     def died_with_daemon(self) -> bool:
         """Tell whether what was taken last is lost since some rank's daemon went away before it had written it."""
         return self._died_step == self.saved_step

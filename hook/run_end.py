@@ -57,6 +57,11 @@ class RunEnd:
         with self._lock:
             return self._machine.saves_last(self._boundary(progress))
 
+    def has_time(self, progress: Progress) -> bool:
+        """Tell whether a checkpoint that begins now fits, as far as this rank knows."""
+        with self._lock:
+            return self._machine.has_time(self._boundary(progress))
+
     @property
     def until_s(self) -> float:
         """When somebody will end this process, of the monotonic clock, as far as this rank knows."""
@@ -83,15 +88,19 @@ class RunEnd:
         with self._lock:
             self._machine.ranks_lost()
 
-    def leave(self, reason: str, *, last_complete: str, in_time: bool) -> NoReturn:
-        """End the process: SystemExit with 0 for a lease, else as SIGTERM would."""
+    def leave(self, reason: str, *, last_complete: str, in_time: bool, unsaved_steps: int) -> NoReturn:
+        """End the process: SystemExit with 0 for a lease, else as SIGTERM would.
+
+        `in_time`: all that was begun is complete. `unsaved_steps`: boundaries behind the newest complete checkpoint.
+        """
         self._left = reason
         logger.warning(
-            "run_ended run=%s reason=%s last_complete=%s in_time=%s",
+            "run_ended run=%s reason=%s last_complete=%s in_time=%s unsaved_steps=%d",
             self._name,
             reason,
             last_complete or "none",
             in_time,
+            unsaved_steps,
         )
         raise SystemExit(0 if reason == LEASE_ENDS else ENDED_STATUS)
 

@@ -1,6 +1,7 @@
 """What a run says in the log, at WARNING where a user must not miss it."""
 
 import logging
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -88,18 +89,22 @@ def say_steps_too_short(name: str, text: str) -> None:
 def say_closed(name: str, step: int, report: Report) -> None:
     """Sum the attempt up."""
     logger.info(
-        "run_closed run=%s step=%d complete=%d last_complete=%s stall_per_checkpoint_ms=%.2f slowdown_percent=%.2f "
-        "boundaries_percent=%.2f busy_steps=%d quiet_steps=%d skipped=%d failed=%d interval=%d",
+        "run_closed run=%s step=%d complete=%d last_complete=%s stall_per_checkpoint_ms=%.2f slowdown_percent=%s "
+        "boundaries_percent=%s busy_steps=%d quiet_steps=%d skipped=%d failed=%d interval=%d",
         name,
         step,
         report.checkpoints_complete,
         report.last_complete or "none",
         report.stall_per_checkpoint_s * 1000,
-        report.slowdown * 100,
-        report.plain_share * 100,
+        _percent(report.slowdown),
+        _percent(report.plain_share),
         report.busy_steps,
         report.quiet_steps,
         sum(each.count for each in report.skipped.values()),
         report.failed_count,
         report.decision.interval_steps,
     )
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2f}" if math.isfinite(share) else "unknown"

@@ -189,7 +189,7 @@ class Snapshotter:
         except DaemonUnavailableError:
             return NO_DAEMON
         except EverstepError as error:
-            return error.message
+            return str(error)
         if arena is None:
             why = self._arenas.skipped()
             return f"{NO_ARENA}: {why}" if why else NO_ARENA

@@ -101,14 +101,20 @@ def test_all_ranks_end_with_the_same_checkpoint_after_a_notice(job: Job) -> None
     notice.touch()
     first.finish()
     (ended,) = ends(first)
-    assert ended == f"reason={notice} is there last_complete=1.{last_step(first.steps)} in_time=True"
+    assert (
+        ended
+        == f"reason={notice} is there last_complete=1.{last_step(first.steps)} in_time=True unsaved_steps=0"
+    )
 
 
 def test_all_ranks_end_with_the_same_checkpoint_before_a_lease_ends(job: Job) -> None:
     first = job.start("--every", NEVER, "--step-s", "0.02", "--epochs", "500", "--lease", "8", ranks=2)
     assert first.finish() == 0
     (ended,) = ends(first)
-    assert ended == f"reason=the lease ends last_complete=1.{last_step(first.steps)} in_time=True"
+    assert (
+        ended
+        == f"reason=the lease ends last_complete=1.{last_step(first.steps)} in_time=True unsaved_steps=0"
+    )
 
 
 def test_the_survivor_of_a_dead_rank_ends_at_once(job: Job) -> None:
@@ -487,13 +493,69 @@ def test_an_end_that_comes_while_a_copy_runs_waits_for_it(
         trained.step()
         under_way = trained.run.steps
         monkeypatch.setattr(Pace, "needed_s", 0.1 if has_time else 1000.0)
-        trained.run._end._on_notice(Notice(reason=SIGTERM, until_s=time.monotonic() + 60, ends=True))
+        told_to_end(trained)
         opening = threading.Timer(0.2, slow.open)
         opening.start()
         with pytest.raises(SystemExit):
             trained.run.step()  # no optimizer has waited for the copy
         opening.join()
         assert trained.run.report().last_complete == f"1.{under_way + has_time}"
+
+
+def told_to_end(trained: Training) -> None:
+    trained.run._end._on_notice(Notice(reason=SIGTERM, until_s=time.monotonic() + 60, ends=True))
+
+
+def test_the_end_of_the_first_checkpoint_shows_that_there_is_time_for_the_last_one(
+    storage: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody knows how long one takes until then."""
+    with service(), slow_copies(monkeypatch) as slow, training(storage, slots=3) as trained:
+        trained.step()
+        assert trained.run.wait(60)  # for memory
+        slow.arm()
+        trained.run.checkpoint()
+        trained.step()
+        assert trained.run._pace.needed_s is None
+        told_to_end(trained)
+        opening = threading.Timer(0.2, slow.open)
+        opening.start()
+        with pytest.raises(SystemExit):
+            trained.run.step()
+        opening.join()
+        last = f"1.{trained.run.steps}"
+        assert trained.run.report().last_complete == last
+        assert f"reason=SIGTERM last_complete={last} in_time=True unsaved_steps=0" in caplog.text
+
+
+def test_what_dies_with_the_daemon_is_taken_again_before_the_end(
+    storage: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    left: list[Training] = []
+    with service() as daemon:
+        with pytest.raises(SystemExit):
+            leave_as_the_daemon_dies(storage, daemon, left)
+    (trained,) = left
+    boundary, last = f"1.{trained.run.steps}", f"1.{trained.run.steps + 1}"
+    report = trained.run.report()
+    assert report.last_complete == last
+    assert f"last_complete={last} in_time=True unsaved_steps=0" in caplog.text
+    assert [failure.partition(":")[0] for failure in report.failures] == [boundary]
+    assert "daemon_lost" in caplog.text
+    assert_restores(storage, {last: trained.weights()})
+
+
+def leave_as_the_daemon_dies(
+    storage: list[Path], daemon: "subprocess.Popen[bytes]", left: list[Training]
+) -> NoReturn:
+    with training(storage, slots=3) as trained:
+        left.append(trained)
+        trained.save()
+        daemon.send_signal(signal.SIGSTOP)  # so that nothing is written before it dies
+        told_to_end(trained)
+        threading.Timer(0.5, daemon.kill).start()
+        trained.step()
+    pytest.fail("it has not left")
 
 
 def test_two_snapshots_between_seal_and_commit_are_both_committed_as_they_were(storage: list[Path]) -> None:
