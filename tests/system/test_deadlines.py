@@ -532,9 +532,8 @@ def test_what_dies_with_the_daemon_is_taken_again_before_the_end(
     storage: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     left: list[Training] = []
-    with service() as daemon:
-        with pytest.raises(SystemExit):
-            leave_as_the_daemon_dies(storage, daemon, left)
+    with service() as daemon, pytest.raises(SystemExit):
+        leave_as_the_daemon_dies(storage, daemon, left)
     (trained,) = left
     boundary, last = f"1.{trained.run.steps}", f"1.{trained.run.steps + 1}"
     report = trained.run.report()
