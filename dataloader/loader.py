@@ -303,6 +303,14 @@ class DataLoader(TorchDataLoader[T_co]):
         )
         check_fit(parse_state(state_dict), here)
 
+    def pass_end_before(self, epoch: int) -> None:
+        """Go on to the next epoch where the loop was left at the end of one before `epoch`, as the next iter() would.
+
+        A loader that runs beside the one that leads, in a zip or by next(), is never told that its epoch is over.
+        """
+        if self._position.epoch < epoch:
+            self._position.finish_if_over()
+
     def check_unmoved(self) -> None:
         """Return if load_state_dict may still be called; LoaderStateError once iteration has begun."""
         self._position.check_unmoved()
@@ -341,7 +349,10 @@ class DataLoader(TorchDataLoader[T_co]):
             position.release(token)
             raise
         rest = EpochIterator(position, token, cast(Split, split), made, self._first_batch_callbacks)
-        return rest if split.part(plan.cursor) is not None else EmptyRest(self, rest)
+        if split.part(plan.cursor) is not None:
+            return rest
+        position.rest_given()
+        return EmptyRest(self, rest)
 
     def _begin_split(self) -> Split | DrawnSplit:
         position = self._position

@@ -51,6 +51,8 @@ class Position:
         self._has_handed = False
         self._is_restored = False
         """A state was loaded, and nothing moved since."""
+        self._is_rest_given = False
+        """An iterator was made over an epoch of which nothing is left; the next one is of the next epoch."""
 
     @property
     def in_loop(self) -> tuple[int, int] | None:
@@ -60,7 +62,7 @@ class Position:
     @property
     def is_resumed_by_iter(self) -> bool:
         """Whether an iterator was abandoned in this epoch, so that the next one goes on from there."""
-        return self._has_handed
+        return self._has_handed or self._is_rest_given
 
     def begin(self) -> int:
         """Return the token of a new iterator; the one before it can move nothing from now on."""
@@ -123,6 +125,10 @@ class Position:
         if is_begun and self.steps is not None and self.steps.part(self.cursor) is None:
             self._newest += 1
             self.finish(self.steps.sample_count)
+
+    def rest_given(self) -> None:
+        """An iterator was made that ends at once."""
+        self._is_rest_given = True
 
     def release(self, token: int) -> None:
         """Say that an iterator will not go on."""
@@ -198,4 +204,4 @@ class Position:
 
     def _restart(self, epoch: int) -> None:
         self.epoch, self.cursor, self.holes = epoch, 0, NO_HOLES
-        self._is_live = self._has_handed = self._is_restored = False
+        self._is_live = self._has_handed = self._is_restored = self._is_rest_given = False

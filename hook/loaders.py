@@ -26,6 +26,13 @@ def position_loader(objects: Mapping[str, object]) -> AnyLoader | None:
     return loaders[0] if len(loaders) == 1 else None
 
 
+def pass_ends_before(epoch: int, objects: Mapping[str, object]) -> None:
+    """Have no loader begin this epoch with an empty rest of an older one."""
+    for loader in all_loaders(objects).values():
+        if isinstance(loader, DataLoader):
+            loader.pass_end_before(epoch)
+
+
 def put_back_on_first_batch(loader: AnyLoader, rng: RngState) -> None:
     """Set the random generators, once, to what was restored when the loader hands out its next batch.
 

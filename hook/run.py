@@ -24,7 +24,7 @@ from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .link import Link
-from .loaders import position_loader
+from .loaders import pass_ends_before, position_loader
 from .notice import Preemption
 from .pace import Pace
 from .rank_protocol import Ranks
@@ -202,6 +202,7 @@ class Run:
         self._start()
         if self._loader is not None:
             self._state.epoch = max(self._state.epoch, self._loader.epoch)
+        pass_ends_before(self._state.epoch, self._objects)
         if self._state.epoch >= count:
             logger.warning(
                 "run_finished run=%s epochs=%d: nothing left to train; more epochs, or attach(..., fresh=True)",

@@ -1,0 +1,94 @@
+"""Loaders that run beside the one that leads, in a zip or by next(): a restart goes on with both."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from in_process import service
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import everstep
+from everstep.dataloader import DataLoader
+from everstep.hook.run import Run
+
+Loader = DataLoader[Any]
+Loop = Callable[[Run, Loader, Loader, int], Iterator[Any]]
+EPOCHS = 3
+"""Of three steps."""
+
+
+class CrashError(Exception):
+    pass
+
+
+def zipped(run: Run, first: Loader, second: Loader, epochs: int) -> Iterator[Any]:
+    for _ in run.epochs(epochs):
+        yield from zip(first, second, strict=False)
+
+
+def by_next(run: Run, first: Loader, second: Loader, epochs: int) -> Iterator[Any]:
+    for _ in run.epochs(epochs):
+        others = iter(second)
+        for batch in first:
+            yield batch, next(others)
+
+
+def one_after_the_other(run: Run, first: Loader, second: Loader, epochs: int) -> Iterator[Any]:
+    for _ in run.epochs(epochs):
+        for loader in (first, second):
+            for batch in loader:
+                yield batch, (torch.empty(0),)
+
+
+def train(
+    storage: Path, loop: Loop, names: tuple[str, str], *, until: int = 0, epochs: int = EPOCHS
+) -> list[tuple[list[int], list[int]]]:
+    """Return the batches of all steps of one attempt, which ends by an error after boundary `until`, if that comes."""
+    storage.mkdir(exist_ok=True)
+    first: Loader = DataLoader(TensorDataset(torch.arange(12)), batch_size=4, shuffle=True)
+    second: Loader = DataLoader(TensorDataset(torch.arange(12) + 100), batch_size=4, shuffle=True, seed=5)
+    objects: dict[str, Any] = dict(zip(names, (first, second), strict=True)) | {"model": nn.Linear(1, 1)}
+    seen: list[tuple[list[int], list[int]]] = []
+    with suppress(CrashError), everstep.attach("pair", **objects, storage=storage, every=1, slots=3) as run:
+        run.restore()
+        for (one,), (other,) in loop(run, first, second, epochs):
+            seen.append((one.tolist(), other.tolist()))
+            run.step()
+            assert run.wait(60)
+            if run.steps == until:
+                assert run.report().last_complete.endswith(f".{until}")
+                raise CrashError
+    return seen
+
+
+@pytest.mark.parametrize("names", [("loader", "other"), ("source", "target")])
+@pytest.mark.parametrize("loop", [zipped, by_next])
+@pytest.mark.parametrize("until", [2, 3, 6])
+def test_both_go_on_where_the_attempt_before_has_ended(
+    tmp_path: Path, loop: Loop, names: tuple[str, str], until: int
+) -> None:
+    with service():
+        whole = train(tmp_path / "whole", loop, names)
+        begun = train(tmp_path / "part", loop, names, until=until)
+        assert len(begun) == until
+        assert begun + train(tmp_path / "part", loop, names) == whole
+
+
+@pytest.mark.parametrize("loop", [zipped, by_next, one_after_the_other])
+def test_both_go_on_with_more_epochs(tmp_path: Path, loop: Loop) -> None:
+    with service():
+        whole = train(tmp_path / "whole", loop, ("loader", "other"), epochs=5)
+        begun = train(tmp_path / "part", loop, ("loader", "other"))
+        assert begun + train(tmp_path / "part", loop, ("loader", "other"), epochs=5) == whole
+
+
+def test_the_second_one_of_an_epoch_ends_with_it(tmp_path: Path) -> None:
+    """The first one stands in the next epoch already, which begins after the restart: the second one does, too."""
+    with service():
+        whole = train(tmp_path / "whole", one_after_the_other, ("loader", "other"))
+        begun = train(tmp_path / "part", one_after_the_other, ("loader", "other"), until=6)
+        assert begun + train(tmp_path / "part", one_after_the_other, ("loader", "other")) == whole
