@@ -85,6 +85,23 @@ def read_document(stored: StoredState, name: str, kind: str) -> Document:
     return document
 
 
+def class_name(value: object) -> str:
+    """Return an object's class as a document names it."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def other_class(document: Document, value: object) -> list[str]:
+    """Return the problem where one optimizer or scheduler of torch's saved a document, and another one would take it.
+
+    Many of them take each other's state without a word, and go on as neither would. Classes of others may be renamed.
+    """
+    saved, here = document.text("class") if "class" in document else "", class_name(value)
+    names = [each.rpartition(".")[2] for each in (saved, here) if each.startswith("torch.optim.")]
+    if len(set(names)) < len((saved, here)):
+        return []
+    return [f"a torch.optim {names[0]} saved it, and here is a {names[1]}"]
+
+
 def mismatch(name: str, problems: Sequence[str]) -> StateMismatchError:
     """Return the error that names a component and the first differences."""
     shown = "; ".join(problems[:_SHOWN])

@@ -8,10 +8,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from ..core.errors import LoaderStateError, StateTypeError
+from ..core.errors import EverstepError, LoaderStateError, StateTypeError
 from ..dataloader.ledger import Ledger
 from ..dataloader.state_format import parse_state
-from .document import Document, mismatch, read_document
+from .document import Document, class_name, mismatch, other_class, read_document
 from .loaders import LOADERS, AnyLoader
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names, numpy_module
 from .rng_state import pack_python, unpack_python
@@ -46,32 +46,49 @@ class ObjectState:
         read: Callable[[], object],
         load: Callable[[Any], object],
         check: Callable[[Any], object] | None = None,
+        *,
+        of: object = None,
     ) -> None:
-        """Keep the functions; nothing is read yet."""
+        """Keep the functions; nothing is read yet. `of`: the object, whose class the checkpoint names."""
         self.name = name
         self._kind = kind
         self._read = read
         self._load = load
         self._check = check
+        self._of = of
         self.checks_bytes = check is not None
 
     def capture(self, sink: Sink) -> None:
         """Hand over the state as the object gives it now."""
         state = TreeEncoder(sink).encode(self._read(), self.name)
-        sink.value({"kind": self._kind, "state": state})
+        known = {} if self._of is None else {"class": class_name(self._of)}
+        sink.value({"kind": self._kind, **known, "state": state})
 
     def check(self, stored: StoredState) -> None:
         """Return if the stored state is of the same kind and whole; whether an object takes it only it knows."""
         document = read_document(stored, self.name, self._kind)
+        if problems := other_class(document, self._of):
+            raise mismatch(self.name, problems)
         for leaf in leaf_names(document.value("state")):
             stored.spec(leaf)
         if self._check is not None:
             self._check(TreeDecoder(stored).decode(document.value("state")))
 
     def apply(self, stored: StoredState) -> None:
-        """Make the state again and give it to the object."""
+        """Make the state again and give it to the object.
+
+        Raises:
+            StateMismatchError: the object does not take it, and raised something of its own.
+        """
         document = read_document(stored, self.name, self._kind)
-        self._load(TreeDecoder(stored).decode(document.value("state")))
+        state = TreeDecoder(stored).decode(document.value("state"))
+        try:
+            self._load(state)
+        except EverstepError:
+            raise
+        except Exception as error:
+            said = f"its load_state_dict() raised {type(error).__name__}: {error}"
+            raise mismatch(self.name, [said]) from error
 
 
 class ScalerState:
@@ -173,8 +190,8 @@ def object_component(name: str, value: object) -> Component:
         return made
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         stateful = cast(Stateful, value)
-        return ObjectState(name, "object", stateful.state_dict, stateful.load_state_dict)
-    raise StateTypeError(f"{name} is a {_type_name(value)}, which cannot be saved", hint=_hint(name, value))
+        return ObjectState(name, "object", stateful.state_dict, stateful.load_state_dict, of=value)
+    raise StateTypeError(f"{name} is a {class_name(value)}, which cannot be saved", hint=_hint(name, value))
 
 
 def _torch_generator(name: str, value: object) -> Component | None:
@@ -208,10 +225,6 @@ def _numpy_generator(name: str, value: object) -> Component | None:
             name, "numpy.random.RandomState", lambda: legacy.get_state(legacy=False), legacy.set_state
         )
     return None
-
-
-def _type_name(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _hint(name: str, value: object) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from ..checkpoint.value_format import dump_part
 from ..core.errors import StateTypeError, UsageError
-from .document import Document, mismatch, read_document
+from .document import Document, class_name, mismatch, other_class, read_document
 from .lazy_leaves import may_be_statistics
 from .module_state import ParameterRegistry
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
@@ -172,7 +172,7 @@ class OptimizerState:
             for index, names in enumerate(found.groups)
         ]
         document = {"kind": KIND, "groups": groups, "state": state if found.rest else found.plain}
-        sink.value(document | {"shared": shared, "own": found.own})
+        sink.value(document | {"class": class_name(self._optimizer), "shared": shared, "own": found.own})
 
     def _leaf_of(self, parameter: _Parameter) -> str:
         return f"{self.name}.params.{parameter.name}"
@@ -189,6 +189,8 @@ class OptimizerState:
     def check(self, stored: StoredState) -> None:
         """Return if the groups have the same parameters and every stored state belongs to one."""
         document = read_document(stored, self.name, KIND)
+        if problems := other_class(document, self._optimizer):
+            raise mismatch(self.name, problems)
         names = self._names()
         groups = [Document(self.name, group) for group in document.items("groups")]
         if len(groups) != len(self._optimizer.param_groups):

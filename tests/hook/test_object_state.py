@@ -244,3 +244,30 @@ class Shadow:
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         self.content = state
+
+
+def test_another_scheduler_of_torchs_is_refused() -> None:
+    """StepLR's state made a CosineAnnealingLR of neither schedule, and a SequentialLR raised KeyError."""
+    one, other = optimizer(), optimizer()
+    step = lr_scheduler.StepLR(one, 2)
+    for here in (lr_scheduler.CosineAnnealingLR(other, 10), sequential(other)):
+        with pytest.raises(
+            StateMismatchError, match=f"torch.optim StepLR saved it, and here is a {type(here).__name__}"
+        ):
+            transfer({"sched": step}, {"sched": here})
+
+
+class Particular:
+    """Takes no state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"one": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise KeyError("two")
+
+
+def test_an_object_that_does_not_take_its_state_is_named() -> None:
+    words = r"does not fit 'odd': its load_state_dict\(\) raised KeyError: 'two'"
+    with pytest.raises(StateMismatchError, match=words):
+        transfer({"odd": Particular()}, {"odd": Particular()})

@@ -146,7 +146,8 @@ def test_another_class_of_optimizer_is_refused_before_anything_is_changed(
     one: type[torch.optim.Optimizer], other: type[torch.optim.Optimizer], words: str
 ) -> None:
     saved, fresh = model(), model()
-    optimizer = one(saved.parameters(), lr=0.1)  # pyright: ignore[reportCallIssue]
+    mine: Any = type("Mine", (one,), {})  # of torch's own the checkpoint knows the class
+    optimizer = mine(saved.parameters(), lr=0.1)
     again = other(fresh.parameters(), lr=0.2)  # pyright: ignore[reportCallIssue]
     train(saved, optimizer, 1)
     with pytest.raises(StateMismatchError, match=words):
@@ -155,12 +156,31 @@ def test_another_class_of_optimizer_is_refused_before_anything_is_changed(
     assert not again.state
 
 
-def test_one_with_the_same_options_is_not() -> None:
+@pytest.mark.parametrize("here", [torch.optim.AdamW, torch.optim.RAdam, torch.optim.Adamax])
+def test_so_is_one_of_torchs_with_the_same_options(here: type[torch.optim.Optimizer]) -> None:
+    """AdamW took Adam's state, and went on as Adam."""
     saved, fresh = model(), model()
-    optimizer, again = torch.optim.Adam(saved.parameters()), torch.optim.AdamW(fresh.parameters())
+    optimizer, again = torch.optim.Adam(saved.parameters()), here(fresh.parameters())  # pyright: ignore[reportCallIssue]
     train(saved, optimizer, 1)
-    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": again})
-    assert len(again.state) == len(optimizer.state)
+    words = f"a torch.optim Adam saved it, and here is a {here.__name__}"
+    with pytest.raises(StateMismatchError, match=words):
+        transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": again})
+    assert not again.state
+
+
+def test_a_class_of_ones_own_may_be_renamed() -> None:
+    class Mine(torch.optim.Adam):
+        pass
+
+    class Renamed(torch.optim.Adam):
+        pass
+
+    for one, other in ((Mine, Renamed), (Mine, torch.optim.Adam), (torch.optim.Adam, Mine)):
+        saved, fresh = model(), model()
+        optimizer, again = one(saved.parameters()), other(fresh.parameters())
+        train(saved, optimizer, 1)
+        transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": again})
+        assert len(again.state) == len(optimizer.state)
 
 
 def test_hyper_parameters_come_back_and_new_ones_stay() -> None:
