@@ -92,3 +92,13 @@ def test_the_second_one_of_an_epoch_ends_with_it(tmp_path: Path) -> None:
         whole = train(tmp_path / "whole", one_after_the_other, ("loader", "other"))
         begun = train(tmp_path / "part", one_after_the_other, ("loader", "other"), until=6)
         assert begun + train(tmp_path / "part", one_after_the_other, ("loader", "other")) == whole
+
+
+def test_a_batch_is_known_by_what_is_left() -> None:
+    """As docs/loops.md says: enumerate() counts from 0 behind a restart, too."""
+    whole: Loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
+    next(iter(whole))
+    rest: Loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
+    rest.load_state_dict(whole.state_dict())
+    batches = iter(rest)
+    assert [(len(rest) - len(batches) - 1, len(batches) == 0) for _ in batches] == [(1, False), (2, True)]
