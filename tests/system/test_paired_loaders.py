@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import everstep
 from everstep.dataloader import DataLoader
+from everstep.dataloader.epoch_iterator import EpochIterator
 from everstep.hook.run import Run
 
 Loader = DataLoader[Any]
@@ -100,5 +101,5 @@ def test_a_batch_is_known_by_what_is_left() -> None:
     next(iter(whole))
     rest: Loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
     rest.load_state_dict(whole.state_dict())
-    batches = iter(rest)
+    batches = cast("EpochIterator", iter(rest))
     assert [(len(rest) - len(batches) - 1, len(batches) == 0) for _ in batches] == [(1, False), (2, True)]
