@@ -39,7 +39,7 @@ from .run_restore import RunRestore
 from .run_state import RunState
 from .shard_stream import StreamEvents
 from .snapshot import Snapshotter
-from .state_additions import notes_on_additions
+from .state_additions import notes_on_additions, notes_on_lazy
 from .state_protocol import Component
 from .steering_machine import Steering
 from .storage_notes import StorageNotes
@@ -113,6 +113,8 @@ class Run:
         self._costs.notes.extend(notes_on_overlap(objects))
         for text in notes_on_additions(objects):
             self._say_forgotten("state_dict_adds", text)
+        for text in notes_on_lazy(objects):
+            self._say_forgotten("module_is_lazy", text)
 
     def _make_snapshotter(
         self, *, slots: int, replicated: bool, debug: bool, device_first: bool

@@ -31,6 +31,17 @@ def notes_on_additions(objects: Mapping[str, object]) -> list[str]:
     return notes
 
 
+def notes_on_lazy(objects: Mapping[str, object]) -> list[str]:
+    """Return, for the log and the report, which modules cannot be restored into as they are attached."""
+    return [
+        f"{name}.{lazy[0]} has no shape yet, so that a restart has nothing to restore into: run one forward pass "
+        "before attach()"
+        for name, value in objects.items()
+        if isinstance(value, nn.Module)
+        and (lazy := [fqn for fqn, tensor in value.named_parameters() if nn.parameter.is_lazy(tensor)])
+    ]
+
+
 def _note(name: str, keys: list[str], remedy: str) -> list[str]:
     if not keys:
         return []

@@ -228,3 +228,15 @@ def test_a_run_says_it_once_in_the_log_and_in_the_report(
         "model.state_dict() adds table",
         "optimizer.state_dict() adds global_step",
     ]
+
+
+def test_a_lazy_module_is_said_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
+    loop = Loop({"model": model}, lambda number, run: None)
+    with daemon_process(Path(os.environ["EVERSTEP_SOCKET"])), attached(loop, [tmp_path]) as run:
+        (note,) = run.report().notes
+        model(torch.zeros(1, 2))
+        run.step()
+        assert run.report().notes == (note,)
+    assert note.startswith("model.1.weight has no shape yet")
+    assert f"module_is_lazy run=overlap: {note}" in caplog.messages
