@@ -30,7 +30,7 @@ class AnalysedRun(Run):
         self._state = RunState(lambda: pace.memory)
         self._history = History()
         self._costs = CostBook()
-        self._loader = position_loader(objects)
+        self._objects, self._loader = objects, position_loader(objects)
         self._unusable, self._closed = None, False
         logger.info("run_analysed run=%s: nothing is restored or saved", name)
 

@@ -23,6 +23,7 @@ from everstep.dataloader import BlockShuffle, CachedDataset, DataLoader
 from everstep.dataloader.cache import reader as reader_module
 from everstep.dataloader.cache.arena_format import base_bytes, budget_for, record_bytes
 from everstep.dataloader.sources import SourceDataset
+from everstep.hook.trainer_testing import daemon_pid
 
 LENGTHS = [1000, 0, 17, 40_000, 8]
 
@@ -366,8 +367,8 @@ def test_a_private_daemon_is_started_and_ends_when_nobody_needs_it(
     mortal.reads()
     read_all(again, mortal)
     assert mortal.reads() == []
+    pid = daemon_pid()
     began_s = time.monotonic()
     again.close()
-    pid = os.waitpid(-1, 0)[0]
-    assert pid > 0
+    assert os.waitpid(pid, 0)[0] == pid
     assert time.monotonic() - began_s > 0.5, "it stays for a next job"
