@@ -419,9 +419,8 @@ def _tied_here_alone(
         return []
     first: dict[int, NamedTensor] = {}
     found: list[tuple[NamedTensor, NamedTensor]] = []
-    for named in sorted(
-        tensors, key=lambda named: named.role is not Role.PARAMETER
-    ):  # weights stay where they are
+    # Weights first: they stay where they are.
+    for named in sorted(tensors, key=lambda named: named.role is not Role.PARAMETER):
         if named.fqn not in names or named.role is Role.CACHE or not named.tensor.numel():
             continue
         tied = first.setdefault(id(named.tensor), named)
