@@ -571,7 +571,9 @@ class TestDamage:
             with training(storage, more=Refuses()) as trained:
                 trained.save()
             with contextlib.suppress(KeyboardInterrupt), training(storage, more=Refuses()) as again:
-                with pytest.raises(LookupError, match="another version"):
+                with refused(
+                    StateMismatchError, "'more'", "LookupError: made for another version", hint="fresh=True"
+                ):
                     again.run.restore()
                 with refused(CorruptDataError, "hold parts of a checkpoint", hint="new process"):
                     again.run.step()
