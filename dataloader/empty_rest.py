@@ -1,6 +1,6 @@
-"""The iterator over an epoch of which nothing is left: a state that was taken after the last batch."""
+"""Iterators over an epoch of which nothing may be left: its loop, or a state of it, ended after the last batch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from .epoch_iterator import EpochIterator
@@ -45,3 +45,31 @@ class EmptyRest:
     def __len__(self) -> int:
         """Return the number of batches that are left."""
         return len(self._rest) if isinstance(self._rest, EpochIterator) else 0
+
+
+class StreamRest:
+    """Goes on with the next epoch where nothing is left of the one whose loop was left: a stream shows that by its end.
+
+    A loader that runs beside another, in a zip or by next(), is never told that its epoch is over.
+    """
+
+    def __init__(self, loader: EpochLoader, rest: Iterator[Any], on_rest: Callable[[], object]) -> None:
+        """Call `on_rest` where something is left."""
+        self._loader, self._rest, self._on_rest = loader, rest, on_rest
+        self._is_begun = False
+
+    def __iter__(self) -> "StreamRest":
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch of what is left, or of the next epoch."""
+        if self._is_begun:
+            return next(self._rest)
+        for batch in self._rest:
+            self._is_begun = True
+            self._on_rest()
+            return batch
+        self._is_begun = True
+        self._rest = iter(self._loader)
+        return next(self._rest)

@@ -21,6 +21,7 @@ all three (workers/): torch's are never started.
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -44,7 +45,7 @@ from .arguments import (
 )
 from .batch_maker import BatchMaker, MapDataset
 from .batch_supply import BatchSupply, Work, WorkerArguments
-from .empty_rest import EmptyRest
+from .empty_rest import EmptyRest, StreamRest
 from .epoch_iterator import Callback, EpochIterator
 from .ledger import Ledger
 from .order_format import OrderKind
@@ -304,12 +305,12 @@ class DataLoader(TorchDataLoader[T_co]):
         check_fit(parse_state(state_dict), here)
 
     def pass_end_before(self, epoch: int) -> None:
-        """Go on to the next epoch where the loop was left at the end of one before `epoch`, as the next iter() would.
+        """Have the next iter() go on with the next epoch where the loop was left at the end of one before `epoch`.
 
         A loader that runs beside the one that leads, in a zip or by next(), is never told that its epoch is over.
         """
         if self._position.epoch < epoch:
-            self._position.finish_if_over()
+            self._position.pass_end()
 
     def check_unmoved(self) -> None:
         """Return if load_state_dict may still be called; LoaderStateError once iteration has begun."""
@@ -328,15 +329,21 @@ class DataLoader(TorchDataLoader[T_co]):
             return super().__len__()
         return self._split().step_count()
 
-    def __iter__(self) -> EpochIterator | EmptyRest | StreamIterator:  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
+    def __iter__(self) -> EpochIterator | EmptyRest | StreamIterator | StreamRest:  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
         """Return an iterator over the rest of the present epoch; workers start here, as in torch."""
         note_iterated(self)
-        if self._position.is_resumed_by_iter:
-            self._position.finish_if_over()
+        position = self._position
+        passes_end = position.is_resumed_by_iter
+        if passes_end:
+            position.finish_if_over()
         if self._stream is not None:
             return self._iterate_stream(self._stream)
-        position = self._position
         split = self._begin_split()
+        if passes_end and split.part(position.cursor) is None:  # a restored sampler of the user's
+            position.steps = split
+            position.finish_if_over()
+            split = self._begin_split()
+        self._warn_of_the_rest(position.cursor)
         token = position.begin()
         position.steps = split
         plan = EpochPlan(order=position.order, epoch=position.epoch, cursor=position.cursor, split=split)
@@ -351,12 +358,11 @@ class DataLoader(TorchDataLoader[T_co]):
         rest = EpochIterator(position, token, cast(Split, split), made, self._first_batch_callbacks)
         if split.part(plan.cursor) is not None:
             return rest
-        position.rest_given()
+        position.pass_end()
         return EmptyRest(self, rest)
 
     def _begin_split(self) -> Split | DrawnSplit:
         position = self._position
-        self._warn_of_the_rest()
         if self._user_sampler is not None:
             return self._user_sampler.begin(
                 position.epoch, position.cursor, seed=position.order.seed, rank=self.rank
@@ -365,8 +371,9 @@ class DataLoader(TorchDataLoader[T_co]):
         self._check_before_iterating(split)
         return split
 
-    def _iterate_stream(self, stream: Stream) -> StreamIterator:
+    def _iterate_stream(self, stream: Stream) -> StreamIterator | StreamRest:
         position = self._position
+        may_be_over = position.cursor > 0 and position.is_resumed_by_iter
         self._source()
         if position.cursor and not stream.is_resumable:
             position.reset()
@@ -376,8 +383,6 @@ class DataLoader(TorchDataLoader[T_co]):
             )
         elif position.cursor == 0:
             stream.restart(position.epoch)
-        else:
-            self._warn_of_the_rest()
         token = position.begin()
         try:
             work = stream.work(
@@ -392,7 +397,11 @@ class DataLoader(TorchDataLoader[T_co]):
         except BaseException:
             position.release(token)
             raise
-        return StreamIterator(position, token, stream, made, self._first_batch_callbacks)
+        rest = StreamIterator(position, token, stream, made, self._first_batch_callbacks)
+        if may_be_over and position.cursor:
+            return StreamRest(self, rest, partial(self._warn_of_the_rest, position.cursor))
+        position.pass_end()
+        return rest
 
     def _check_before_iterating(self, split: Split) -> None:
         count = len(cast(MapDataset, self.dataset))
@@ -408,17 +417,17 @@ class DataLoader(TorchDataLoader[T_co]):
                 hint="choose uneven='weight', 'step' or 'drop', or a dataset and batch size that divide",
             )
 
-    def _warn_of_the_rest(self) -> None:
+    def _warn_of_the_rest(self, cursor: int) -> None:
         if self._position.is_resumed_by_iter:
             self._warn_once(
-                f"iter() goes on with epoch {self.epoch} at sample {self._position.cursor}, where the loop before "
+                f"iter() goes on with epoch {self.epoch} at sample {cursor}, where the loop before "
                 "it was left; call reset() to start the epoch over"
             )
 
     def _warn_once(self, text: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=4)
 
     def _batches(self, work: Work, *, worker_count: int | None = None) -> Batches:
         """Return what makes the batches; a stream may have to go on with as many workers as its epoch began with."""

@@ -51,8 +51,8 @@ class Position:
         self._has_handed = False
         self._is_restored = False
         """A state was loaded, and nothing moved since."""
-        self._is_rest_given = False
-        """An iterator was made over an epoch of which nothing is left; the next one is of the next epoch."""
+        self._passes_end = False
+        """Where nothing is left of this epoch, the next iterator is of the next one."""
 
     @property
     def in_loop(self) -> tuple[int, int] | None:
@@ -61,8 +61,8 @@ class Position:
 
     @property
     def is_resumed_by_iter(self) -> bool:
-        """Whether an iterator was abandoned in this epoch, so that the next one goes on from there."""
-        return self._has_handed or self._is_rest_given
+        """Whether the next iterator goes on where one of this epoch was left, past the epoch's end if that is there."""
+        return self._has_handed or self._passes_end
 
     def begin(self) -> int:
         """Return the token of a new iterator; the one before it can move nothing from now on."""
@@ -126,9 +126,9 @@ class Position:
             self._newest += 1
             self.finish(self.steps.sample_count)
 
-    def rest_given(self) -> None:
-        """An iterator was made that ends at once."""
-        self._is_rest_given = True
+    def pass_end(self) -> None:
+        """Have the next iterator go on with the next epoch if nothing is left of this one."""
+        self._passes_end = True
 
     def release(self, token: int) -> None:
         """Say that an iterator will not go on."""
@@ -204,4 +204,4 @@ class Position:
 
     def _restart(self, epoch: int) -> None:
         self.epoch, self.cursor, self.holes = epoch, 0, NO_HOLES
-        self._is_live = self._has_handed = self._is_restored = self._is_rest_given = False
+        self._is_live = self._has_handed = self._is_restored = self._passes_end = False

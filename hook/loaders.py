@@ -27,10 +27,12 @@ def position_loader(objects: Mapping[str, object]) -> AnyLoader | None:
 
 
 def pass_ends_before(epoch: int, objects: Mapping[str, object]) -> None:
-    """Have no loader begin this epoch with an empty rest of an older one."""
+    """Have no loader begin this epoch with an empty rest of an older one.
+
+    One that runs beside the one that leads, in a zip or by next(), is never told that its epoch is over.
+    """
     for loader in all_loaders(objects).values():
-        if isinstance(loader, DataLoader):
-            loader.pass_end_before(epoch)
+        loader.pass_end_before(epoch)
 
 
 def put_back_on_first_batch(loader: AnyLoader, rng: RngState) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 
-from ..empty_rest import EmptyRest
+from ..empty_rest import EmptyRest, StreamRest
 from ..epoch_iterator import EpochIterator
 from ..loader import DataLoader as ResumableLoader
 from ..stream import StreamIterator
@@ -92,7 +92,7 @@ class PlacedIterator:
     def __init__(
         self,
         loader: DataLoader[Any],
-        batches: EpochIterator | EmptyRest | StreamIterator,
+        batches: EpochIterator | EmptyRest | StreamIterator | StreamRest,
         accelerator: Accelerator,
     ) -> None:
         self._loader, self._batches, self._accelerator = loader, batches, accelerator
@@ -111,7 +111,7 @@ class PlacedIterator:
         except BaseException:
             self._end()
             raise
-        if not isinstance(self._batches, StreamIterator):
+        if not isinstance(self._batches, StreamIterator | StreamRest):
             self._loader.end_of_dataloader = len(self._batches) == 0
             is_last = self._loader.end_of_dataloader
             self._loader.remainder = self._loader.rows_if_padded() if is_last else -1

@@ -130,6 +130,8 @@ class SharedLoader(Generic[T_co]):
         self._callbacks: list[Callback] = []
         self._newest = 0
         self._is_live = self._has_handed = self._has_warned = self._has_checked_ranks = False
+        self._passes_end = False
+        """Where nothing is left of this epoch, the next iterator is of the next one."""
         self._joining: Joining | None = None
         self._feed: Feed | None = None
         self._ending: weakref.finalize[..., Any] | None = None
@@ -194,7 +196,9 @@ class SharedLoader(Generic[T_co]):
         """Go to the begin of another epoch. Naming the present epoch changes nothing, also in its middle."""
         if isinstance(epoch, bool) or epoch < 0:
             raise UsageError(f"an epoch is a whole number from 0, got {epoch!r}")
-        if epoch == self._walk.epoch:
+        if epoch != self.epoch:
+            self._finish_if_over()
+        if epoch == self.epoch:
             return
         if self._is_live:
             raise UsageError(
@@ -207,6 +211,10 @@ class SharedLoader(Generic[T_co]):
         """Start the present epoch over; what was handed out of it stays in the ledger, since it may have trained."""
         self._newest += 1
         self._go_to(Walk(cut=self._cut, epoch=self._walk.epoch))
+
+    def pass_end_before(self, epoch: int) -> None:
+        """Have the next iter() go on with the next epoch where the loop was left at the end of one before `epoch`."""
+        self._passes_end = self._passes_end or self.epoch < epoch
 
     def add_first_batch_callback(self, callback: Callback) -> Callable[[], None]:
         """Call `callback` whenever the first batch after an iter() is about to be handed out; return its remover."""
@@ -276,6 +284,9 @@ class SharedLoader(Generic[T_co]):
                 f"the ledger was kept under seed {self._ledger.seed}, the loader's order has seed {self._order.seed}",
                 hint="load the state and the ledger of one checkpoint",
             )
+        if self._has_handed or self._passes_end:
+            self._finish_if_over()
+        self._passes_end = not len(self._walk)
         self._warn_of_the_rest()
         feed = self._joined()
         self._newest += 1
@@ -301,9 +312,7 @@ class SharedLoader(Generic[T_co]):
             )
         walk, feed = self._walk, self._feed
         if not len(walk):
-            if left_out := self._cut.sample_count - walk.samples_taken:
-                self._ledger.finish(walk.epoch, left_out)
-            self._go_to(Walk(cut=self._cut, epoch=walk.epoch + 1))
+            self._finish()
             return None
         if feed is None:
             raise UsageError(
@@ -353,9 +362,21 @@ class SharedLoader(Generic[T_co]):
         logger.info("share_rotated group=%s epoch=%d start=%d", self.group, epoch, start)
         return Walk(cut=self._cut, epoch=epoch, start=start)
 
+    def _finish_if_over(self) -> None:
+        """Go to the next epoch if nothing is left of this one, though no iterator has said so."""
+        if self._walk.taken and not len(self._walk):
+            self._newest += 1
+            self._finish()
+
+    def _finish(self) -> None:
+        walk = self._walk
+        if left_out := self._cut.sample_count - walk.samples_taken:
+            self._ledger.finish(walk.epoch, left_out)
+        self._go_to(Walk(cut=self._cut, epoch=walk.epoch + 1))
+
     def _go_to(self, walk: Walk) -> None:
         self._walk = walk
-        self._is_live = self._has_handed = False
+        self._is_live = self._has_handed = self._passes_end = False
 
     # -- the group
 

@@ -171,6 +171,30 @@ def test_iter_after_a_break() -> None:
         assert numbers(next(iter(plain))) == [0, 1, 2, 3]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_beside_another_that_ends_with_it_each_epoch_is_whole(workers: int) -> None:
+    """A zip asks the second one for no batch beyond the first one's last, so that it never hears of its end."""
+    loader = make(Knowing(), num_workers=workers)
+    whole = [numbers(batch) for batch in make(Knowing(), num_workers=workers)]
+    for epoch in range(3):
+        pairs = list(zip(range(8), loader, strict=False))
+        assert loader.epoch == epoch
+        assert [numbers(batch) for _, batch in pairs] == whole
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_a_state_of_an_end_has_an_empty_rest_once(unused: bool) -> None:
+    first, second = make(Knowing()), make(Knowing())
+    list(zip(range(8), first, strict=False))
+    second.load_state_dict(stored(first.state_dict()))
+    rest = iter(second)
+    if not unused:
+        assert list(rest) == []
+    assert numbers(next(iter(second))) == [0, 1, 2, 3]
+    assert second.epoch == 1
+
+
 def test_other_ranks_are_refused_in_the_middle_of_an_epoch_and_fine_between_epochs() -> None:
     first = make(Knowing())
     batches = iter(first)

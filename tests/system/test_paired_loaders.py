@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,14 +10,14 @@ import pytest
 import torch
 from in_process import service
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, RandomSampler, TensorDataset
 
 import everstep
-from everstep.dataloader import DataLoader
+from everstep.dataloader import DataLoader, SharedLoader
 from everstep.dataloader.epoch_iterator import EpochIterator
 from everstep.hook.run import Run
 
-Loader = DataLoader[Any]
+Loader = Any
 Loop = Callable[[Run, Loader, Loader, int], Iterator[Any]]
 EPOCHS = 3
 """Of three steps."""
@@ -24,6 +25,46 @@ EPOCHS = 3
 
 class CrashError(Exception):
     pass
+
+
+class Counting(IterableDataset[tuple[torch.Tensor]]):
+    """12 numbers, which differ by epoch."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin, self.epoch, self.place = begin, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
+        while self.place < 12:
+            self.place += 1
+            yield (torch.tensor(self.begin + 20 * self.epoch + self.place),)
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.place = state_dict["place"]
+
+
+def ours(begin: int) -> Loader:
+    return DataLoader(TensorDataset(torch.arange(12) + begin), batch_size=4, shuffle=True, seed=begin)
+
+
+def with_a_sampler(begin: int) -> Loader:
+    data = TensorDataset(torch.arange(12) + begin)
+    return DataLoader(data, batch_size=4, sampler=RandomSampler(data))
+
+
+def streaming(begin: int) -> Loader:
+    return DataLoader(Counting(begin), batch_size=4)
+
+
+def shared(begin: int) -> Loader:
+    data = TensorDataset(torch.arange(12) + begin)
+    return SharedLoader(data, batch_size=4, shuffle=True, seed=begin, group=f"pair-{begin}")
 
 
 def zipped(run: Run, first: Loader, second: Loader, epochs: int) -> Iterator[Any]:
@@ -46,12 +87,17 @@ def one_after_the_other(run: Run, first: Loader, second: Loader, epochs: int) ->
 
 
 def train(
-    storage: Path, loop: Loop, names: tuple[str, str], *, until: int = 0, epochs: int = EPOCHS
+    storage: Path,
+    loop: Loop,
+    names: tuple[str, str],
+    *,
+    until: int = 0,
+    epochs: int = EPOCHS,
+    kinds: tuple[Callable[[int], Loader], Callable[[int], Loader]] = (ours, ours),
 ) -> list[tuple[list[int], list[int]]]:
     """Return the batches of all steps of one attempt, which ends by an error after boundary `until`, if that comes."""
     storage.mkdir(exist_ok=True)
-    first: Loader = DataLoader(TensorDataset(torch.arange(12)), batch_size=4, shuffle=True)
-    second: Loader = DataLoader(TensorDataset(torch.arange(12) + 100), batch_size=4, shuffle=True, seed=5)
+    first, second = kinds[0](0), kinds[1](100)
     objects: dict[str, Any] = dict(zip(names, (first, second), strict=True)) | {"model": nn.Linear(1, 1)}
     seen: list[tuple[list[int], list[int]]] = []
     with suppress(CrashError), everstep.attach("pair", **objects, storage=storage, every=1, slots=3) as run:
@@ -77,6 +123,27 @@ def test_both_go_on_where_the_attempt_before_has_ended(
         begun = train(tmp_path / "part", loop, names, until=until)
         assert len(begun) == until
         assert begun + train(tmp_path / "part", loop, names) == whole
+
+
+@pytest.mark.parametrize("loop", [zipped, by_next])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        *product([ours], [with_a_sampler, streaming, shared]),
+        (with_a_sampler, streaming),
+        (streaming, shared),
+        (shared, with_a_sampler),
+    ],
+)
+def test_so_do_those_of_other_kinds(tmp_path: Path, loop: Loop, first: Loader, second: Loader) -> None:
+    kinds = first, second
+    with service():
+        whole = train(tmp_path / "whole", loop, ("loader", "other"), kinds=kinds)
+        assert len(whole) == 3 * EPOCHS
+        begun = train(tmp_path / "part", loop, ("loader", "other"), until=3, kinds=kinds)
+        assert begun + train(tmp_path / "part", loop, ("loader", "other"), kinds=kinds) == whole
+        begun = train(tmp_path / "more", loop, ("loader", "other"), epochs=2, kinds=kinds)
+        assert begun + train(tmp_path / "more", loop, ("loader", "other"), kinds=kinds) == whole
 
 
 @pytest.mark.parametrize("loop", [zipped, by_next, one_after_the_other])

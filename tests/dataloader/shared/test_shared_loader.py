@@ -90,8 +90,8 @@ def numbers(loader: Any) -> list[int]:
     return [number for batch in loader for number in batch.number.tolist()]
 
 
-def plain() -> DataLoader[Any]:
-    return DataLoader(cast(Any, Numbers()), batch_size=3, shuffle=True, seed=2)
+def plain(drop_last: bool = False) -> DataLoader[Any]:
+    return DataLoader(cast(Any, Numbers()), batch_size=3, shuffle=True, seed=2, drop_last=drop_last)
 
 
 @pytest.mark.usefixtures("_daemon")
@@ -118,6 +118,38 @@ def test_closed_in_mid_epoch_the_next_loop_goes_on_there(loaders: list[SharedLoa
         next(iterator)
     with pytest.warns(UserWarning, match="goes on with epoch 0 at batch 1"):
         assert got + numbers(loader) == numbers(plain())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("_daemon")
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("names_epochs", [False, True])
+def test_beside_another_that_ends_with_it_each_epoch_is_whole(
+    loaders: list[SharedLoader[Any]], drop_last: bool, names_epochs: bool
+) -> None:
+    """A zip asks the second one for no batch beyond the first one's last, so that it never hears of its end."""
+    loader, expected = make(loaders, drop_last=drop_last), plain(drop_last)
+    for epoch in range(3):
+        if names_epochs:
+            loader.set_epoch(epoch)
+        pairs = list(zip(range(len(loader)), loader, strict=False))
+        assert loader.epoch == epoch
+        assert numbers(batch for _, batch in pairs) == numbers(expected)
+    assert numbers(loader) == numbers(expected)
+    assert loader.ledger.state() == expected.ledger.state()
+
+
+@pytest.mark.usefixtures("_daemon")
+@pytest.mark.parametrize("unused", [False, True])
+def test_a_state_of_an_end_has_an_empty_rest_once(loaders: list[SharedLoader[Any]], unused: bool) -> None:
+    first, second, expected = make(loaders), make(loaders), plain()
+    list(zip(range(len(first)), first, strict=False))
+    second.load_state_dict(first.state_dict())
+    rest = iter(second)
+    if not unused:
+        assert list(rest) == []
+    expected.set_epoch(1)
+    assert numbers(second) == numbers(expected)
 
 
 @pytest.mark.usefixtures("_daemon")
