@@ -121,6 +121,13 @@ class Ranks(Protocol):
         """Ask so once all ranks have said the same; the listener hears of it."""
         ...
 
+    def saves_after_all(self, has_time: bool, until_s: float) -> bool:
+        """Tell whether the last boundary is saved, which had no time, once what was under way has come to its end.
+
+        Rank 0 decides by `has_time`; the others wait for it until then, and save nothing if they do not hear it.
+        """
+        ...
+
     def sealed(self, checkpoint: CheckpointId) -> None:
         """This rank has sealed."""
         ...

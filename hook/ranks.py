@@ -25,7 +25,7 @@ from .horizon_machine import Horizon, Plan, Planner
 from .one_rank import OneRank
 from .pace import Pace
 from .rank_beats import Beats
-from .rank_ends import RankEnds
+from .rank_ends import AFTER_ALL, RankEnds
 from .rank_format import (
     PlanMessage,
     RankState,
@@ -209,10 +209,14 @@ class StoreRanks:
 
     def _hears_plan(self, step: int) -> bool:
         """Wait until the plan for this boundary is known, or the ranks are lost; False: nobody makes one any more."""
+        return self._hears(lambda: self._horizon.knows(step), PLAN_DEADLINE_S)
+
+    def _hears(self, has_come: Callable[[], bool], deadline_s: float) -> bool:
+        """Wait for what rank 0 says, or until the ranks are lost; False: it says nothing more."""
         silent_looks = 0
-        for _ in range(math.ceil(PLAN_DEADLINE_S / LOOK_S)):
+        for _ in range(math.ceil(deadline_s / LOOK_S)):
             with self._changed:
-                if self._changed.wait_for(lambda: self._horizon.knows(step) or self._lost, LOOK_S):
+                if self._changed.wait_for(lambda: has_come() or self._lost, min(LOOK_S, deadline_s)):
                     return True
             silent_looks = silent_looks + 1 if 0 in self._beats.silent_ranks else 0
             if silent_looks >= SILENT_LOOKS:
@@ -272,6 +276,15 @@ class StoreRanks:
         with self._changed:
             self._confirming = ask
         self._say(END, "+")
+
+    def saves_after_all(self, has_time: bool, until_s: float) -> bool:
+        """Rank 0 says so over the Store."""
+        if self.rank == 0:
+            self._say(AFTER_ALL, json.dumps(has_time))
+            return has_time
+        self._ends.awaits_answer = True
+        self._hears(lambda: self._ends.answer is not None, max(0.0, until_s - time.monotonic()))
+        return self._ends.answer is True
 
     def sealed(self, checkpoint: CheckpointId) -> None:
         """Publish, and watch for the others."""
@@ -376,6 +389,7 @@ class StoreRanks:
                 with self._changed:
                     self._sweep.ended(ended)
                 self._receive_confirmations()
+                self._receive_answer()
                 if self.rank == 0:
                     self._receive_requests()
                     self._receive_figures()
@@ -404,6 +418,7 @@ class StoreRanks:
                 self._results.are_open
                 or self._closing
                 or self._confirming is not None
+                or self._ends.awaits_answer
                 or not self._horizon.knows(self._step + 1)
             )
             poll_s = _POLL_S if urgent else _IDLE_POLL_S
@@ -460,6 +475,11 @@ class StoreRanks:
             self._confirming = None
             self._requests.add(confirming)
         self._listener.end_confirmed()
+
+    def _receive_answer(self) -> None:
+        if self._ends.hear_answer(self._store):
+            with self._changed:
+                self._changed.notify_all()
 
     def _receive_ends(self) -> None:
         """Rank 0 knows how long others have before it takes what they ask: they have said it first."""

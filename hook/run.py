@@ -449,14 +449,15 @@ class Run:
     def _leave(self, reason: str, *, due: bool) -> None:
         """Save what all ranks have time for: this boundary if it is `due`, or only what is under way; then end.
 
-        One rank looks again when that has come to its end: there may be time for this boundary, too.
+        When that has come to its end rank 0 looks again: there may be time for this boundary, too.
         """
         until_s, checkpoints = self._end.until_s, self._checkpoints
         self._costs.left(time.perf_counter(), opens_busy=checkpoints.busy, due=due)
         if not due:
             self._see_complete(until_s)
-            is_saved = checkpoints.saved_step >= self._state.number
-            due = self._ranks.world_size == 1 and not is_saved and self._end.has_time(checkpoints.progress)
+            is_open = checkpoints.saved_step < self._state.number and not checkpoints.alone
+            has_time = is_open and self._end.has_time(checkpoints.progress)
+            due = self._ranks.saves_after_all(has_time, until_s)
         begun = due and checkpoints.take_last(until_s)
         if begun:
             self._see_complete(until_s)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Protocol, cast
 
@@ -28,7 +29,7 @@ from everstep.hook import ranks as ranks_module
 from everstep.hook.end_machine import Ask, Notice
 from everstep.hook.notice import CONFIRM_S, Preemption
 from everstep.hook.pace import Pace
-from everstep.hook.ranks import StoreRanks
+from everstep.hook.ranks import LOOK_S, StoreRanks
 from everstep.hook.run_end import RunEnd
 from everstep.hook.steering_machine import Steering
 
@@ -152,6 +153,31 @@ def test_rank_0_says_for_all_whether_the_last_boundary_is_saved(rank: Make, has_
         each.start(0, Listener(has_time=believes))
     pair[1].ask_for_checkpoint(Ask(end="the notice"))
     assert last_boundary(pair) == ("the notice", has_time)
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_rank_0_says_for_all_whether_it_is_saved_after_all(rank: Make, has_time: bool) -> None:
+    pair, until_s = [rank(0), rank(1)], time.monotonic() + DEADLINE_S
+    for each in pair:
+        each.start(0, Listener())
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(pair[1].saves_after_all, not has_time, until_s)
+        assert pair[0].saves_after_all(has_time, until_s) is has_time
+        assert waiting.result() is has_time
+    assert time.monotonic() < until_s
+
+
+def test_who_hears_nothing_from_rank_0_in_time_saves_nothing_after_all(rank: Make) -> None:
+    pair = [rank(0), rank(1)]
+    for each in pair:
+        each.start(0, Listener())
+    until_s = time.monotonic() + 0.3
+    assert pair[1].saves_after_all(True, until_s) is False
+    assert until_s <= time.monotonic() < until_s + LOOK_S
+    assert pair[1].saves_after_all(True, until_s) is False, "nothing is left"
+    pair[0].close()
+    until_s = time.monotonic() + 600
+    assert pair[1].saves_after_all(True, until_s) is False, "nobody is there who would say it"
 
 
 def test_a_request_after_a_notice_leaves_the_notice(rank: Make) -> None:

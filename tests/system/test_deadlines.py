@@ -26,7 +26,7 @@ from everstep.hook.end_machine import SIGTERM, Notice
 from everstep.hook.notice import ENDED_STATUS, SECOND_S
 from everstep.hook.pace import Pace
 from everstep.hook.run import Run
-from everstep.hook.trainer_testing import Job, Trainer
+from everstep.hook.trainer_testing import Job, Trainer, daemon_pid
 
 NEVER = "100000"
 TORCHRUN_WAITS_S = 30.0
@@ -85,6 +85,26 @@ def test_ranks_that_measure_differently_end_alike(job: Job) -> None:
     assert len(ended) == 2, first.log
     assert ended[0] == ended[1]
     assert ended[0][1] == "True"
+
+
+def test_the_end_of_the_first_checkpoint_shows_all_ranks_that_there_is_time_for_the_last_one(
+    job: Job,
+) -> None:
+    """Nobody knows how long one takes until then; rank 0 looks again for all."""
+    first = job.start("--every", "50", "--step-s", "0.02", "--epochs", "50", ranks=2)
+    first.until_step(30)
+    os.kill(daemon_pid(), signal.SIGSTOP)  # so that nothing is written
+    try:
+        first.until_step(52)
+        first.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: first.log.count("run_ends run=small reason=SIGTERM") == 2)
+        time.sleep(1.0)  # all ranks have come to the boundary
+    finally:
+        os.kill(daemon_pid(), signal.SIGCONT)
+    first.finish()
+    (ended,) = ends(first)
+    assert ended == f"reason=SIGTERM last_complete=1.{last_step(first.steps)} in_time=True unsaved_steps=0"
+    assert "arena is being allocated" not in first.log
 
 
 def ends(trainer: Trainer) -> set[str]:
