@@ -1,5 +1,6 @@
 """The cost book: what a step took, what stood still, and what it makes of both."""
 
+import logging
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from everstep.checkpoint.frequency_types import (
 from everstep.core.ids import CheckpointId
 from everstep.hook.pace import Pace
 from everstep.hook.report import BOUNDARIES_NEEDED, FAILURES_KEPT, STEPS_KEPT, CostBook, Report, Skipped
+from everstep.hook.run_messages import say_closed
 from everstep.hook.skip_reasons import NO_SLOT, skip_reason
 from everstep.proto.frames import SkipReason
 from everstep.proto.wire import decode_request, pack
@@ -243,13 +245,18 @@ def test_stall_per_checkpoint_is_of_those_sealed_and_not_of_boundaries_without_o
     assert report_of(book).stall_per_checkpoint_s == pytest.approx(0.5)
 
 
-def test_where_all_time_was_cost_the_share_is_without_bound_and_said_in_words() -> None:
+def test_where_all_time_was_cost_the_share_is_without_bound_and_said_in_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     book = CostBook()
     pass_boundary(book, 0.0, 0.0, opens_busy=False, guard_s=0.0)
     pass_boundary(book, 0.0, 2.0, opens_busy=False, guard_s=0.0)
     report = report_of(book)
     assert (report.slowdown, report.plain_share) == (math.inf, math.inf)
     assert "cost            all of 2 s of training" in str(report)
+    say_closed("small", 2, report)
+    assert "slowdown_percent=unknown boundaries_percent=unknown" in caplog.text
 
 
 def test_what_optimizers_have_waited_since_the_last_boundary_is_time_of_training() -> None:

@@ -544,7 +544,8 @@ def test_the_end_of_the_first_checkpoint_shows_that_there_is_time_for_the_last_o
             trained.run.step()
         opening.join()
         last = f"1.{trained.run.steps}"
-        assert trained.run.report().last_complete == last
+        report = trained.run.report()
+        assert (report.last_complete, report.steps) == (last, trained.run.steps)
         assert f"reason=SIGTERM last_complete={last} in_time=True unsaved_steps=0" in caplog.text
 
 
