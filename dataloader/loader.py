@@ -418,7 +418,7 @@ class DataLoader(TorchDataLoader[T_co]):
             )
 
     def _warn_of_the_rest(self, cursor: int) -> None:
-        if self._position.is_resumed_by_iter:
+        if cursor and self._position.is_resumed_by_iter:
             self._warn_once(
                 f"iter() goes on with epoch {self.epoch} at sample {cursor}, where the loop before "
                 "it was left; call reset() to start the epoch over"
