@@ -105,7 +105,7 @@ class Lifetime:
     def _due(self) -> None:
         self._timer = None
         if self._node.private and self._is_unused and self._readers_wait_s() <= 0:
-            self.end("nobody is attached and everything is committed")
+            self.end("nobody is attached and nothing is kept for a restart")
         else:
             self._give_memory_back()
             self.changed()

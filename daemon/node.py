@@ -395,13 +395,24 @@ class Node:
                 )
 
     async def detach(self, lease: Lease) -> None:
-        """Answer when everything that the rank sealed has been committed or has failed; then let its arenas go."""
-        self.arena_desk.drop_copies(lease.rank)
-        await self.persister.settled(lease.rank)
+        """Answer when everything that the rank sealed has been committed or has failed; then let its arenas go.
+
+        Memory alone holds a newest snapshot that could not be written: that is kept a while, as a dead trainer's is.
+        """
+        rank = lease.rank
+        self.arena_desk.drop_copies(rank)
+        await self.persister.settled(rank)
         lease.check()
-        lease.rank.lease = None
-        self.reporter.left(lease.rank)
-        self.arena_desk.drop_memory(lease.rank)
+        rank.lease = None
+        unsaved = rank.in_memory_only
+        self.reporter.left(rank)
+        if unsaved is None:
+            self.arena_desk.drop_memory(rank)
+        else:
+            rank.kept_until_s = asyncio.get_running_loop().time() + self.config.daemon.linger_s
+            facts = rank.run.run_id, rank.rank, unsaved
+            logger.warning("trainer_left_unsaved run=%s rank=%d checkpoint=%s", *facts)
+            self.reporter.left_unsaved(rank, unsaved, self.config.daemon.linger_s)
         self.lifetime.changed()
 
     def _frames_delay_s(self, uid: int) -> float:

@@ -229,6 +229,23 @@ class RankRecord:
             if slot.state in states
         }
 
+    @property
+    def in_memory_only(self) -> CheckpointId | None:
+        """The newest snapshot that a restart could take from memory, if it is on no device."""
+        held = [
+            snapshot.checkpoint
+            for (number, _), snapshot in self.snapshots.items()
+            if not self.arenas[number].shared_with_dead
+        ]
+        newest = max(held, default=None)
+        if newest is None:
+            return None
+        try:
+            self.run.store.shard(newest, self.rank)
+        except NotFoundError:
+            return newest
+        return None
+
     def arena(self, number: int) -> Arena:
         """Return one of this rank's arenas; NotFoundError for any other number."""
         try:

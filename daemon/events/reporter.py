@@ -67,6 +67,12 @@ class Reporter:
             self._intervals.pop(_key(run), None)
             self._of_run(EventKind.RUN_ENDED, run, f"run {run.name!r} ended", attempt=rank.attempt)
 
+    def left_unsaved(self, rank: "RankRecord", newest: CheckpointId, linger_s: float) -> None:
+        """A rank has left cleanly, and its newest snapshot could not be written."""
+        text = f"rank {rank.rank} of run {rank.run.name!r} left, and {newest} is in memory only"
+        hint = f"it is kept for {linger_s:.0f} s: give its devices room, or mend them, and start it again"
+        self._of_rank(EventKind.RANK_LEFT, rank, text, attempt=rank.attempt, checkpoint=newest, hint=hint)
+
     def gone(self, rank: "RankRecord", linger_s: float) -> None:
         """A trainer died, vanished or failed, or left because its end was announced."""
         kind = EventKind.RANK_LEFT if rank.left else EventKind.RANK_LOST

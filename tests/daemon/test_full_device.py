@@ -155,6 +155,26 @@ def test_a_full_device_takes_checkpoints_again_once_fewer_are_kept(
             assert last_saved(trainer, small_device, attempt=2, keep=1, steps=2 * saved) == 2 * saved
 
 
+def test_what_could_not_be_written_waits_in_memory_behind_a_clean_end(
+    small_device: Path, socket_path: Path
+) -> None:
+    with daemon_process(socket_path):
+        with FakeTrainer(socket_path) as trainer:
+            saved = last_saved(trainer, small_device, attempt=1, keep=99, steps=99)
+            assert isinstance(trainer.ask(frames.Detach(request_id=trainer.number())), frames.Done)
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run([small_device])
+            newest = trainer.offers()[0]
+            assert (newest.step, newest.in_memory) == (saved + 1, True)
+            assert isinstance(trainer.fetch(CheckpointId(1, saved + 1)), frames.Fetched)
+            os.close(trainer.reader.take_fd())
+            assert last_saved(trainer, small_device, attempt=2, keep=1, steps=2) == 2
+            assert isinstance(trainer.ask(frames.Detach(request_id=trainer.number())), frames.Done)
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run([small_device])
+            assert {offer.in_memory for offer in trainer.offers()} == {False}, "all is on the device"
+
+
 def test_two_daemons_that_promise_the_same_room_lose_nothing(
     small_device: Path, socket_path: Path, pause: Pause, tmp_path: Path
 ) -> None:
