@@ -288,10 +288,10 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _load_source(self, state: LoaderState) -> None:
         if self._user_sampler is not None and state.source is not None:
-            self._user_sampler.load(state.epoch, state.cursor, state.source, self.world_size)
+            self._user_sampler.load(state.epoch, state.cursor, state.source)
         if self._stream is not None and state.source is not None:
             if state.cursor:
-                self._stream.load(state.epoch, state.source, *self._rank_and_size())
+                self._stream.load(state.epoch, state.source)
             else:
                 self._stream.restart(state.epoch)
 
@@ -302,15 +302,30 @@ class DataLoader(TorchDataLoader[T_co]):
             sample_count=self._sample_count,
             order=self._position.order,
         )
-        check_fit(parse_state(state_dict), here)
+        state = parse_state(state_dict)
+        check_fit(state, here)
+        if self._user_sampler is not None and state.source is not None:
+            self._user_sampler.check(state.source, self.world_size)
+        if self._stream is not None and state.source is not None and state.cursor:
+            self._stream.check(state.source, *self._rank_and_size())
 
-    def pass_end_before(self, epoch: int) -> None:
-        """Have the next iter() go on with the next epoch where the loop was left at the end of one before `epoch`.
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the middle of the present epoch can be found again, as far as its stream has shown."""
+        return self._stream is None or self._stream.is_resumable
 
-        A loader that runs beside the one that leads, in a zip or by next(), is never told that its epoch is over.
+    @property
+    def is_at_begin(self) -> bool:
+        """Whether nothing of the present epoch was handed out."""
+        return self._position.cursor == 0
+
+    def pass_end(self) -> None:
+        """Have the next iter() go on with the next epoch where nothing is left of this one.
+
+        It does so by itself after a loop, not after load_state_dict(): there the rest of the epoch, though it is empty,
+        may be what the script goes on with.
         """
-        if self._position.epoch < epoch:
-            self._position.pass_end()
+        self._position.pass_end()
 
     def check_unmoved(self) -> None:
         """Return if load_state_dict may still be called; LoaderStateError once iteration has begun."""

@@ -127,12 +127,13 @@ class Stream:
             "workers": len(self._shards),
         }
 
-    def load(self, epoch: int, source: Mapping[str, object], rank: int, world_size: int) -> None:
-        """Take over what a state said; LoaderStateError if it cannot be gone on from."""
+    def check(self, source: Mapping[str, object], rank: int, world_size: int) -> None:
+        """Return if what a state said can be gone on from; LoaderStateError otherwise."""
         if source.get("shards") is None:
             raise LoaderStateError(
                 f"{self._name} did not say where it stands, so that the middle of an epoch cannot be found again",
-                hint="give it state_dict() and load_state_dict(), or checkpoint between epochs",
+                hint="leave the loader out of what is attached, and its epoch begins anew; for the next time give the "
+                "dataset state_dict() and load_state_dict()",
             )
         ours, theirs = (rank, world_size), (source.get("rank"), source.get("world_size"))
         if theirs != ours:
@@ -140,6 +141,10 @@ class Stream:
                 f"the stream's state is of rank {theirs[0]} of {theirs[1]}, this is rank {rank} of {world_size}",
                 hint="an epoch of a stream goes on only with the ranks that began it; each rank loads its own state",
             )
+        _shares_of(source)
+
+    def load(self, epoch: int, source: Mapping[str, object]) -> None:
+        """Take over what a state said, once it was checked."""
         shards, next_share = _shares_of(source)
         self.restart(epoch)
         self._shards, self._next_share = deepcopy(shards), next_share

@@ -82,8 +82,14 @@ class UserSampler:
         """Return `source` for a state, which is of so many ranks."""
         return {**self.source(epoch, cursor), "world_size": world_size}
 
-    def load(self, epoch: int, cursor: int, source: Mapping[str, object], world_size: int) -> None:
-        """Take over what a state `said`; LoaderStateError for other ranks, or if `said` did not return it."""
+    def load(self, epoch: int, cursor: int, source: Mapping[str, object]) -> None:
+        """Take over what a state `said`, once it was checked."""
+        self._running = None
+        self._loaded = (epoch, cursor, deepcopy(dict(source)))
+
+    @staticmethod
+    def check(source: Mapping[str, object], world_size: int) -> None:
+        """Return if a state `said` it of as many ranks; LoaderStateError otherwise."""
         if source.get("world_size") != world_size:
             raise LoaderStateError(
                 f"the state is of {source.get('world_size')!r} ranks, here are {world_size}: a sampler of one's own "
@@ -97,8 +103,6 @@ class UserSampler:
                 f"source of the state has the keys {sorted(source)[:10]}, expected batches, own, generator and is_over",
                 hint="give the dict that state_dict() of this loader returned, unchanged",
             )
-        self._running = None
-        self._loaded = (epoch, cursor, deepcopy(dict(source)))
 
     def begin(self, epoch: int, cursor: int, *, seed: int, rank: int) -> "DrawnSplit":
         """Return the batches from here to the end of the epoch."""

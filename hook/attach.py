@@ -145,7 +145,11 @@ def _join(ranks: Ranks, address: RunAddress, events: "_Events", *, fresh: bool) 
     try:
         attempt = ranks.agree_attempt(link.opened.highest_attempt if link is not None else 0, error)
         assert link is not None
-        link.begin_attempt(attempt, fresh=fresh)
+        try:
+            link.begin_attempt(attempt, fresh=fresh)
+        except EverstepError as refused:
+            error = refused
+        ranks.agree_begun(error)
     except BaseException:
         if link is not None:
             link.close()

@@ -26,13 +26,26 @@ def position_loader(objects: Mapping[str, object]) -> AnyLoader | None:
     return loaders[0] if len(loaders) == 1 else None
 
 
-def pass_ends_before(epoch: int, objects: Mapping[str, object]) -> None:
-    """Have no loader begin this epoch with an empty rest of an older one.
+def pass_ends(objects: Mapping[str, object]) -> None:
+    """Have no loader go on with an empty rest: that of the epoch before.
 
     One that runs beside the one that leads, in a zip or by next(), is never told that its epoch is over.
     """
     for loader in all_loaders(objects).values():
-        loader.pass_end_before(epoch)
+        loader.pass_end()
+
+
+def pass_ends_on_first_batch(leading: AnyLoader, objects: Mapping[str, object]) -> None:
+    """Do so, once, when the one that leads hands out its next batch.
+
+    An inner loop over another one, which has come to its end, belonged to the batch before. In a zip both have begun.
+    """
+
+    def once() -> None:
+        remove()
+        pass_ends(objects)
+
+    remove = leading.add_first_batch_callback(once)
 
 
 def put_back_on_first_batch(loader: AnyLoader, rng: RngState) -> None:

@@ -1,5 +1,6 @@
 """State of everything that is neither a module nor an optimizer: what state_dict() gives, and generators."""
 
+import logging
 import random
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..core.errors import EverstepError, LoaderStateError, StateTypeError
 from ..dataloader.ledger import Ledger
+from ..dataloader.loader import DataLoader
 from ..dataloader.state_format import parse_state
 from .document import Document, class_name, mismatch, other_class, read_document
 from .loaders import LOADERS, AnyLoader
@@ -17,6 +19,8 @@ from .object_tree import TreeDecoder, TreeEncoder, leaf_names, numpy_module
 from .rng_state import pack_python, unpack_python
 from .state_protocol import Component, Laziness, Sink
 from .stored_state import StoredState
+
+logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
@@ -152,7 +156,17 @@ def loader_state(name: str, loader: AnyLoader) -> Component:
     The document's key `ledger` is what a merge of ranks and the proof of exactly-once look for.
     """
 
+    told: list[str] = []
+
     def read() -> object:
+        if not told and isinstance(loader, DataLoader) and not loader.is_resumable:
+            told.append(name)
+            logger.warning(
+                "loader_not_resumable name=%s: its dataset does not say where it stands, so that with it no checkpoint "
+                "in the middle of an epoch can be restored: give the dataset state_dict() and load_state_dict(), or "
+                "attach all but this loader, whose epoch begins anew then",
+                name,
+            )
         return {"loader": loader.state_dict(), "ledger": loader.ledger.state()}
 
     def check(state: object) -> None:

@@ -43,6 +43,11 @@ class OneRank:
             raise error
         return known + 1
 
+    def agree_begun(self, error: EverstepError | None) -> None:
+        """Raise the error, if there is one."""
+        if error is not None:
+            raise error
+
     def gather(self, topic: str, value: object) -> list[object]:
         """Return the value alone."""
         del topic

@@ -67,6 +67,10 @@ class Ranks(Protocol):
         """Return the attempt of all ranks, one above the largest known. Any rank's error is raised by all."""
         ...
 
+    def agree_begun(self, error: EverstepError | None) -> None:
+        """Return once all ranks have begun the attempt; raise what refused one of them."""
+        ...
+
     def gather(self, topic: str, value: object) -> list[object]:
         """Return every rank's JSON-able value, in rank order, on every rank."""
         ...

@@ -135,14 +135,25 @@ class StoreRanks:
 
     def agree_attempt(self, known: int, error: EverstepError | None) -> int:
         """Gather what every rank's daemon knows; errors travel too: nobody waits for a rank that was refused."""
-        said = self.gather("attempt", {"known": known} if error is None else dump_error(error))
+        said = self._gather_or_raise("attempt", {"known": known}, error)
+        attempt = 1 + max(cast("dict[str, int]", item)["known"] for item in said)
+        self._store = under(f"{self._prefix}/{attempt}/{self._nonce}", self._client)
+        return attempt
+
+    def agree_begun(self, error: EverstepError | None) -> None:
+        """Gather what refused a rank in its attempt."""
+        self._gather_or_raise("begun", {}, error)
+
+    def _gather_or_raise(
+        self, topic: str, value: Mapping[str, object], error: EverstepError | None
+    ) -> list[object]:
+        """Gather values, where no rank has an error instead; else raise this rank's own, or another's."""
+        said = self.gather(topic, value if error is None else dump_error(error))
         for rank, item in enumerate(said):
             raised = load_error(item, rank)
             if raised is not None:
                 raise error if error is not None else raised
-        attempt = 1 + max(cast("dict[str, int]", item)["known"] for item in said)
-        self._store = under(f"{self._prefix}/{attempt}/{self._nonce}", self._client)
-        return attempt
+        return said
 
     def gather(self, topic: str, value: object) -> list[object]:
         """Publish `value`, wait for every rank's."""

@@ -24,7 +24,7 @@ from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .link import Link
-from .loaders import pass_ends_before, position_loader
+from .loaders import pass_ends, position_loader
 from .notice import Preemption
 from .pace import Pace
 from .rank_protocol import Ranks
@@ -202,9 +202,11 @@ class Run:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs that are left of `count`, beginning in the one that was restored."""
         self._start()
-        if self._loader is not None:
-            self._state.epoch = max(self._state.epoch, self._loader.epoch)
-        pass_ends_before(self._state.epoch, self._objects)
+        loader = self._loader
+        if loader is not None:
+            self._state.go_on(loader.epoch, is_between=loader.is_at_begin)
+        if self._state.finished or (loader is not None and loader.is_at_begin):
+            pass_ends(self._objects)
         if self._state.epoch >= count:
             logger.warning(
                 "run_finished run=%s epochs=%d: nothing left to train; more epochs, or attach(..., fresh=True)",
@@ -214,7 +216,7 @@ class Run:
         while self._state.epoch < count:
             self._state.finished = False
             yield self._state.epoch
-            self._state.epoch += 1
+            self._state.next_epoch(None if loader is None else loader.epoch)
         self._state.finished = True
 
     def step(self) -> None:

@@ -13,7 +13,7 @@ from ..core.errors import CorruptDataError
 from ..proto import frames
 from .ledger_merge import adopt_ledgers
 from .link import Link
-from .loaders import all_loaders, position_loader, put_back_on_first_batch
+from .loaders import all_loaders, pass_ends_on_first_batch, position_loader, put_back_on_first_batch
 from .pace import Pace
 from .rank_protocol import Ranks
 from .restore import OWN_COMPONENTS, Fetched, Restored, RestoreSearch
@@ -117,6 +117,7 @@ class RunRestore:
         self.rng.apply_again()  # objects may have drawn
         if (loader := position_loader(self.objects)) is not None:
             put_back_on_first_batch(loader, self.rng)
+            pass_ends_on_first_batch(loader, self.objects)
         if found.is_in_memory:
             found.stored.close()
             self.snapshotter.adopt(found.arena)

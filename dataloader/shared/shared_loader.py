@@ -7,7 +7,7 @@ part or not. Without a daemon, or away from the others, it prepares for itself.
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any, Generic, TypeVar, cast
 
@@ -212,9 +212,14 @@ class SharedLoader(Generic[T_co]):
         self._newest += 1
         self._go_to(Walk(cut=self._cut, epoch=self._walk.epoch))
 
-    def pass_end_before(self, epoch: int) -> None:
-        """Have the next iter() go on with the next epoch where the loop was left at the end of one before `epoch`."""
-        self._passes_end = self._passes_end or self.epoch < epoch
+    @property
+    def is_at_begin(self) -> bool:
+        """Whether nothing of the present epoch was handed out."""
+        return self._walk.taken == 0
+
+    def pass_end(self) -> None:
+        """Have the next iter() go on with the next epoch where nothing is left of this one."""
+        self._passes_end = True
 
     def add_first_batch_callback(self, callback: Callback) -> Callable[[], None]:
         """Call `callback` whenever the first batch after an iter() is about to be handed out; return its remover."""
@@ -270,7 +275,7 @@ class SharedLoader(Generic[T_co]):
         """Return the number of batches of a whole epoch."""
         return self._cut.batch_count
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> WalkIterator:
         """Return an iterator over the rest of the present epoch; the first one joins the group.
 
         Raises:
@@ -334,6 +339,11 @@ class SharedLoader(Generic[T_co]):
         self._weight = ids.size / (ids.size + len(made.left_out))
         self._walk = Walk(cut=self._cut, epoch=walk.epoch, start=walk.start, taken=walk.taken + 1)
         self._has_handed = True
+
+    @property
+    def batches_left(self) -> int:
+        """The batches that are left of the present epoch."""
+        return len(self._walk)
 
     def release(self, token: int) -> None:
         """Say that an iterator will not go on."""

@@ -20,6 +20,11 @@ class Owner(Protocol):
         """Count a batch as handed out."""
         ...
 
+    @property
+    def batches_left(self) -> int:
+        """The batches that are left of the present epoch."""
+        ...
+
     def release(self, token: int) -> None:
         """Hear that an iterator will not go on."""
         ...
@@ -65,6 +70,10 @@ class WalkIterator:
             self._owner.release(self._token)
             raise StopIteration
         return made.data
+
+    def __len__(self) -> int:
+        """Return the number of batches that are left."""
+        return 0 if self._is_finished else self._owner.batches_left
 
     def __del__(self) -> None:
         self._owner.release(self._token)

@@ -153,7 +153,9 @@ def test_a_stream_that_says_nothing_is_iterated_and_refused_for_resume() -> None
     batches = iter(first)
     next(batches)
     state = stored(first.state_dict())
-    with pytest.raises(LoaderStateError, match=r"Plain did not say where it stands.*give it state_dict"):
+    with pytest.raises(
+        LoaderStateError, match=r"Plain did not say where it stands.*give the dataset state_dict"
+    ):
         make(Plain()).load_state_dict(state)
     assert len(list(batches)) == 7
     second = make(Plain())

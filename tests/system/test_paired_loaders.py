@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset, RandomSampler, TensorDataset
 
 import everstep
 from everstep.dataloader import DataLoader, SharedLoader
-from everstep.dataloader.epoch_iterator import EpochIterator
 from everstep.hook.run import Run
 
 Loader = Any
@@ -84,6 +83,22 @@ def one_after_the_other(run: Run, first: Loader, second: Loader, epochs: int) ->
         for loader in (first, second):
             for batch in loader:
                 yield batch, (torch.empty(0),)
+
+
+def with_a_pass_beside(run: Run, first: Loader, second: Loader, epochs: int) -> Iterator[Any]:
+    """As update_bn() of torch, or an evaluation on what was trained on."""
+    for _ in run.epochs(epochs):
+        for batch in first:
+            yield batch, (torch.empty(0),)
+        for _ in first:
+            pass
+
+
+def nested(run: Run, first: Loader, second: Loader, epochs: int) -> Iterator[Any]:
+    for _ in run.epochs(epochs):
+        for batch in first:
+            for other in second:
+                yield batch, other
 
 
 def train(
@@ -162,11 +177,48 @@ def test_the_second_one_of_an_epoch_ends_with_it(tmp_path: Path) -> None:
         assert begun + train(tmp_path / "part", one_after_the_other, ("loader", "other")) == whole
 
 
-def test_a_batch_is_known_by_what_is_left() -> None:
+@pytest.mark.parametrize("kind", [ours, streaming, shared])
+def test_a_loader_may_be_passed_over_more_than_once_in_an_epoch(tmp_path: Path, kind: Any) -> None:
+    """It counts its own epochs, the run others: a restart ended at once, with nothing left to train."""
+    kinds = kind, ours
+    with service():
+        whole = train(tmp_path / "whole", with_a_pass_beside, ("loader", "other"), kinds=kinds)
+        assert len(whole) == 3 * EPOCHS
+        for until in (5, 6, 8):
+            storage = tmp_path / f"part{until}"
+            begun = train(storage, with_a_pass_beside, ("loader", "other"), until=until, kinds=kinds)
+            assert begun + train(storage, with_a_pass_beside, ("loader", "other"), kinds=kinds) == whole
+        begun = train(tmp_path / "more", with_a_pass_beside, ("loader", "other"), epochs=2, kinds=kinds)
+        assert begun + train(tmp_path / "more", with_a_pass_beside, ("loader", "other"), kinds=kinds) == whole
+
+
+@pytest.mark.parametrize("kinds", [(ours, ours), (ours, streaming), (shared, shared)])
+def test_at_the_end_of_an_inner_loop_the_next_one_is_whole(tmp_path: Path, kinds: Any) -> None:
+    """A batch of the outer one was handed out, and trained with none of the inner one."""
+    with service():
+        whole = train(tmp_path / "whole", nested, ("loader", "other"), kinds=kinds, epochs=2)
+        assert len(whole) == 2 * 3 * 3
+        for until in (3, 9):
+            begun = train(tmp_path / f"part{until}", nested, ("loader", "other"), until=until, kinds=kinds)
+            assert (
+                begun + train(tmp_path / f"part{until}", nested, ("loader", "other"), kinds=kinds, epochs=2)
+                == whole
+            )
+
+
+@pytest.mark.parametrize("kind", [ours, shared])
+def test_a_batch_is_known_by_what_is_left(kind: Callable[[int], Loader]) -> None:
     """As docs/loops.md says: enumerate() counts from 0 behind a restart, too."""
-    whole: Loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
-    next(iter(whole))
-    rest: Loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
-    rest.load_state_dict(whole.state_dict())
-    batches = cast("EpochIterator", iter(rest))
+    with service():
+        whole, rest = kind(0), kind(0)
+        next(iter(whole))
+        rest.load_state_dict(whole.state_dict())
+        check_left(rest)
+        for loader in (whole, rest):
+            if isinstance(loader, SharedLoader):
+                loader.close()
+
+
+def check_left(rest: Loader) -> None:
+    batches = iter(rest)
     assert [(len(rest) - len(batches) - 1, len(batches) == 0) for _ in batches] == [(1, False), (2, True)]

@@ -1,6 +1,8 @@
 """Several ranks under torchrun with DDP on gloo: one step for all, complete only together, data split exactly once."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -207,6 +209,21 @@ def died(job: Job, step: int) -> None:
     """Train on two ranks; one dies just before a boundary that gets a checkpoint, and the other one seals its part."""
     first = job.start("--every", "2", "--settle", "--slots", "2", "--die-at", str(step), ranks=2)
     assert first.finish() != 0
+
+
+def test_what_refuses_one_rank_is_raised_by_all(job: Job) -> None:
+    """Rank 0 found its directory another one, and rank 1 was refused: rank 0 waited five minutes for it."""
+    first = job.start("--every", "1", "--until", "3", ranks=2)
+    first.until_key("waiting")
+    first.until_key("waiting")
+    first.kill()
+    for path in job.storage:
+        shutil.rmtree(path)
+        path.mkdir(mode=0o700)
+    second = job.start("--epochs", "1", ranks=2)
+    assert second.finish() != 0
+    refused = re.findall(r"StorageError: (rank \d: )?(.* is not the directory that was opened)", second.log)
+    assert len({who for who, _ in refused}) == 2, second.log
 
 
 def test_what_one_rank_alone_had_sealed_leaves_room_for_what_follows(job: Job) -> None:
