@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from ...checkpoint.commit import FailedTry, persist_shard
 from ...checkpoint.copy_gate import CopyAbandonedError, CopyGate
+from ...checkpoint.device_set import DeviceState
 from ...checkpoint.draft_format import DraftReader
 from ...checkpoint.late_writes import LateWrites
 from ...checkpoint.manifest_types import Draft
 from ...checkpoint.publication import PersistResult
 from ...checkpoint.slot_manifest import slot_manifest
+from ...checkpoint.store import Store
 from ...core.errors import CorruptDataError, DeadlineError, EverstepError, NoSpaceError, StorageError
 from ...core.ids import CheckpointId
 from ...proto import frames
@@ -358,7 +360,10 @@ class Persister:
                 StorageError
             ):  # a device is suspect now; the second try says what that means
                 await self._completer.collected(run)
+        try:
             return await self._within_quota(run, write, size_bytes)
+        except NoSpaceError as error:
+            raise NoSpaceError(error.message, hint=_keeps_all(run.opened.store) or error.hint) from error
 
     async def _within_quota(
         self, run: RunRecord, write: Callable[[], PersistResult], size_bytes: int
@@ -504,3 +509,17 @@ def _read_draft(
     if arena.stored is not None:
         arena.stored.state.write(frame.slot, content)
     return draft
+
+
+def _keeps_all(store: Store) -> str:
+    """Return what to do where nothing outdated goes, since a device is missing or has failed; empty: it does go."""
+    failed = [
+        device.path
+        for device in store.devices
+        if store.device_state(device.device_id)[0] is DeviceState.SUSPECT
+    ]
+    absent = [device.path for device in store.missing]
+    who = [f"{path} is suspect" for path in failed] + [f"{path} is missing" for path in absent]
+    if not who:
+        return ""
+    return f"nothing is deleted while {' and '.join(who)}: `everstep device readmit` or `retire` it, or add a device"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from drive_filler import empty, fill
 from full_drives import mounted_drives
-from loop_disk import SIZES_MIB, skip_without
+from loop_disk import SIZES_MIB, LoopDisk, skip_without
 from pausing import Pause, Phase, pausing_daemon
 
 from everstep.checkpoint.leaf import whole_leaf
@@ -89,12 +89,18 @@ def use_all_inodes(folder: Path) -> None:
 
 def save(trainer: FakeTrainer, arena: FakeArena, checkpoint: CheckpointId) -> str:
     """Save a checkpoint and return the code of the error, if it was refused."""
+    refused = refusal(trainer, arena, checkpoint)
+    return refused.code if refused is not None else ""
+
+
+def refusal(trainer: FakeTrainer, arena: FakeArena, checkpoint: CheckpointId) -> frames.PersistFailed | None:
+    """Save a checkpoint and return how it was refused, if it was."""
     arena.save(checkpoint, seed=checkpoint.step, slot=checkpoint.step % 2)
     trainer.send(frames.SealedEverywhere(attempt=checkpoint.attempt, step=checkpoint.step))
     while not isinstance(event := trainer.receive(), frames.Persisted):
         if isinstance(event, frames.PersistFailed):
-            return event.code
-    return ""
+            return event
+    return None
 
 
 def last_saved(trainer: FakeTrainer, device: Path, *, attempt: int, keep: int, steps: int) -> int:
@@ -153,6 +159,31 @@ def test_a_full_device_takes_checkpoints_again_once_fewer_are_kept(
             assert 1 < saved < 9
         with FakeTrainer(socket_path) as trainer:
             assert last_saved(trainer, small_device, attempt=2, keep=1, steps=2 * saved) == 2 * saved
+
+
+def test_where_a_device_that_has_failed_keeps_all_the_hint_names_it(
+    small_device: Path, socket_path: Path, tmp_path: Path
+) -> None:
+    skip_without("ext4")
+    disk = LoopDisk(tmp_path, "ext4", "disk")
+    try:
+        disk.mount()
+        failing = disk.path / "everstep"
+        failing.mkdir(mode=0o700)
+        with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+            trainer.open_run([small_device, failing], keep=frames.KeepRules(last=1))
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout((whole_leaf("w", "int8", (SAVED_BYTES,)),)))
+            assert save(trainer, arena, CheckpointId(1, 1)) == ""
+            disk.cut()
+            step = 2
+            while not (failed := refusal(trainer, arena, CheckpointId(1, step))):
+                step += 1
+            arena.close()
+        assert failed.code == "NoSpaceError"
+        assert f"nothing is deleted while {failing} is suspect: `everstep device readmit`" in failed.hint
+    finally:
+        disk.remove()
 
 
 def test_what_could_not_be_written_waits_in_memory_behind_a_clean_end(
