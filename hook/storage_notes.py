@@ -11,15 +11,21 @@ logger = logging.getLogger(__name__)
 
 
 class StorageNotes:
-    """Remembers how each device was, so that each change is told once. `take` runs on the link's reader thread."""
+    """Remembers how each device was, so that each change is told once, and what is not well from the start.
+
+    `devices` are there: the daemon's notes at the opening tell of others. `take` runs on the link's reader thread.
+    """
 
     def __init__(self, run: str, devices: Iterable[frames.DeviceInfo], costs: CostBook) -> None:
         self._run, self._costs = run, costs
-        self._conditions = {device.device_id: device.condition for device in devices}
+        self._conditions: dict[str, DeviceCondition] = {}
+        self._tell(self._changes(devices))
 
     def take(self, event: frames.DevicesChanged | frames.Notice) -> None:
         """Log and note what an event says."""
-        sentences = [event.message] if isinstance(event, frames.Notice) else self._changes(event.devices)
+        self._tell([event.message] if isinstance(event, frames.Notice) else self._changes(event.devices))
+
+    def _tell(self, sentences: Iterable[str]) -> None:
         for sentence in sentences:
             logger.warning("storage_note run=%s: %s", self._run, sentence)
             self._costs.notes.append(sentence)

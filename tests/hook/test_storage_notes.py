@@ -21,17 +21,38 @@ def info(name: str, condition: DeviceCondition, reason: str = "") -> frames.Devi
 
 def test_each_change_of_a_device_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     book = CostBook()
-    notes = StorageNotes("demo", [info("a", DeviceCondition.OK), info("b", DeviceCondition.SLOW)], book)
+    notes = StorageNotes("demo", [info("a", DeviceCondition.OK), info("b", DeviceCondition.OK)], book)
     suspect = info("a", DeviceCondition.SUSPECT, "writing failed")
     with caplog.at_level(logging.WARNING):
-        for devices in ([info("b", DeviceCondition.SLOW), suspect], [info("b", DeviceCondition.OK), suspect]):
+        for devices in ([info("b", DeviceCondition.OK), suspect], [info("b", DeviceCondition.SLOW), suspect]):
             notes.take(frames.DevicesChanged(devices=devices))
             notes.take(frames.DevicesChanged(devices=devices))
-    told = ("device /nvme/a is suspect: writing failed", "device /nvme/b is ok")
+    told = ("device /nvme/a is suspect: writing failed", "device /nvme/b is slow")
     assert tuple(book.notes) == told
     assert [record.message for record in caplog.records] == [
         f"storage_note run=demo: {each}" for each in told
     ]
+
+
+@pytest.mark.parametrize(
+    "condition", [DeviceCondition.SLOW, DeviceCondition.SUSPECT, DeviceCondition.DRAINING]
+)
+def test_a_device_that_is_not_well_from_the_start_is_told_once_with_its_reason(
+    caplog: pytest.LogCaptureFixture, condition: DeviceCondition
+) -> None:
+    book = CostBook()
+    bad = [info("a", DeviceCondition.OK), info("b", condition, "as somebody saw")]
+    with caplog.at_level(logging.WARNING):
+        notes = StorageNotes("demo", bad, book)
+        notes.take(frames.DevicesChanged(devices=bad))
+        assert [record.message for record in caplog.records] == [
+            f"storage_note run=demo: device /nvme/b is {condition.value}: as somebody saw"
+        ]
+        notes.take(frames.DevicesChanged(devices=[info("b", DeviceCondition.OK)]))
+    assert tuple(book.notes) == (
+        f"device /nvme/b is {condition.value}: as somebody saw",
+        "device /nvme/b is ok",
+    )
 
 
 def test_what_the_daemon_notes_stands_in_the_report_and_old_notes_go() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from in_process import Numbers, Training, refused, service, training
+from in_process import Numbers, Training, own_socket, refused, service, training
 
 from everstep.checkpoint.engine_choice import choose_engine
 from everstep.core.errors import ConfigError
+from everstep.daemon.control.client import connected
 from everstep.dataloader import DataLoader
 
 
@@ -33,6 +34,25 @@ def test_writes_through_the_page_cache_are_said(in_memory: Path, caplog: pytest.
         assert str(in_memory) in said
         assert "cannot do direct I/O" in said
         assert trained.save()
+
+
+def test_a_device_that_gets_nothing_new_is_said_to_who_attaches_then(
+    devices: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with service():
+        with training(devices) as trained:
+            assert trained.save()
+        with connected(own_socket()) as client:
+            client.drain_device(str(devices[1]), cancel=False)
+        caplog.clear()
+        with training(devices) as trained:
+            assert trained.save()
+            text = f"device {devices[1]} is draining: it gets no new segments"
+            assert [note for note in trained.run.report().notes if "draining" in note] == [text]
+        logged = [each for each in warnings(caplog) if "draining" in each]
+    assert len(logged) == 1
+    assert logged[0].startswith("storage_note run=")
+    assert logged[0].endswith(text)
 
 
 def test_a_daemon_that_dies_with_the_job_is_said(
