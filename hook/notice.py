@@ -49,7 +49,7 @@ class Preemption:
     grace_s: float = GRACE_S
     """Seconds from the announcement to the end."""
     ends: bool = True
-    """After its checkpoint the run raises SystemExit; False: it goes on, until somebody ends it."""
+    """After its checkpoint the run raises SystemExit; False: it goes on until somebody ends it."""
 
     def __post_init__(self) -> None:
         if not 0 < self.grace_s < 86400:
@@ -63,7 +63,10 @@ class Preemption:
 
 
 class NoticeWatch:
-    """Waits for an announcement and tells it once, and SIGTERM besides; made on the main thread where that is heard.
+    """Waits for announcements and tells each once, and SIGTERM; made on the main thread where that is heard.
+
+    Where the run then ends by itself only the first notice is told; else one that was taken back and is given again is
+    a new one.
 
     `on_unconfirmed` is called a while after SIGTERM: by then all ranks of a run that is ended as a whole have heard it.
 
@@ -80,8 +83,8 @@ class NoticeWatch:
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         self._command = NoticeCommand(preemption.notice_command) if preemption.notice_command else None
-        self._late_s = 0.0
-        """How long ago what is announced by the file was."""
+        self._standing: set[str] = set()
+        """Notices that were told and are not taken back."""
         self._looks_at_s, self.is_closed = 0.0, False
         self._first_s: float | None = None
         """When SIGTERM was heard first, of the monotonic clock."""
@@ -145,11 +148,7 @@ class NoticeWatch:
     # -- the thread
 
     def _work(self) -> None:
-        reason = self._wait()
-        if reason and reason != SIGTERM:
-            self._tell(reason)
-            reason = self._heard(None)
-        if not reason:
+        if not self._wait():
             return
         self._tell(SIGTERM)
         grace_s = self._preemption.grace_s
@@ -162,21 +161,25 @@ class NoticeWatch:
             logger.error("run_ended reason=%s", why)
             end_now()
 
-    def _tell(self, reason: str) -> None:
-        late_s = 0.0 if reason == SIGTERM else self._late_s
+    def _tell(self, reason: str, *, late_s: float = 0.0) -> None:
         until_s = time.monotonic() + self._preemption.grace_s - late_s
         ends = self._preemption.ends or reason == SIGTERM
         self._on_notice(Notice(reason=reason, until_s=until_s, ends=ends))
 
     def _wait(self) -> str:
-        """Return what was announced; empty when the watch is closed."""
-        polls = self._preemption.notice_file is not None or self._command is not None
+        """Tell notices until SIGTERM is heard, and return that; empty when the watch is closed."""
         while True:
-            heard = self._heard(POLL_S if polls else None)
+            heard = self._heard(POLL_S if self._polls else None)
             if heard is None:
                 heard = self._poll()
             if heard is not None:
                 return heard
+
+    @property
+    def _polls(self) -> bool:
+        """Tell whether a notice may come: behind one that ends the run there is none."""
+        has_any = self._preemption.notice_file is not None or self._command is not None
+        return has_any and not (self._preemption.ends and self._standing)
 
     def _heard(self, timeout_s: float | None, *, or_ready: int | None = None) -> str | None:
         """Return SIGTERM, or an empty text when the watch is closed; None when nothing came in time.
@@ -229,24 +232,33 @@ class NoticeWatch:
                 other.passed_on()
 
     def _poll(self) -> str | None:
-        """Return what the file or the command announces, or what was heard meanwhile; None: nothing."""
+        """Tell what the file and the command announce; return what was heard meanwhile, None: nothing."""
         file = self._preemption.notice_file
-        if file is not None and Path(file).exists():
-            self._late_s = _age_s(Path(file))
-            return f"{os.fspath(file)} is there"
-        return self._asked(self._command) if self._command is not None else None
+        if file is not None:
+            is_there = Path(file).exists()
+            self._found(
+                f"{os.fspath(file)} is there", is_there, late_s=_age_s(Path(file)) if is_there else 0.0
+            )
+        return self._ask(self._command) if self._command is not None and self._polls else None
 
-    def _asked(self, command: NoticeCommand) -> str | None:
+    def _ask(self, command: NoticeCommand) -> str | None:
         """The same of the command. What is heard ends it."""
-        if not command.begin():
-            return None
-        heard = None
-        while heard is None and command.is_running:
-            heard = self._heard(command.wait_s, or_ready=command.descriptor)
-        is_announced = command.end()
-        if heard is not None:
-            return heard
-        return f"{command.name} says so" if is_announced else None
+        heard, succeeds = None, False
+        if command.begin():
+            while heard is None and command.is_running:
+                heard = self._heard(command.wait_s, or_ready=command.descriptor)
+            succeeds = command.end()
+        if heard is None:
+            self._found(f"{command.name} says so", succeeds)
+        return heard
+
+    def _found(self, reason: str, is_given: bool, *, late_s: float = 0.0) -> None:
+        """Tell a notice that is given, and was not when it was looked for last."""
+        if not is_given:
+            self._standing.discard(reason)
+        elif reason not in self._standing:
+            self._standing.add(reason)
+            self._tell(reason, late_s=late_s)
 
 
 def _age_s(file: Path) -> float:

@@ -119,6 +119,63 @@ def test_sigterm_is_heard_after_another_announcement(watch: Watch, tmp_path: Pat
     assert told.empty()
 
 
+@pytest.mark.parametrize("by", ["file", "command"])
+def test_a_notice_is_told_again_when_it_was_taken_back_and_only_then(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+    file = tmp_path / "notice"
+    if by == "file":
+        told, reason = watch(Preemption(notice_file=file, ends=False)), f"{file} is there"
+    else:
+        command = ["test", "-e", str(file)]
+        told, reason = watch(Preemption(notice_command=command, ends=False)), "test says so"
+    for _ in range(3):
+        file.touch()
+        notice = told.get(timeout=DEADLINE_S)
+        assert (notice.reason, notice.ends) == (reason, False)
+        time.sleep(0.2)
+        assert told.empty(), "it stays"
+        file.unlink()
+        time.sleep(0.2)
+    file.touch()
+    assert told.get(timeout=DEADLINE_S).reason == reason
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert told.get(timeout=DEADLINE_S).reason == SIGTERM
+    file.unlink()
+    time.sleep(0.2)
+    file.touch()
+    time.sleep(0.2)
+    assert told.empty(), "nothing comes behind SIGTERM"
+
+
+def test_a_file_and_a_command_announce_each_for_itself(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+    command = ["test", "-e", str(tmp_path / "other")]
+    told = watch(Preemption(notice_file=tmp_path / "notice", notice_command=command, ends=False))
+    (tmp_path / "notice").touch()
+    assert told.get(timeout=DEADLINE_S).reason == f"{tmp_path}/notice is there"
+    (tmp_path / "other").touch()
+    assert told.get(timeout=DEADLINE_S).reason == "test says so"
+    time.sleep(0.2)
+    assert told.empty()
+
+
+def test_behind_a_notice_that_ends_the_run_no_other_is_told(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+    told = watch(Preemption(notice_file=tmp_path / "notice", notice_command=["true"], grace_s=100.0))
+    assert told.get(timeout=DEADLINE_S).reason == "true says so"
+    (tmp_path / "notice").touch()
+    time.sleep(0.2)
+    assert told.empty()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert told.get(timeout=DEADLINE_S).reason == SIGTERM
+
+
 def test_a_command_is_asked_until_it_succeeds(watch: Watch, tmp_path: Path) -> None:
     told = watch(Preemption(notice_command=["test", "-e", str(tmp_path / "notice")]))
     (tmp_path / "notice").touch()
