@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Sequence
+
+from .thinned_lines import is_said
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,8 @@ class NoticeCommand:
         self._child: subprocess.Popen[bytes] | None = None
         self._descriptor: int | None = None
         self._until_s = 0.0
+        self._failed = Counter[str]()
+        """How often for which reason."""
 
     @property
     def name(self) -> str:
@@ -45,7 +50,7 @@ class NoticeCommand:
     @property
     def is_running(self) -> bool:
         """Tell whether it has neither ended nor had all of its time."""
-        return self._child is not None and self._child.poll() is None and time.monotonic() < self._until_s
+        return self._child is not None and not _has_ended(self._child) and time.monotonic() < self._until_s
 
     def begin(self) -> bool:
         """Tell whether it was started: it may not be there, or the one before could not be killed."""
@@ -60,7 +65,7 @@ class NoticeCommand:
                 process_group=0,
             )
         except OSError as error:
-            self._warn(error)
+            self._warn(str(error))
             return False
         self._until_s = time.monotonic() + COMMAND_DEADLINE_S
         with contextlib.suppress(OSError):
@@ -68,24 +73,40 @@ class NoticeCommand:
         return True
 
     def end(self) -> bool:
-        """Tell whether what was started has succeeded; kill what still runs, and leave nothing behind."""
+        """Tell whether what was started has succeeded; kill what still runs of its group, and leave nothing behind."""
         assert self._child is not None
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        if self._child.poll() is None:
-            self._kill(self._child)
-        return self._child.returncode == 0
-
-    def _kill(self, child: "subprocess.Popen[bytes]") -> None:
-        if time.monotonic() >= self._until_s:
+        if not _has_ended(self._child) and time.monotonic() >= self._until_s:
             self._warn(f"it took more than {COMMAND_DEADLINE_S:.0f} s")
-        with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        _kill_group(self._child)
         try:
-            child.wait(REAP_S)
+            self._child.wait(REAP_S)
         except subprocess.TimeoutExpired:
             self._warn("it cannot be killed, and is not asked again before it has ended")
+        return self._child.returncode == 0
 
-    def _warn(self, reason: object) -> None:
-        logger.warning("notice_command_failed command=%s reason=%s", self.name, reason)
+    def _warn(self, reason: str) -> None:
+        """Log it; of each reason the first, the 10th, the 100th and so on."""
+        self._failed[reason] += 1
+        count = self._failed[reason]
+        if is_said(count):
+            alike = f" (as {count - 1} times before)" if count > 1 else ""
+            logger.warning("notice_command_failed command=%s reason=%s%s", self.name, reason, alike)
+
+
+def _has_ended(child: "subprocess.Popen[bytes]") -> bool:
+    """Tell whether it has ended, without reaping it: until then its group's id is nobody else's."""
+    try:
+        return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody else has reaped it
+        return True
+
+
+def _kill_group(child: "subprocess.Popen[bytes]") -> None:
+    """Kill a command and all that it has started and left in its group."""
+    with contextlib.suppress(ChildProcessError, PermissionError, ProcessLookupError):
+        # First: of one that somebody else has reaped the id may be another's by now.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.killpg(child.pid, signal.SIGKILL)

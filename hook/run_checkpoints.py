@@ -21,6 +21,7 @@ from .run_end import RunEnd, text_of
 from .run_state import RunState
 from .skip_reasons import PASSING, skip_reason
 from .snapshot import SnapshotFacts, Snapshotter
+from .thinned_lines import is_said
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +258,7 @@ class RunCheckpoints:
     def _say_skipped(self, kind: SkipReason, which: str, reason: str) -> None:
         """Log it: of each kind the first, the 10th, the 100th and so on. The report and the metrics count all."""
         count = self._costs.skipped[kind].count
-        if _is_power_of_ten(count):
+        if is_said(count):
             alike = f" (with {count - 1} more skipped so)" if count > 1 else ""
             logger.warning("checkpoint_skipped run=%s %s reason=%s%s", self._parts.name, which, reason, alike)
 
@@ -363,7 +364,7 @@ class RunCheckpoints:
         kind = _FIGURES.sub("", reason)
         self._failed_alike = self._failed_alike + 1 if kind == self._failing else 1
         self._failing, count = kind, self._failed_alike
-        if not _is_power_of_ten(count):
+        if not is_said(count):
             return
         alike = f" (as the {count - 1} before it)" if count > 1 else ""
         logger.error(
@@ -387,7 +388,3 @@ class RunCheckpoints:
             attempt=self._parts.attempt, step=step, reason=reason, text=text[: frames.SHORT_TEXT_MAX]
         )
         self._link.tell(said)
-
-
-def _is_power_of_ten(count: int) -> bool:
-    return count == 10 ** (len(str(count)) - 1)

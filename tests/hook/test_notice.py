@@ -194,6 +194,16 @@ def test_a_command_that_is_not_there_is_named(
     assert told.get(timeout=DEADLINE_S).reason.endswith("is there")
 
 
+def test_a_command_that_is_never_there_is_named_the_first_the_10th_and_the_100th_time(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notice_module, "POLL_S", 0.001)
+    watch(Preemption(notice_command=["no-such-command"]))
+    wait_until(lambda: "(as 99 times before)" in caplog.text)
+    said = [each.getMessage() for each in caplog.records if "notice_command_failed" in each.getMessage()]
+    assert said == [said[0], f"{said[0]} (as 9 times before)", f"{said[0]} (as 99 times before)"]
+
+
 HANGS = f"1000.{os.getpid()}"
 """How long this test's commands sleep, as nobody else's do."""
 
@@ -260,9 +270,35 @@ class TestACommandThatHangs:
         monkeypatch.setattr(notice_command, "COMMAND_DEADLINE_S", 0.2)
         others = children()
         told = watch(Preemption(notice_command=["sleep", HANGS]))
-        wait_until(lambda: caplog.text.count("notice_command_failed command=sleep reason=it took more") == 2)
+        wait_until(lambda: "reason=it took more than 0 s (as 9 times before)" in caplog.text)
+        assert caplog.text.count("notice_command_failed command=sleep") == 2
         assert len(children() - others) <= 1, "one at a time"
         assert told.empty()
+
+    @pytest.mark.parametrize("status", [0, 3])
+    def test_does_not_outlive_the_one_that_started_it(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+    ) -> None:
+        """Which has ended by itself."""
+        monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+        others, asked = children(), tmp_path / "asked"
+        command = ["sh", "-c", f"sleep {HANGS} & echo >> {asked}; exit {status}"]
+        told: SimpleQueue[Notice] = SimpleQueue()
+        leaving = NoticeWatch(Preemption(notice_command=command), told.put, lambda: None)
+        try:
+            if status == 0:
+                assert told.get(timeout=DEADLINE_S).reason == "sh says so"
+            else:
+                wait_until(lambda: asked.exists() and len(asked.read_text()) >= 3)
+        finally:
+            leaving.close()
+        try:
+            assert told.empty()
+            wait_until(lambda: not hanging())
+            assert children() == others
+        finally:
+            for pid in hanging():
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def test_a_command_that_writes_much_is_not_stopped_by_it(watch: Watch) -> None:
