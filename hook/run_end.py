@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from numbers import Real
 from traceback import format_exception_only
 from typing import NoReturn
 
@@ -38,8 +39,9 @@ class RunEnd:
         Raises:
             UsageError: no positive number of seconds.
         """
-        if not seconds > 0:
-            raise UsageError(f"a lease of {seconds} s", hint="the seconds that are left, more than 0")
+        given: object = seconds
+        if isinstance(given, bool) or not isinstance(given, Real) or not seconds > 0:
+            raise UsageError(f"a lease of {given!r}", hint="the seconds that are left: a number, more than 0")
         with self._lock:
             self._machine.leased(Notice(reason=LEASE_ENDS, until_s=time.monotonic() + seconds, ends=ends))
 
