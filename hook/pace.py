@@ -54,8 +54,11 @@ class Pace:
         self.step_s = 0.0
         """What the newest step took; 0 before the first."""
         self._newest_s = deque[float](maxlen=NEWEST_STEPS)
-        self._held_s = self._stall_s = 0.0
-        """Of the newest snapshot that became durable, from the begin of its copy on; of the newest checkpoint."""
+        self._held_s = self._eager_s = 0.0
+        """Of the newest snapshot that became durable, from the begin of its copy on; the newest checkpoint's boundary.
+
+        What the guard waits for lies in the copy.
+        """
         self._stalled_s: float | None = None
         """What the newest checkpoint has cost by itself so far, until its copy has ended."""
         self._others_need_s: float | None = None
@@ -132,7 +135,7 @@ class Pace:
             self._stalled_s += guard_s
             if not copying:
                 self._frequency.observe(CheckpointStalled(stall_s=self._stalled_s))
-                self._stall_s, self._stalled_s = self._stalled_s, None
+                self._stalled_s = None
         if step is not None:
             self.step_s = step.step_s
             self._newest_s.append(step.step_s)
@@ -150,7 +153,7 @@ class Pace:
     def left(self, stall_s: float, *, taken: bool) -> None:
         """The boundary is passed; it has taken `stall_s`."""
         if taken:
-            self._stalled_s = stall_s
+            self._stalled_s = self._eager_s = stall_s
 
     def due(self, start: int, horizon: int) -> tuple[int, ...]:
         """Return the boundaries among [start, horizon) that get a checkpoint; asked once for each, on rank 0."""
@@ -221,10 +224,11 @@ class Pace:
     def own_needed_s(self) -> float | None:
         """The same of this rank alone: the newest one's of this process, else what earlier attempts have learnt."""
         if self._held_s:
-            return DEADLINE_ROOM * (self._stall_s + self._held_s)
+            return DEADLINE_ROOM * (self._eager_s + self._held_s)
         known = self._frequency.figures
         if known.held is None:
             return None
+        # Their stall is with the guard's wait, which nobody has kept apart: too much, until this process has measured.
         return DEADLINE_ROOM * (known.held.mean + (known.stall.mean if known.stall is not None else 0.0))
 
     # -- among ranks

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from everstep.checkpoint.frequency_format import load_memory
 from everstep.checkpoint.frequency_machine import PROFILE_STEPS
 from everstep.checkpoint.frequency_meter_machine import FAILURES_NEEDED, WARMUP_STEPS
+from everstep.checkpoint.frequency_plan import DEADLINE_ROOM
 from everstep.checkpoint.frequency_types import BoundKind, FailureKind, Limits, StepEnded
 from everstep.core.ids import CheckpointId
 from everstep.hook.end_machine import LEASE_ENDS, Ask, Boundary, EndMachine, Notice, Progress
@@ -242,6 +243,26 @@ def test_how_long_a_checkpoint_takes_is_measured_or_remembered() -> None:
     after.begin(before.step, devices=[DEVICE])
     assert after.needed_s is not None
     assert after.needed_s > 0
+
+
+@pytest.mark.parametrize("guard_s", [0.0, 2.0], ids=["nobody waits", "the guard waits"])
+def test_what_the_guard_waits_lies_within_what_a_checkpoint_takes(
+    monkeypatch: pytest.MonkeyPatch, guard_s: float
+) -> None:
+    """A ring: the copy streams, and the step's optimizer waits for it; the eager part came before."""
+    clock = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    pace, checkpoint = begun(every=1), CheckpointId(1, 1)
+    pace.arrived(None, guard_s=0.0, copying=False)
+    clock[0] += 0.5
+    pace.taken(checkpoint)
+    pace.left(0.5, taken=True)
+    clock[0] += 2.5
+    pace.arrived(StepEnded(at_s=3.0, step_s=0.5, is_busy=True), guard_s=guard_s, copying=False)
+    pace.left(0.0, taken=False)
+    clock[0] += 0.5
+    pace.persisted(persisted(checkpoint, 3.0))
+    assert pace.needed_s == pytest.approx(DEADLINE_ROOM * (0.5 + 3.0))
 
 
 def test_failures_are_counted_over_attempts_until_their_mean_time_is_known() -> None:
