@@ -31,6 +31,13 @@ def times_s(ask: Callable[[], object]) -> list[float]:
     return found
 
 
+def check_that_one_comes_at_once(ask: Callable[[], object]) -> None:
+    """One that rests never comes so soon; others may be late, as the machine is busy."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while min(times_s(ask)) >= LOOK_S:
+        assert time.monotonic() < deadline_s, "none comes at once"
+
+
 def read(port: int) -> bytes:
     """Scrape, and do not look at it, which takes longer."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -57,10 +64,10 @@ def being_written(socket_path: Path) -> Generator[None]:
 def test_scrapes_rest_while_a_shard_is_written(node_config: Path, socket_path: Path) -> None:
     with node_daemon(node_config, socket_path), connected(socket_path) as client:
         port = client.status().daemon.metrics_port
-        at_once = times_s(lambda: read(port))
+        check_that_one_comes_at_once(lambda: read(port))
         with being_written(socket_path):
             resting = times_s(lambda: read(port))
-    assert min(at_once) < LOOK_S <= statistics.median(resting)
+    assert statistics.median(resting) >= LOOK_S
 
 
 def test_a_trainer_that_asks_without_end_rests_when_its_credit_is_used_up(
@@ -78,10 +85,9 @@ def test_a_trainer_that_asks_without_end_rests_when_its_credit_is_used_up(
             assert isinstance(trainer.ask(question), frames.ManifestBytes)
 
         with being_written(socket_path):
-            with_credit = times_s(ask)
+            check_that_one_comes_at_once(ask)
             deadline_s = time.monotonic() + DEADLINE_S
             while statistics.median(times_s(ask)) < LOOK_S:
                 assert time.monotonic() < deadline_s, "it never rests"
-        at_once = times_s(ask)
+        check_that_one_comes_at_once(ask)
         arena.close()
-    assert max(min(with_credit), min(at_once)) < LOOK_S
