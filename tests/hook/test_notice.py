@@ -124,6 +124,18 @@ def test_a_notice_is_told_again_when_it_was_taken_back_and_only_then(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+    found, looks = NoticeWatch._found, list[bool]()
+
+    def look(self: NoticeWatch, reason: str, is_given: bool, *, late_s: float = 0.0) -> None:
+        found(self, reason, is_given, late_s=late_s)
+        looks.append(is_given)
+
+    def looked(*, is_given: bool) -> None:
+        """Wait for looks that began after this call."""
+        begun = len(looks)
+        wait_until(lambda: looks[begun:].count(is_given) >= 3)
+
+    monkeypatch.setattr(NoticeWatch, "_found", look)
     file = tmp_path / "notice"
     if by == "file":
         told, reason = watch(Preemption(notice_file=file, ends=False)), f"{file} is there"
@@ -134,10 +146,10 @@ def test_a_notice_is_told_again_when_it_was_taken_back_and_only_then(
         file.touch()
         notice = told.get(timeout=DEADLINE_S)
         assert (notice.reason, notice.ends) == (reason, False)
-        time.sleep(0.2)
+        looked(is_given=True)
         assert told.empty(), "it stays"
         file.unlink()
-        time.sleep(0.2)
+        looked(is_given=False)
     file.touch()
     assert told.get(timeout=DEADLINE_S).reason == reason
     os.kill(os.getpid(), signal.SIGTERM)
