@@ -15,7 +15,7 @@ from ..core.ids import run_id_of
 from ..proto.frames import Reply
 from .analysed_run import AnalysedRun
 from .component import make_components
-from .environment import killed_with_the_job
+from .environment import news_of_its_end
 from .link import Link, RunAddress
 from .notice import Preemption
 from .pace import Pace
@@ -157,17 +157,10 @@ def _join(ranks: Ranks, address: RunAddress, events: "_Events", *, fresh: bool) 
     return link, attempt
 
 
-_told_private: set[int] = set()
-"""Pids of the private daemons of which this process has said that they die with the job."""
-
-
 def _say_attached(name: str, link: Link, *, rank: int) -> None:
     for note in link.opened.notes:
         logger.warning("storage run=%s: %s", name, note)
-    daemon = link.client.welcome
-    is_news = rank == 0 and daemon.private and daemon.pid not in _told_private
-    if is_news and (reason := killed_with_the_job()):
-        _told_private.add(daemon.pid)
+    if rank == 0 and (reason := news_of_its_end(link.client.welcome)):
         logger.warning(
             "private_daemon run=%s: %s, so memory does not outlive it; run a node daemon (docs/configuration.md)",
             name,

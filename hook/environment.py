@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..core.version import VERSION
+from ..proto.frames import Welcome
 from .module_state import own_buffers
 
 
@@ -43,3 +44,19 @@ def killed_with_the_job() -> str:
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return "a container ends with all its processes"
     return ""
+
+
+_newest: dict[str, int] = {}
+"""By control socket, the pid of the newest private daemon that this process was said to lose with its job."""
+
+
+def news_of_its_end(daemon: Welcome) -> str:
+    """Return why a private daemon would die together with the job; once for each daemon, else an empty string.
+
+    A pid alone tells no daemon: the kernel gives it to the next one.
+    """
+    reason = killed_with_the_job() if daemon.private else ""
+    if not reason or _newest.get(daemon.control_socket) == daemon.pid:
+        return ""
+    _newest[daemon.control_socket] = daemon.pid
+    return reason
