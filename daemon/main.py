@@ -278,6 +278,7 @@ async def _drain(node: Node, deadline_s: float) -> None:
     node.verifier.stop()
     node.scrubber.stop()
     node.pins.stop()
+    node.idle_stores.stop()
     node.devices.stop()
     try:
         async with asyncio.timeout(deadline_s):

@@ -41,6 +41,7 @@ from .control.tokens import TokenBook
 from .controller.controller_desk import ControllerDesk
 from .devices.device_desk import DeviceDesk
 from .devices.device_watch import DeviceWatch
+from .devices.idle_stores import IdleStores
 from .devices.persist import Persister
 from .devices.pin_keeper import PinKeeper
 from .devices.restore import Restorer
@@ -62,7 +63,6 @@ from .web.site import Site
 
 logger = logging.getLogger(__name__)
 
-SETTLE_DEADLINE_S = 20.0
 """How long the closing of a store waits for what is still being written: shorter than a control call may take."""
 
 
@@ -98,7 +98,7 @@ class Node:
         self.shares = ShareBook(self.arenas, self.metrics.shares, self.reporter)
         self.verifier = Verifier(self)
         self.scrubber = Scrubber(self)
-        self.pins = PinKeeper(self)
+        self.pins, self.idle_stores = PinKeeper(self), IdleStores(self)
         self.devices = DeviceDesk(self)
         self.controller = ControllerDesk(self)
         self.persister = Persister(self)
@@ -146,6 +146,7 @@ class Node:
             self.scrubber.watch(opened)
             self.pins.watch()
             self.devices.watch(opened)
+            self.idle_stores.watch()
 
     def _show_engines(self, opened: OpenStore) -> None:
         for device in opened.store.devices:
@@ -168,16 +169,9 @@ class Node:
             self.lifetime.changed()
 
     async def forget_store(self, opened: OpenStore) -> None:
-        """Return when nothing of this daemon uses a store any more that no trainer is attached to.
-
-        Raises:
-            RunBusyError: something is still being written or collected.
+        """Return when nothing of this daemon uses a store that is about to be closed: nobody is attached to it, nothing
+        of it is being written or collected.
         """
-        try:
-            async with asyncio.timeout(SETTLE_DEADLINE_S):
-                await self.persister.idle()
-        except TimeoutError:
-            raise RunBusyError("checkpoints are still being written", hint="try again") from None
         mine = [key for key, run in self.registry.runs.items() if run.opened is opened]
         for rank in [rank for key in mine for rank in self.registry.runs[key].ranks.values()]:
             self.arena_desk.drop_memory(rank)

@@ -91,7 +91,7 @@ class Guard(grpc.aio.ServerInterceptor):
         caller = await self._admit(context, method)
         left_s = await self._time_left(context)
         try:
-            with self._counted(caller.uid):
+            with self._counted(caller.uid), self._node.stores.in_hand():
                 request = await self._request(requests, context)
                 async with self._courtesy.answering(self._node.is_writing, left_s):
                     return await inner(request, context)
@@ -104,10 +104,12 @@ class Guard(grpc.aio.ServerInterceptor):
         self, inner: _StreamHandler, requests: AsyncIterator[object], context: Context, method: str
     ) -> AsyncIterator[object]:
         caller = await self._admit(context, method)
+        in_hand = contextlib.nullcontext()
         if method not in FOLLOWING:
             await self._time_left(context)
+            in_hand = self._node.stores.in_hand()
         try:
-            with self._counted(caller.uid):
+            with self._counted(caller.uid), in_hand:
                 request = await self._request(requests, context)
                 async with contextlib.aclosing(inner(request, context)) as answers:
                     async for answer in answers:

@@ -40,6 +40,10 @@ class Completer:
         """Tell whether anything is not recorded and collected yet."""
         return bool(self._waiting)
 
+    def is_busy_with(self, run: RunRecord) -> bool:
+        """Tell whether anything of a run is not recorded and collected yet."""
+        return _key(run) in self._waiting
+
     def complete(self, run: RunRecord, checkpoint: CheckpointId) -> None:
         """All ranks have committed `checkpoint`: remember it durably, then collect what is outdated."""
         self._ask(run, {checkpoint})

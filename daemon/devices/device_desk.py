@@ -16,6 +16,7 @@ from ...core.errors import EverstepError, NotFoundError, RunBusyError
 from ..blocking import in_thread
 from ..control import device_views
 from ..control.device_views import DeviceDetail, ReadmitView, RetireView, StoreDevices
+from .store_use import refusal_to_close
 from .stores import OpenStore
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 3600.0
 """A missing device is looked at this often, or after the policy's time where that is shorter."""
+
+
+SETTLE_DEADLINE_S = 20.0
+"""For what is being written or collected before a store is opened again."""
 
 
 class DeviceDesk:
@@ -78,8 +83,10 @@ class DeviceDesk:
                     hint="name it in storage=, or in [devices] of the node's file: an empty directory becomes a device"
                     " when the daemon starts with it",
                 )
-            self._check_idle(opened)
+            if refusal := refusal_to_close(node, opened):
+                raise refusal
             await node.stores.check_readmission(opened, path)
+            await self._settle()
             await node.forget_store(opened)
             if watching := self._watching.pop(opened, None):
                 watching.cancel()
@@ -123,23 +130,12 @@ class DeviceDesk:
         stores = [opened.store for opened in self._node.stores.stores]
         return device_views.find(stores, os.path.realpath(named) if named else name)
 
-    def _check_idle(self, opened: OpenStore) -> None:
-        hint = "stop it, or stop the daemon and name the store's directories with --storage"
-        for rank in self._node.registry.ranks():
-            if rank.run.opened is not opened:
-                continue
-            who = f"rank {rank.rank} of run {rank.run.name!r}"
-            if rank.lease is not None:
-                raise RunBusyError(f"the store is opened again for this, and {who} is attached", hint=hint)
-            if rank.persisting or rank.kept_until_s is not None:
-                raise RunBusyError(
-                    f"the store is opened again for this, and snapshots of {who} wait in memory for its restart",
-                    hint="start it again, or wait until linger_s is over",
-                )
-        if self._node.verifier.is_reading(opened):
-            raise RunBusyError(
-                "a checkpoint of the store is being verified", hint="try again when that has ended"
-            )
+    async def _settle(self) -> None:
+        try:
+            async with asyncio.timeout(SETTLE_DEADLINE_S):
+                await self._node.persister.idle()
+        except TimeoutError:
+            raise RunBusyError("checkpoints are still being written", hint="try again") from None
 
     async def _retire_missing(self, opened: OpenStore, missing_after_s: float) -> None:
         while opened.store.missing:

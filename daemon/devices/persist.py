@@ -189,6 +189,10 @@ class Persister:
         finally:
             await self._has_settled(rank)
 
+    def is_completing(self, run: RunRecord) -> bool:
+        """Tell whether a completion of a run is being recorded, or what is outdated of it deleted."""
+        return self._completer.is_busy_with(run)
+
     async def settled(self, rank: RankRecord) -> None:
         """Return when nothing that `rank` sealed is being written."""
         async with self._settled:

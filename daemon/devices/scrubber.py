@@ -89,6 +89,11 @@ class Scrubber:
         self._scrubs.pop(opened, None)
         self._schedules.pop(opened, None)
 
+    def is_asked_for(self, opened: OpenStore) -> bool:
+        """Tell whether a scrub of a store goes on that somebody has asked for."""
+        schedule = self._schedules.get(opened)
+        return any(store is opened and task is not schedule for task, store in self._tasks.items())
+
     def view(self, opened: OpenStore) -> ScrubView:
         """Return what is known of a store's scrubs."""
         every_s, store_id = self._node.config.scrub.every_s, opened.store.store_id

@@ -114,11 +114,34 @@ class StoreBook:
             pid=os.getpid(), socket=str(socket), uid=os.getuid(), kind="private" if private else "node"
         )
         self._by_directory: dict[Path, OpenStore] = {}
+        self._closing: dict[Path, asyncio.Task[None]] = {}
+        self._in_hand_count = 0
 
     @property
     def stores(self) -> list[OpenStore]:
         """Return every open store once."""
         return list({id(opened): opened for opened in self._by_directory.values()}.values())
+
+    @property
+    def is_in_hand(self) -> bool:
+        """Tell whether somebody who is not attached works with stores now."""
+        return self._in_hand_count > 0
+
+    @contextmanager
+    def in_hand(self) -> Generator[None]:
+        """Let no store be withdrawn while the block runs."""
+        self._in_hand_count += 1
+        try:
+            yield
+        finally:
+            self._in_hand_count -= 1
+
+    def withdraw(self, opened: OpenStore, closing: asyncio.Task[None]) -> None:
+        """Give a store to nobody any more; who asks for its directories opens it again when `closing` has ended."""
+        for path in self._directories_of(opened):
+            del self._by_directory[path]
+            self._closing[path] = closing
+            closing.add_done_callback(lambda _, path=path: self._closing.pop(path))
 
     async def open(self, storage: Sequence[str]) -> OpenStore:
         """Return the store of these directories or device names, opened and recovered now if it is not open.
@@ -128,6 +151,8 @@ class StoreBook:
             StorageError: see checkpoint.store.open_store.
         """
         directories = self._directories(storage)
+        if closing := {self._closing[path] for path in directories if path in self._closing}:
+            await asyncio.wait(closing)
         opened = {id(store): store for path, store in self._by_directory.items() if path in directories}
         if not opened:
             fresh = await self._open_locked(directories)
