@@ -14,7 +14,7 @@ from ..core.errors import EverstepError, UsageError
 from ..core.ids import run_id_of
 from ..proto.frames import Reply
 from .analysed_run import AnalysedRun
-from .component import make_components
+from .component import Component, make_components
 from .environment import news_of_its_end
 from .link import Link, RunAddress
 from .notice import Preemption
@@ -97,7 +97,12 @@ def attach(  # noqa: PLR0913 - all that a run is
         make_components(objects, world_size=1)  # what cannot be saved is refused there, too
         return AnalysedRun(name, objects, pace)
     ranks = make_ranks(run_id_of(name), pace)
-    components = make_components(objects, world_size=ranks.world_size)
+    components: list[Component] = []
+    error: EverstepError | None = None
+    try:
+        components = make_components(objects, world_size=ranks.world_size)
+    except EverstepError as refused:  # here alone, perhaps: the others need not wait for this rank
+        error = refused
     events = _Events()
     address = RunAddress(
         name=name,
@@ -109,7 +114,7 @@ def attach(  # noqa: PLR0913 - all that a run is
     )
     # First: a takeover that is refused afterwards would have ended the run that it was to take.
     alike = {"every": every, "limits": limits, "fresh": fresh, "takeover": takeover, "replicated": replicated}
-    ranks.agree_settings({name: repr(value) for name, value in (alike | {"keep": keep}).items()})
+    ranks.agree_settings({name: repr(value) for name, value in (alike | {"keep": keep}).items()}, error)
     link, attempt = _join(ranks, address, events, fresh=fresh)
     _say_attached(name, link, rank=ranks.rank)
     try:

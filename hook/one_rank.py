@@ -34,8 +34,10 @@ class OneRank:
         self._listener: Listener | None = None
         self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
 
-    def agree_settings(self, settings: Mapping[str, str]) -> None:
-        """There is nobody to differ."""
+    def agree_settings(self, settings: Mapping[str, str], error: EverstepError | None) -> None:
+        """Raise the error: there is nobody to differ."""
+        if error is not None:
+            raise error
 
     def agree_attempt(self, known: int, error: EverstepError | None) -> int:
         """Return the next attempt, or raise the error."""

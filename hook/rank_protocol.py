@@ -54,11 +54,12 @@ class Ranks(Protocol):
     rank: int
     world_size: int
 
-    def agree_settings(self, settings: Mapping[str, str]) -> None:
+    def agree_settings(self, settings: Mapping[str, str], error: EverstepError | None) -> None:
         """Meet the others, before anything else. `settings`: arguments of `attach` as text, by name.
 
         Raises:
             UsageError: not all ranks were given the same.
+            EverstepError: `error`, or what another rank came with instead.
             DeadlineError: not all ranks attach.
         """
         ...

@@ -120,11 +120,11 @@ class StoreRanks:
 
     # -- before training: on the caller's thread
 
-    def agree_settings(self, settings: Mapping[str, str]) -> None:
-        """Meet the other ranks of this group, and compare what all must have been given alike."""
+    def agree_settings(self, settings: Mapping[str, str], error: EverstepError | None) -> None:
+        """Meet the other ranks of this group, and compare what all must have been given alike; errors travel too."""
         self._nonce = self._agree_nonce()
         self._store = under(f"{self._prefix}/join/{self._nonce}", self._client)
-        said = cast("list[dict[str, str]]", self.gather("settings", dict(settings)))
+        said = cast("list[dict[str, str]]", self._gather_or_raise("settings", settings, error))
         for name in settings:
             by_value: dict[str, list[str]] = {}
             for rank, item in enumerate(said):

@@ -716,21 +716,38 @@ def test_a_rank_that_waits_for_the_plan_of_one_that_has_ended_names_it(rank: Mak
     assert "process that served it" not in error.hint
 
 
+def on_both(act: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=act, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+
+
 def test_ranks_that_were_not_given_the_same_are_refused(rank: Make) -> None:
     pair, refused = [rank(0), rank(1)], list[str]()
 
     def agree(number: int) -> None:
         with pytest.raises(UsageError) as raised:
-            pair[number].agree_settings({"every": "3", "fresh": str(number == 1)})
+            pair[number].agree_settings({"every": "3", "fresh": str(number == 1)}, None)
         refused.append(str(raised.value))
 
-    threads = [threading.Thread(target=agree, args=[number]) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
+    on_both(agree)
     assert len(refused) == 2
     assert all("fresh=False on rank 0; fresh=True on rank 1 (attach(" in text for text in refused)
+
+
+def test_what_one_rank_was_given_and_cannot_save_is_raised_by_all(rank: Make) -> None:
+    pair, raised = [rank(0), rank(1)], dict[int, str]()
+    mine = UsageError("an object cannot be attached as 'every'", hint="take another keyword")
+
+    def agree(number: int) -> None:
+        with pytest.raises(UsageError) as caught:
+            pair[number].agree_settings({"every": "3"}, mine if number == 1 else None)
+        raised[number] = caught.value.message
+
+    on_both(agree)
+    assert raised == {0: f"rank 1: {mine.message}", 1: mine.message}
 
 
 def test_a_rank_that_the_daemon_calls_gone_is_silent_at_once(rank: Make) -> None:
