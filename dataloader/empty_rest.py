@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from .epoch_iterator import EpochIterator
+from .moves import Moves
 
 
 class EpochLoader(Protocol):
@@ -45,6 +46,26 @@ class EmptyRest:
     def __len__(self) -> int:
         """Return the number of batches that are left."""
         return len(self._rest) if isinstance(self._rest, EpochIterator) else 0
+
+
+class PassedOver:
+    """Ends at once: it stands for a loop that ended before the checkpoint, and its loader is at the next epoch."""
+
+    def __init__(self, moves: Moves) -> None:
+        self._moves = moves
+
+    def __iter__(self) -> "PassedOver":
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """Raise StopIteration."""
+        self._moves.end()
+        raise StopIteration
+
+    def __len__(self) -> int:
+        """Return 0."""
+        return 0
 
 
 class StreamRest:

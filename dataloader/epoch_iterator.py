@@ -78,15 +78,14 @@ class EpochIterator:
 
     def _next_made(self) -> MadeBatch | None:
         """Return the next prepared batch, or None at the end of the epoch."""
+        self._call_back()  # first: the trainer itself may make the batch, with random numbers
         for made in self._made or ():
-            self._call_back()
             return made
         if self._split.part(self._position.cursor) is not None:
             raise UsageError(
                 f"the dataset or collate_fn raised StopIteration at sample {self._position.cursor}",
                 hint="raise another error: this one means the end of the epoch",
             )
-        self._call_back()  # of an epoch that was restored at its end nothing is left
         return None
 
     def _call_back(self) -> None:

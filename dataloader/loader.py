@@ -45,9 +45,10 @@ from .arguments import (
 )
 from .batch_maker import BatchMaker, MapDataset
 from .batch_supply import BatchSupply, Work, WorkerArguments
-from .empty_rest import EmptyRest, StreamRest
+from .empty_rest import EmptyRest, PassedOver, StreamRest
 from .epoch_iterator import Callback, EpochIterator
 from .ledger import Ledger
+from .moves import Moves
 from .order_format import OrderKind
 from .position import Position
 from .sample_seed import AugmentSeed, parse_augment_seed, worker_seed
@@ -237,9 +238,9 @@ class DataLoader(TorchDataLoader[T_co]):
         self._position.reset()
 
     def add_first_batch_callback(self, callback: Callback) -> Callable[[], None]:
-        """Call `callback` whenever the first batch after an iter() is about to be handed out; return its remover.
+        """Call `callback` whenever the first batch after an iter() is asked for; return its remover.
 
-        It is the last thing that runs before the loop's body: the place to put RNG states back.
+        Where the trainer makes its batches itself, it does so behind that: the place to put RNG states back.
         """
         self._first_batch_callbacks.append(callback)
         return lambda: self._first_batch_callbacks.remove(callback)
@@ -327,6 +328,23 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         self._position.pass_end()
 
+    def pass_over(self) -> None:
+        """Have the next iter() end at once, and the one behind it be of the present epoch, of which nothing is gone.
+
+        A script that goes on in a loop behind the one over this loader comes by it first.
+        """
+        self._position.is_passed_over = True
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The present epoch, and how many of its samples were handed out over all ranks, holes included."""
+        return self._position.epoch, self._position.cursor
+
+    @property
+    def moves(self) -> Moves:
+        """When it moved last."""
+        return self._position.moves
+
     def check_unmoved(self) -> None:
         """Return if load_state_dict may still be called; LoaderStateError once iteration has begun."""
         self._position.check_unmoved()
@@ -344,10 +362,13 @@ class DataLoader(TorchDataLoader[T_co]):
             return super().__len__()
         return self._split().step_count()
 
-    def __iter__(self) -> EpochIterator | EmptyRest | StreamIterator | StreamRest:  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
+    def __iter__(self) -> EpochIterator | EmptyRest | PassedOver | StreamIterator | StreamRest:  # pyright: ignore[reportIncompatibleMethodOverride]  torch names a private class
         """Return an iterator over the rest of the present epoch; workers start here, as in torch."""
         note_iterated(self)
         position = self._position
+        if position.is_passed_over:
+            position.is_passed_over = False
+            return PassedOver(position.moves)
         passes_end = position.is_resumed_by_iter
         if passes_end:
             position.finish_if_over()

@@ -8,6 +8,7 @@ from typing import Protocol
 from ..core.errors import LoaderStateError, UsageError
 from .holes_format import NO_HOLES
 from .ledger import Ledger
+from .moves import Moves
 from .order_format import OrderSpec
 from .order_plan import Ids
 from .split_plan import Part
@@ -53,6 +54,9 @@ class Position:
         """A state was loaded, and nothing moved since."""
         self._passes_end = False
         """Where nothing is left of this epoch, the next iterator is of the next one."""
+        self.moves = Moves()
+        self.is_passed_over = False
+        """The next iterator is over at once: its loop ended in the attempt before."""
 
     @property
     def in_loop(self) -> tuple[int, int] | None:
@@ -99,15 +103,18 @@ class Position:
         self._pass_to(part.next_cursor)
         self.span = (part.cursor, part.next_cursor)
         self.weight = 0.0 if is_stand_in else part.weight * ids.size / (part.stop - part.start)
-        self._has_handed = True
-        self._is_restored = False
+        self._handed()
 
     def hand_uncounted(self, count: int) -> None:
         """Count a batch of a stream, whose samples have no numbers: nothing of it can be in the ledger."""
         self.span = (self.cursor, self.cursor + count)
         self.cursor += count
+        self._handed()
+
+    def _handed(self) -> None:
         self._has_handed = True
         self._is_restored = False
+        self.moves.hand()
 
     def finish(self, sample_count: int) -> None:
         """Go to the next epoch; what the end of this one left out is recorded as dropped."""
@@ -115,6 +122,7 @@ class Position:
         if self.cursor < sample_count:
             self.ledger.finish(self.epoch, sample_count - self.cursor)
         self._restart(self.epoch + 1)
+        self.moves.end()
 
     def finish_if_over(self) -> None:
         """Go to the next epoch if nothing is left of this one, though no iterator has said so.
@@ -205,3 +213,4 @@ class Position:
     def _restart(self, epoch: int) -> None:
         self.epoch, self.cursor, self.holes = epoch, 0, NO_HOLES
         self._is_live = self._has_handed = self._is_restored = self._passes_end = False
+        self.is_passed_over = False

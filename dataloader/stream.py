@@ -235,11 +235,11 @@ class StreamIterator:
 
     def _next_batch(self, made: Batches) -> tuple[object, Standing] | None:
         """Return the next batch and where its share stands behind it, past those that only say that one is over."""
+        self._call_back()  # first: the trainer itself may make the batch, with random numbers
         for batch in made:
             standing = batch.standing
             assert standing is not None, batch
             if standing.sample_count:
-                self._call_back()
                 return batch.data, standing
             self._stream.hand(standing)
         if not self._stream.is_over:
@@ -247,7 +247,6 @@ class StreamIterator:
                 f"collate_fn raised StopIteration at sample {self._position.cursor}",
                 hint="raise another error: this one means the end of the epoch",
             )
-        self._call_back()  # of an epoch that was restored at its end nothing is left
         return None
 
     def _call_back(self) -> None:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Generator
 
 from .history import History
-from .loaders import position_loader
 from .pace import Pace
 from .report import CostBook, Report
 from .restore import Restored
@@ -30,7 +29,7 @@ class AnalysedRun(Run):
         self._state = RunState(lambda: pace.memory)
         self._history = History()
         self._costs = CostBook()
-        self._objects, self._loader = objects, position_loader(objects)
+        self._objects = objects
         self._unusable, self._closed = None, False
         logger.info("run_analysed run=%s: nothing is restored or saved", name)
 

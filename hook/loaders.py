@@ -1,13 +1,14 @@
 """The one loader whose position the epochs of a run follow."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..dataloader.loader import DataLoader
 from ..dataloader.shared.shared_loader import SharedLoader
-from .rng_state import RngState
 
 AnyLoader = DataLoader[Any] | SharedLoader[Any]
+Place = tuple[int, int]
+"""Of a loader: its epoch, and how much of that was handed out."""
 LOADERS = (DataLoader, SharedLoader)
 """What is restored to the sample, with a ledger."""
 
@@ -26,37 +27,47 @@ def position_loader(objects: Mapping[str, object]) -> AnyLoader | None:
     return loaders[0] if len(loaders) == 1 else None
 
 
-def pass_ends(objects: Mapping[str, object]) -> None:
-    """Have no loader go on with an empty rest: that of the epoch before.
+def loop_of(objects: Mapping[str, object]) -> str | None:
+    """Return the name of the loader in whose loop training is, empty for none; None where no loader has moved yet.
 
-    One that runs beside the one that leads, in a zip or by next(), is never told that its epoch is over.
+    It is that of the leading one, or of another one that has handed out batches since a loop over that has ended.
     """
-    for loader in all_loaders(objects).values():
-        loader.pass_end()
+    loaders, leading = all_loaders(objects), position_loader(objects)
+    if not any(loader.moves.has_moved for loader in loaders.values()):
+        return None
+    begun = {name: loader for name, loader in loaders.items() if not loader.is_at_begin}
+    for name, loader in begun.items():
+        if loader is leading:
+            return name
+    since = 0 if leading is None else leading.moves.ended_at
+    last = max(begun, key=lambda name: begun[name].moves.handed_at, default="")
+    return last if last and begun[last].moves.handed_at > since else ""
 
 
-def pass_ends_on_first_batch(leading: AnyLoader, objects: Mapping[str, object]) -> None:
-    """Do so, once, when the one that leads hands out its next batch.
+class Unmoved:
+    """What is to happen once as training goes on where it was restored: at a loop's first batch, before any boundary.
 
-    An inner loop over another one, which has come to its end, belonged to the batch before. In a zip both have begun.
-    """
-
-    def once() -> None:
-        remove()
-        pass_ends(objects)
-
-    remove = leading.add_first_batch_callback(once)
-
-
-def put_back_on_first_batch(loader: AnyLoader, rng: RngState) -> None:
-    """Set the random generators, once, to what was restored when the loader hands out its next batch.
-
-    Between restore() and the first batch a script draws from them (any torch DataLoader's iterator does), which the
-    undisturbed run did not.
+    What a script draws between restore() and the first batch (any torch DataLoader's iterator does), the undisturbed
+    run did not. An inner loop over another loader, which has come to its end, belonged to the batch before the outer
+    one's first; in a zip both have begun.
     """
 
-    def once() -> None:
-        remove()
-        rng.apply_again()
+    def __init__(self) -> None:
+        self._removers: list[Callable[[], None]] = []
 
-    remove = loader.add_first_batch_callback(once)
+    def on_first_batch(self, loader: AnyLoader, act: Callable[[], object]) -> None:
+        """Call `act`, once, when the loader is asked for its next batch."""
+
+        def once() -> None:
+            if remove in self._removers:
+                self._removers.remove(remove)
+                remove()
+                act()
+
+        remove = loader.add_first_batch_callback(once)
+        self._removers.append(remove)
+
+    def passed(self) -> None:
+        """A boundary has passed: what did not happen does not any more."""
+        while self._removers:
+            self._removers.pop()()

@@ -20,11 +20,12 @@ from ..proto import frames
 from ..proto.frames import Reply
 from .end_machine import SIGTERM, Ask
 from .environment import environment_notes, notes_on_own_buffers
+from .epoch_places import begin_epochs, next_epoch
 from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .link import Link
-from .loaders import pass_ends, position_loader
+from .loaders import Unmoved, loop_of
 from .notice import Preemption
 from .pace import Pace
 from .rank_protocol import Ranks
@@ -91,11 +92,11 @@ class Run:
         self._link, self._ranks = link, ranks
         self._pace = pace
         pace.has_slots(slots)
-        self._state = RunState(lambda: pace.memory)
+        self._state = RunState(lambda: pace.memory, lambda: loop_of(objects))
         self._history = History()
         self._rng = RngState()
         self._components: list[Component] = [self._state, self._rng, self._history, *components]
-        self._objects, self._loader = objects, position_loader(objects)
+        self._objects, self._unmoved = objects, Unmoved()
         self._costs = CostBook()
         self._storage_notes = StorageNotes(name, link.devices, self._costs)
         self._unusable: FencedError | CorruptDataError | None = None
@@ -191,6 +192,7 @@ class Run:
             pace=self._pace,
             snapshotter=self._snapshotter,
             events=self._stream_events,
+            unmoved=self._unmoved,
         )
         try:
             restored = restore.run()
@@ -202,11 +204,7 @@ class Run:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs that are left of `count`, beginning in the one that was restored."""
         self._start()
-        loader = self._loader
-        if loader is not None:
-            self._state.go_on(loader.epoch, is_between=loader.is_at_begin)
-        if self._state.finished or (loader is not None and loader.is_at_begin):
-            pass_ends(self._objects)
+        begin_epochs(self._state, self._objects)
         if self._state.epoch >= count:
             logger.warning(
                 "run_finished run=%s epochs=%d: nothing left to train; more epochs, or attach(..., fresh=True)",
@@ -216,7 +214,7 @@ class Run:
         while self._state.epoch < count:
             self._state.finished = False
             yield self._state.epoch
-            self._state.next_epoch(None if loader is None else loader.epoch)
+            next_epoch(self._state, self._objects)
         self._state.finished = True
 
     def step(self) -> None:
@@ -238,6 +236,7 @@ class Run:
         ended = self._costs.arrived(arrived_s, guard_s=guard_s, cuda_wait_s=cuda_wait_s)
         self._pace.arrived(ended, guard_s=guard_s + cuda_wait_s, copying=copying)
         self._state.step += 1
+        self._unmoved.passed()
         self._end.at_boundary(self._checkpoints.progress)
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)

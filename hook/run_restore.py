@@ -13,7 +13,7 @@ from ..core.errors import CorruptDataError
 from ..proto import frames
 from .ledger_merge import adopt_ledgers
 from .link import Link
-from .loaders import all_loaders, pass_ends_on_first_batch, position_loader, put_back_on_first_batch
+from .loaders import Unmoved, all_loaders, position_loader
 from .pace import Pace
 from .rank_protocol import Ranks
 from .restore import OWN_COMPONENTS, Fetched, Restored, RestoreSearch
@@ -41,6 +41,7 @@ class RunRestore:
     pace: Pace
     snapshotter: Snapshotter
     events: StreamEvents
+    unmoved: Unmoved
     mixture: CorruptDataError | None = None
     """Why the objects are of no use any more; None: they are what they were, or what was restored."""
 
@@ -115,14 +116,20 @@ class RunRestore:
             }
             adopt_ledgers(loaders, found.others, rank=self.ranks.rank)
         self.rng.apply_again()  # objects may have drawn
-        if (loader := position_loader(self.objects)) is not None:
-            put_back_on_first_batch(loader, self.rng)
-            pass_ends_on_first_batch(loader, self.objects)
+        self._await_first_batch()
         if found.is_in_memory:
             found.stored.close()
             self.snapshotter.adopt(found.arena)
         else:
             search.give_back(found)
+
+    def _await_first_batch(self) -> None:
+        loaders, leading = all_loaders(self.objects), position_loader(self.objects)
+        if (going_on := loaders.get(self.state.loop, leading)) is not None:
+            self.unmoved.on_first_batch(going_on, self.rng.apply_again)
+        if leading is not None:
+            for each in loaders.values():
+                self.unmoved.on_first_batch(leading, each.pass_end)
 
     def _learn_from(self, found: Fetched) -> None:
         """Go on with what the controller has learnt, if as many ranks wrote it.

@@ -1,7 +1,8 @@
 """The run's own part of the state: how far it is, and what it has learnt."""
 
 from collections.abc import Callable
-from typing import cast
+
+import msgspec
 
 from ..core.errors import StateMismatchError
 from .state_protocol import Sink
@@ -9,17 +10,21 @@ from .stored_state import StoredState
 
 RUN_COMPONENT = "everstep"
 
+Places = dict[str, tuple[int, int]]
+"""By loader: its epoch, and how much of that was handed out."""
+
 
 class RunState:
     """Steps, epochs and the end; a component like the user's objects.
 
-    `learnt` gives what the frequency controller keeps for the next attempt.
+    `learnt` gives what the frequency controller keeps for the next attempt, `loop` the name of the loader in whose loop
+    training is: empty for none, None where that is still the restored one.
     """
 
     name = RUN_COMPONENT
 
-    def __init__(self, learnt: Callable[[], object]) -> None:
-        self._learnt = learnt
+    def __init__(self, learnt: Callable[[], object], loop: Callable[[], str | None] = lambda: None) -> None:
+        self._learnt, self._loop = learnt, loop
         self.step = 0
         """Boundaries passed along the lineage."""
         self.beyond = 0
@@ -28,6 +33,10 @@ class RunState:
         """Epoch that `epochs()` is in, or begins with."""
         self.loader_epoch: int | None = None
         """That of the loader that leads, when `epoch` began; None: unknown, or there is none."""
+        self.begun: Places = {}
+        """Where each loader stood when `epoch` began, as far as it is known."""
+        self.loop = ""
+        """The loader in whose loop the restored boundary has passed; empty: none, or unknown."""
         self.finished = False
         """`epochs()` came to its end."""
         self.is_last = False
@@ -44,26 +53,18 @@ class RunState:
         """The number of the checkpoint that could be taken now."""
         return self.step + self.beyond
 
-    def go_on(self, loader_epoch: int, *, is_between: bool) -> None:
-        """Begin `epochs()` with the leading loader in one of its epochs, or between two of them.
-
-        Between two the epoch that it has passed over is over. In the middle it is not, however often that was: a script
-        may train or evaluate on all of it several times in an epoch of the run.
-        """
-        if self.loader_epoch is None:
-            self.epoch, self.loader_epoch = max(self.epoch, loader_epoch), loader_epoch
-        elif is_between and loader_epoch > self.loader_epoch:
-            self.next_epoch(loader_epoch)
-
-    def next_epoch(self, loader_epoch: int | None) -> None:
+    def next_epoch(self, loader_epoch: int | None, begun: Places) -> None:
         """The epoch is over; the leading loader, if any, begins the next one with one of its own."""
-        self.epoch, self.loader_epoch = self.epoch + 1, loader_epoch
+        self.epoch, self.loader_epoch, self.begun = self.epoch + 1, loader_epoch, begun
 
     def capture(self, sink: Sink) -> None:
         """Add the record."""
         place: dict[str, object] = {"step": self.step, "epoch": self.epoch, "finished": self.finished}
         if self.loader_epoch is not None:
             place["loader_epoch"] = self.loader_epoch
+        loop = self._loop()
+        place["loop"] = self.loop if loop is None else loop
+        place["loaders"] = {name: list(begun) for name, begun in self.begun.items()}
         sink.value(place | {"last": self.is_last, "pace": self._learnt()})
 
     def check(self, stored: StoredState) -> None:
@@ -72,28 +73,35 @@ class RunState:
 
     def apply(self, stored: StoredState) -> None:
         """Take it over."""
-        place, self.restored_last, self.restored_learnt = self._read(stored)
-        self.step, self.epoch, self.finished, self.loader_epoch = place
+        document = self._read(stored)
+        self.step, self.epoch, self.finished = document.step, document.epoch, document.finished
+        self.loader_epoch, self.begun, self.loop = document.loader_epoch, document.loaders, document.loop
+        self.restored_last, self.restored_learnt = document.last, document.pace
 
     @classmethod
     def step_of(cls, stored: StoredState) -> int:
         """Return after how many boundaries of the lineage it was taken. Raises StateMismatchError as `check` does."""
-        return cls._read(stored)[0][0]
+        return cls._read(stored).step
 
     @staticmethod
-    def _read(stored: StoredState) -> tuple[tuple[int, int, bool, int | None], bool, object]:
+    def _read(stored: StoredState) -> "_Document":
         values = stored.values(RUN_COMPONENT)
         try:
-            document = cast("dict[str, int]", values)
-            loader_epoch = document.get("loader_epoch")
-            place = (
-                int(document["step"]),
-                int(document["epoch"]),
-                bool(document["finished"]),
-                None if loader_epoch is None else int(loader_epoch),
-            )
-            return place, bool(document.get("last", False)), document.get("pace")
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            return msgspec.convert(values, _Document)
+        except msgspec.ValidationError as error:
             raise StateMismatchError(
                 f"the checkpoint's own record is not readable: {values!r:.200}"
             ) from error
+
+
+class _Document(msgspec.Struct, kw_only=True):
+    """As it is stored. Versions of before did not write all of it."""
+
+    step: int
+    epoch: int
+    finished: bool
+    loader_epoch: int | None = None
+    loaders: Places = {}
+    loop: str = ""
+    last: bool = False
+    pace: object = None

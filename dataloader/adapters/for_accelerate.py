@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 
-from ..empty_rest import EmptyRest, StreamRest
+from ..empty_rest import EmptyRest, PassedOver, StreamRest
 from ..epoch_iterator import EpochIterator
 from ..loader import DataLoader as ResumableLoader
 from ..stream import StreamIterator
@@ -92,7 +92,7 @@ class PlacedIterator:
     def __init__(
         self,
         loader: DataLoader[Any],
-        batches: EpochIterator | EmptyRest | StreamIterator | StreamRest,
+        batches: EpochIterator | EmptyRest | PassedOver | StreamIterator | StreamRest,
         accelerator: Accelerator,
     ) -> None:
         self._loader, self._batches, self._accelerator = loader, batches, accelerator

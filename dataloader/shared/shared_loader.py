@@ -17,8 +17,10 @@ from ...core.analysed import is_analysed
 from ...core.errors import LoaderStateError, UsageError
 from ...proto.share_frames import ShareKey
 from ..batch_maker import MadeBatch, MapDataset
+from ..empty_rest import PassedOver
 from ..ledger import Ledger
 from ..loader import fingerprint_of, note_iterated
+from ..moves import Moves
 from ..order_format import OrderKind, OrderSpec
 from ..sample_seed import AugmentSeed, parse_augment_seed
 from ..state_format import LoaderState, check_fit
@@ -132,6 +134,9 @@ class SharedLoader(Generic[T_co]):
         self._is_live = self._has_handed = self._has_warned = self._has_checked_ranks = False
         self._passes_end = False
         """Where nothing is left of this epoch, the next iterator is of the next one."""
+        self._is_passed_over = False
+        """The next iterator is over at once: its loop ended in the attempt before."""
+        self.moves = Moves()
         self._joining: Joining | None = None
         self._feed: Feed | None = None
         self._ending: weakref.finalize[..., Any] | None = None
@@ -221,8 +226,17 @@ class SharedLoader(Generic[T_co]):
         """Have the next iter() go on with the next epoch where nothing is left of this one."""
         self._passes_end = True
 
+    def pass_over(self) -> None:
+        """Have the next iter() end at once, and the one behind it be of the present epoch, of which nothing is gone."""
+        self._is_passed_over = True
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The present epoch, and how many of its batches were handed out."""
+        return self._walk.epoch, self._walk.taken
+
     def add_first_batch_callback(self, callback: Callback) -> Callable[[], None]:
-        """Call `callback` whenever the first batch after an iter() is about to be handed out; return its remover."""
+        """Call `callback` whenever the first batch after an iter() is asked for; return its remover."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
@@ -275,7 +289,7 @@ class SharedLoader(Generic[T_co]):
         """Return the number of batches of a whole epoch."""
         return self._cut.batch_count
 
-    def __iter__(self) -> WalkIterator:
+    def __iter__(self) -> WalkIterator | PassedOver:
         """Return an iterator over the rest of the present epoch; the first one joins the group.
 
         Raises:
@@ -289,6 +303,9 @@ class SharedLoader(Generic[T_co]):
                 f"the ledger was kept under seed {self._ledger.seed}, the loader's order has seed {self._order.seed}",
                 hint="load the state and the ledger of one checkpoint",
             )
+        if self._is_passed_over:
+            self._is_passed_over = False
+            return PassedOver(self.moves)
         if self._has_handed or self._passes_end:
             self._finish_if_over()
         self._passes_end = not len(self._walk)
@@ -339,6 +356,7 @@ class SharedLoader(Generic[T_co]):
         self._weight = ids.size / (ids.size + len(made.left_out))
         self._walk = Walk(cut=self._cut, epoch=walk.epoch, start=walk.start, taken=walk.taken + 1)
         self._has_handed = True
+        self.moves.hand()
 
     @property
     def batches_left(self) -> int:
@@ -383,10 +401,11 @@ class SharedLoader(Generic[T_co]):
         if left_out := self._cut.sample_count - walk.samples_taken:
             self._ledger.finish(walk.epoch, left_out)
         self._go_to(Walk(cut=self._cut, epoch=walk.epoch + 1))
+        self.moves.end()
 
     def _go_to(self, walk: Walk) -> None:
         self._walk = walk
-        self._is_live = self._has_handed = self._passes_end = False
+        self._is_live = self._has_handed = self._passes_end = self._is_passed_over = False
 
     # -- the group
 

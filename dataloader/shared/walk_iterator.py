@@ -57,8 +57,8 @@ class WalkIterator:
                 hint="call iter() on the loader again: it begins with the batch that failed",
             )
         try:
+            self._call_back()  # first: the trainer itself may make the batch, with random numbers
             made = self._owner.take(self._token)
-            self._call_back()  # also where of an epoch that was restored at its end nothing is left
             if made is not None:
                 self._owner.count(made)
         except BaseException:
