@@ -141,7 +141,7 @@ def check_fit(state: LoaderState, here: LoaderState) -> None:
     if state.order.kind is not here.order.kind:
         raise LoaderStateError(
             f"the state has order {state.order.kind.value!r}, this loader {here.order.kind.value!r}",
-            hint="construct the loader with the same shuffle= as before",
+            hint="construct the loader with the same shuffle= or sampler= as before",
         )
     if state.rotation is not None and here.rotation is None:
         raise LoaderStateError(

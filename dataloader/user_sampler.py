@@ -4,15 +4,17 @@ What is prefetched has been drawn from the sampler before the loop gets it, so t
 batch therefore keeps what the sampler said of itself when it was drawn, and the state after a batch is that one.
 
 * A sampler, or its iterator, with `state_dict` and `load_state_dict` is asked after each batch and put back with that.
-* Any other is begun again with the generator it had (`sampler.generator`, if any) and the batches that were handed out
-  are drawn and thrown away: indices only, no data. The global generators that it may draw from are private ones, a
-  function of (seed, epoch): the trainer's are left alone and need not be saved.
+* Any other is begun again with the generator it had (`sampler.generator`, if any) and what was handed out is drawn and
+  thrown away: indices only, no data. Where those are others than before the state is refused. The global generators
+  that it may draw from are private ones, a function of (seed, epoch): the trainer's are left alone and need not be
+  saved.
 
 Its `set_epoch` is called at each epoch. It splits the data between ranks itself (`DistributedSampler`), hence the
 number of ranks is fixed, `cursor` counts the samples of one rank, and nothing proves that they are the whole dataset.
 """
 
 import base64
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import islice
@@ -20,6 +22,7 @@ from operator import index as whole_number
 from typing import Protocol, cast, runtime_checkable
 
 import torch
+import xxhash
 from torch.utils.data import BatchSampler
 
 from ..core.errors import LoaderStateError, UsageError
@@ -68,6 +71,13 @@ class UserSampler:
             return count
         return count // self._size if self._drop_last else -(-count // self._size)
 
+    def batches_left(self, cursor: int, batches: int) -> int:
+        """Return the number of batches behind so many samples, in so many batches; TypeError as `batch_count`."""
+        if self._size is None:
+            return max(0, self.batch_count() - batches)
+        left = max(0, len(cast("list[object]", self._target)) - cursor)
+        return left // self._size if self._drop_last else -(-left // self._size)
+
     def source(self, epoch: int, cursor: int) -> Source:
         """Return what a state says of the sampler after `cursor` samples of an epoch."""
         if self._running is not None and self._running.epoch == epoch:
@@ -107,7 +117,8 @@ class UserSampler:
     def begin(self, epoch: int, cursor: int, *, seed: int, rank: int) -> "DrawnSplit":
         """Return the batches from here to the end of the epoch."""
         begin = self.source(epoch, cursor)
-        is_known = (self._running is not None and self._running.epoch == epoch) or self._loaded is not None
+        is_running = self._running is not None and self._running.epoch == epoch
+        is_restored = self._loaded is not None
         generator = self._generator()
         if generator is not None and isinstance(begin["generator"], str):
             generator.set_state(_generator_bytes(begin["generator"]))
@@ -115,12 +126,12 @@ class UserSampler:
         if callable(set_epoch):
             set_epoch(epoch)
         private = PrivateGenerators(sampler_seed(seed, epoch))
-        own = begin["own"] if is_known else None
+        own = begin["own"] if is_running or is_restored else None
         split = self._drawn(private, own, (epoch, rank))
-        split.begin_at(cursor, begin)
+        split.begin_at(cursor, begin, is_restored=is_restored)
         if own is not None and cursor == 0 and split.part(0) is None:
             split = self._drawn(private, None, (epoch, rank))  # the state was that of an end: begin again
-            split.begin_at(cursor, begin)
+            split.begin_at(cursor, begin, is_restored=is_restored)
         self._running, self._loaded = split, None
         return split
 
@@ -138,7 +149,7 @@ class UserSampler:
             private,
             epoch_rank,
             owner=owner if isinstance(owner, Stateful) else None,
-            batch_count=self.batch_count if hasattr(self._target, "__len__") else None,
+            batches_left=self.batches_left if hasattr(self._target, "__len__") else None,
         )
 
     def _generator(self) -> torch.Generator | None:
@@ -165,13 +176,14 @@ class DrawnSplit:
         epoch_rank: tuple[int, int],
         *,
         owner: Stateful | None,
-        batch_count: Callable[[], int] | None,
+        batches_left: Callable[[int, int], int] | None,
     ) -> None:
         self.epoch, self.rank = epoch_rank
         self._batches = batches
         self._private = private
         self._owner = owner
-        self._batch_count = batch_count
+        self._batches_left = batches_left
+        self._drawn = xxhash.xxh3_64()
         self._sources: dict[int, Source] = {}
         self._parts: dict[int, tuple[Part, list[int]]] = {}
         self._begin: tuple[int, Source] = (0, {})
@@ -183,16 +195,27 @@ class DrawnSplit:
         """How many samples were drawn up to now: at its end, those of the epoch."""
         return self._end
 
-    def begin_at(self, cursor: int, source: Source) -> None:
+    def begin_at(self, cursor: int, source: Source, *, is_restored: bool) -> None:
         """Stand after `cursor` samples: without a state of the sampler's own, by drawing them again, without data."""
-        skipped = cursor
         if source["own"] is None:
-            skipped = sum(len(self._draw() or ()) for _ in range(cast(int, source["batches"])))
-        if skipped != cursor:
-            raise LoaderStateError(
-                f"{source['batches']} batches of the sampler hold {skipped} samples now, at the checkpoint {cursor}",
-                hint="give the sampler that the state was made with, or one with state_dict and load_state_dict",
-            )
+            with self._private.in_use():
+                skipped = self._batches.skip(cursor, cast(int, source["batches"]))
+            if len(skipped) != cursor:
+                raise LoaderStateError(
+                    f"the sampler draws {len(skipped)} samples now, at the checkpoint {cursor} were drawn",
+                    hint="give the sampler that the state was made with, or one with state_dict and load_state_dict",
+                )
+            self._drawn.update(_bytes(skipped))
+            if (
+                cursor
+                and is_restored
+                and source.get("drawn", self._drawn.hexdigest()) != self._drawn.hexdigest()
+            ):
+                raise LoaderStateError(
+                    f"the sampler draws other samples now than the {cursor} before the checkpoint",
+                    hint="keep its torch.Generator as its attribute `generator`, which is saved, or give it state_dict "
+                    "and load_state_dict",
+                )
         self._end = cursor
         self._is_over = source["own"] is not None and source["is_over"] is True
         self._begin = cursor, source
@@ -206,7 +229,7 @@ class DrawnSplit:
         if cursor == begin:
             return source
         if cursor == 0 and source["own"] is None:
-            return {**source, "batches": 0}
+            return {**source, "batches": 0, "drawn": ""}
         raise LoaderStateError(
             f"where the sampler stood at sample {cursor} of epoch {self.epoch} is not known any more",
             hint="load a state to go back",
@@ -224,9 +247,9 @@ class DrawnSplit:
 
     def step_count(self, cursor: int = 0) -> int:
         """Return how many batches are left, as far as the sampler's length says."""
-        if self._batch_count is None:
+        if self._batches_left is None:
             raise TypeError("the sampler has no length")
-        return max(0, self._batch_count() - cast(int, self.source(cursor)["batches"]))
+        return self._batches_left(cursor, cast(int, self.source(cursor)["batches"]))
 
     def tickets(self, seed: int, cursor: int) -> Iterator[Ticket]:
         """Yield a ticket per batch."""
@@ -242,6 +265,7 @@ class DrawnSplit:
         if ids is None:
             self._is_over = True
             return False
+        self._drawn.update(_bytes(ids))
         before, cursor = self._sources[self._end], self._end
         self._end += len(ids)
         own = None if self._owner is None else deepcopy(self._owner.state_dict())
@@ -251,6 +275,7 @@ class DrawnSplit:
             "own": own,
             "generator": before["generator"],
             "is_over": self._batches.is_over,
+            "drawn": self._drawn.hexdigest() if own is None else "",
         }
         part = Part(
             cursor=cursor,
@@ -279,6 +304,14 @@ class _Batches:
         self.is_over = False
         """The sampler said so: then its state may already be that of its next epoch."""
 
+    def skip(self, cursor: int, batches: int) -> list[int]:
+        """Draw what so many samples, in so many batches, were before; fewer where there are no more."""
+        if self._size is not None:  # perhaps in batches of another size
+            return [_id(each) for each in islice(self._drawn, cursor)]
+        return [
+            each for batch in islice(self._drawn, batches) for each in map(_id, cast(Iterable[object], batch))
+        ]
+
     def __next__(self) -> list[int]:
         if self._size is None:
             ids = [_id(each) for each in cast(Iterable[object], next(self._drawn))]
@@ -300,6 +333,10 @@ def _id(value: object) -> int:
             f"the sampler yielded {type(value).__name__}; everstep counts samples by number",
             hint="yield whole numbers, and keep the table from numbers to keys in the dataset",
         ) from exc
+
+
+def _bytes(ids: list[int]) -> bytes:
+    return array("q", ids).tobytes()
 
 
 def _stateful(drawn: object) -> Stateful:

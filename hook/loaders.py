@@ -27,6 +27,18 @@ def position_loader(objects: Mapping[str, object]) -> AnyLoader | None:
     return loaders[0] if len(loaders) == 1 else None
 
 
+def note_on_leading(objects: Mapping[str, object]) -> str:
+    """Return, for the log and the report, that nobody says which loader the epochs of the run are; else nothing."""
+    names = list(all_loaders(objects))
+    if position_loader(objects) is not None or not names:
+        return ""
+    named = ", ".join(map(repr, names))
+    return (
+        f"none of the loaders {named} is attached as 'loader': a restart does not know in which epoch they are; attach "
+        f"the one that run.epochs() counts under that name, e.g. attach(..., loader={names[0]})"
+    )
+
+
 def loop_of(objects: Mapping[str, object]) -> str | None:
     """Return the name of the loader in whose loop training is, empty for none; None where no loader has moved yet.
 

@@ -25,7 +25,7 @@ from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .link import Link
-from .loaders import Unmoved, loop_of
+from .loaders import Unmoved, loop_of, note_on_leading
 from .notice import Preemption
 from .pace import Pace
 from .rank_protocol import Ranks
@@ -204,6 +204,8 @@ class Run:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs that are left of `count`, beginning in the one that was restored."""
         self._start()
+        if (note := note_on_leading(self._objects)) and note not in self._costs.notes:
+            self._say_forgotten("no_loader_leads", note)
         begin_epochs(self._state, self._objects)
         if self._state.epoch >= count:
             logger.warning(

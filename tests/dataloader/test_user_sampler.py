@@ -4,7 +4,8 @@ import io
 import json
 import random
 from collections.abc import Callable, Iterator
-from typing import cast
+from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -279,10 +280,54 @@ def test_a_sampler_that_changed_is_found() -> None:
         next(batches)
     other = loader(batch_sampler=BatchSampler(SequentialSampler(Numbers()), 4, False))
     other.load_state_dict(first.state_dict())
-    with pytest.raises(
-        LoaderStateError, match="3 batches of the sampler hold 12 samples now, at the checkpoint 6"
-    ):
+    with pytest.raises(LoaderStateError, match="draws other samples now than the 6 before the checkpoint"):
         iter(other)
+    shorter = loader(batch_size=2, sampler=SequentialSampler(Numbers(4)))
+    shorter.load_state_dict(first.state_dict())
+    with pytest.raises(LoaderStateError, match="draws 4 samples now, at the checkpoint 6 were drawn"):
+        iter(shorter)
+
+
+class Keeping(Sampler[int]):
+    """In an order of a generator that nobody can find."""
+
+    def __init__(self) -> None:
+        self.kept = torch.Generator().manual_seed(1)
+
+    def __len__(self) -> int:
+        return N
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(N, generator=self.kept).tolist()
+
+
+def test_an_order_that_cannot_be_drawn_again_is_refused() -> None:
+    """In its first epoch a new one draws the same; from the second on samples came twice, and others never."""
+    for epochs in range(2):
+        first, other = loader(batch_size=4, sampler=Keeping()), loader(batch_size=4, sampler=Keeping())
+        for _ in range(epochs):
+            list(first)
+        batches = iter(first)
+        seen = [numbers(next(batches)) for _ in range(2)]
+        other.load_state_dict(first.state_dict())
+        if epochs:
+            with pytest.raises(LoaderStateError, match="draws other samples now than the 8 before"):
+                iter(other)
+        else:
+            assert sorted(chain.from_iterable(seen + epoch(other))) == list(range(N))
+
+
+@pytest.mark.parametrize("make", [Counting, lambda: RandomSampler(Numbers(), generator=generator(3))])
+def test_batches_of_another_size_go_on_behind_the_same_sample(make: Callable[[], Sampler[int]]) -> None:
+    first, other = loader(batch_size=4, sampler=make()), loader(batch_size=3, sampler=make())
+    batches = iter(first)
+    seen = [numbers(next(batches)) for _ in range(2)]
+    other.load_state_dict(first.state_dict())
+    rest = iter(other)
+    if not isinstance(other.sampler, Counting):
+        assert len(cast(Any, rest)) == 5
+    seen += [numbers(batch) for batch in rest]
+    assert sorted(chain.from_iterable(seen)) == list(range(N))
 
 
 def test_orders_of_everstep_and_of_a_sampler_do_not_mix() -> None:

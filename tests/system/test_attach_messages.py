@@ -4,11 +4,13 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from in_process import Numbers, Training, own_socket, refused, service, training
 
+import everstep
 from everstep.checkpoint.engine_choice import choose_engine
 from everstep.core.errors import ConfigError
 from everstep.daemon.control.client import connected
@@ -76,6 +78,18 @@ def test_of_one_daemon_that_is_said_once_and_of_the_next_one_again(
             with training([tmp_path]):
                 pass
         assert len([text for text in warnings(caplog) if "private_daemon" in text]) == told
+
+
+def test_of_several_loaders_one_leads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train: Any = DataLoader(Numbers(8))
+    val = DataLoader(Numbers(8))
+    for name, notes in (("train", 1), ("loader", 0)):
+        caplog.clear()
+        with service(), everstep.attach(f"a{name}", **{name: train}, val=val, storage=tmp_path) as run:
+            for _ in range(2):
+                assert next(iter(run.epochs(1))) == 0
+            assert len([text for text in warnings(caplog) if "no_loader_leads" in text]) == notes
+            assert len([note for note in run.report().notes if "attach(..., loader=train)" in note]) == notes
 
 
 def test_a_word_that_is_neither_directory_nor_device_is_said_to_be_missing(
