@@ -242,11 +242,15 @@ class RealStorage:
 
     def reserve(self, handle: SegmentHandle, size_bytes: int) -> None:
         """See StorageOps. A file system without fallocate gives no promise of space: the write then fails cleanly."""
+        length = _rounded(handle, size_bytes)
         with _named(handle.path, "reserving space for"):
             try:
-                linux.fallocate(handle.fd, _rounded(handle, size_bytes))
+                linux.fallocate(handle.fd, length)
             except OSError as exc:
-                if exc.errno not in _CANNOT_RESERVE:
+                if exc.errno in _CANNOT_RESERVE:
+                    return
+                # XFS asks for as much free space as the range is long, also where a file that is written over has it.
+                if exc.errno != errno.ENOSPC or not _holds(handle.fd, length):
                     raise
 
     def write_segment(
@@ -398,6 +402,12 @@ def _link_then_unlink(source: Path, target: Path) -> bool:
         return False
     source.unlink()
     return True
+
+
+def _holds(fd: int, length_bytes: int) -> bool:
+    """Tell whether a file is as long, and has as many blocks."""
+    found = os.fstat(fd)
+    return found.st_size >= length_bytes and found.st_blocks * 512 >= length_bytes
 
 
 def _rounded(handle: SegmentHandle, length_bytes: int) -> int:

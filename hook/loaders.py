@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..dataloader.ledger import Ledger
 from ..dataloader.loader import DataLoader
 from ..dataloader.shared.shared_loader import SharedLoader
 
@@ -54,6 +55,13 @@ def loop_of(objects: Mapping[str, object]) -> str | None:
     since = 0 if leading is None else leading.moves.ended_at
     last = max(begun, key=lambda name: begun[name].moves.handed_at, default="")
     return last if last and begun[last].moves.handed_at > since else ""
+
+
+def forget_looks(objects: Mapping[str, object]) -> None:
+    """Let loaders at their begin count from nothing: somebody may have looked at a batch, and called reset()."""
+    for loader in all_loaders(objects).values():
+        if loader.place == (0, 0) and loader.in_loop is None:
+            loader.ledger = Ledger(loader.seed)
 
 
 class Unmoved:

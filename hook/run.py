@@ -25,7 +25,7 @@ from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .link import Link
-from .loaders import Unmoved, loop_of, note_on_leading
+from .loaders import Unmoved, forget_looks, loop_of, note_on_leading
 from .notice import Preemption
 from .pace import Pace
 from .rank_protocol import Ranks
@@ -362,6 +362,8 @@ class Run:
                 "restore_not_called run=%s: earlier attempts exist; this one begins from the given objects",
                 self.name,
             )
+        if self._checkpoints.parent is None:
+            forget_looks(self._objects)
         self._checkpoints.start()
         self._pace.begin(self._state.step, devices=self._link.devices)
         self._ranks.start(self._state.step, self._checkpoints)

@@ -436,7 +436,7 @@ def verified(console: Console, count: int, label: str, *, is_intact: bool) -> No
     if not count:
         _line(console, f"no checkpoints in {label}", DIM)
     elif count > 1:
-        text = f"{count} checkpoints read" + ("" if is_intact else ": not all is as it was committed")
+        text = f"{count} checkpoints read" + ("" if is_intact else ": not all is as it should be")
         _line(console, text, GOOD if is_intact else BAD)
 
 

@@ -210,6 +210,19 @@ def test_a_reservation_beyond_the_free_space_is_refused_by_the_kernel(file_syste
     file_system.fill().unlink()  # ext4 keeps what it could reserve: only with the file is the space free again
 
 
+def test_what_a_file_has_is_reserved_for_it_on_a_full_file_system(file_system: FileSystem) -> None:
+    """For one that is written over. XFS refuses a range for which there is no free space, though it is allocated."""
+    size_bytes = 8 << 20
+    handle = OPS.open_new_segment(file_system.path / "0.safetensors")
+    OPS.reserve(handle, size_bytes)
+    file_system.fill()
+    OPS.reserve(handle, size_bytes)
+    OPS.reserve(handle, size_bytes // 2)
+    with pytest.raises(NoSpaceError, match="ENOSPC"):
+        OPS.reserve(handle, 2 * size_bytes)
+    OPS.close(handle)
+
+
 def test_a_full_file_system_refuses_the_next_and_keeps_and_offers_the_older(file_system: FileSystem) -> None:
     path = device(file_system)
     states = save_two(path)

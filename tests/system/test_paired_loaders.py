@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, RandomSampler, TensorDataset
 
 import everstep
-from everstep.dataloader import DataLoader, SharedLoader
+from everstep.dataloader import DataLoader, Ledger, SharedLoader
 from everstep.hook.run import Run
 
 Loader = Any
@@ -125,6 +125,26 @@ def train(
                 assert run.report().last_complete.endswith(f".{until}")
                 raise CrashError
     return seen
+
+
+@pytest.mark.parametrize("make", [ours, shared])
+def test_a_look_at_a_batch_before_training_is_not_counted(
+    tmp_path: Path, make: Callable[[int], Loader]
+) -> None:
+    with service():
+        looked_at, begun = make(0), make(100)
+        next(iter(looked_at))
+        looked_at.reset()
+        first = iter(begun)
+        next(first)
+        with everstep.attach("look", loader=looked_at, other=begun, storage=tmp_path) as run:
+            for _ in run.epochs(1):
+                for _ in looked_at:
+                    run.step()
+                list(first)
+    for loader in (looked_at, begun):
+        assert loader.epoch == 1
+        assert Ledger.verify([loader.ledger], loader.state_dict()) == []
 
 
 @pytest.mark.parametrize("names", [("loader", "other"), ("source", "target")])
