@@ -16,7 +16,7 @@ from .membership_plan import Membership
 from .run_store import RunStore, create_run_directories
 from .storage_ops import LockHandle, StorageOps
 from .store_format import DiskId, LockHolder, RunId, encode_disk_id
-from .store_plan import StorePlan, plan_store
+from .store_plan import StorePlan, members_notes, plan_store
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +52,18 @@ class Store(DeviceSet):
             device.device_id for device in devices if not plan.is_new and device.device_id not in plan.known
         )
         """Devices that this opening has made members of a store that was there: they know nothing of it yet."""
-        self.notes = plan.notes
-        """Sentences that the user should see."""
+        self._opening_notes = plan.notes
         self._catalogue = threading.Lock()
         self._creating = threading.Lock()
         self._runs: dict[tuple[int, str], RunStore] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences that the user should see now."""
+        missing, membership = self.missing, self.membership
+        paths = {each.device_id: each.path for each in missing}
+        reasons = {each.device_id: each.reason for each in missing}
+        return (*members_notes(membership, paths, reasons), *self._opening_notes)
 
     def __enter__(self) -> "Store":
         return self

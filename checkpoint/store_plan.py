@@ -72,11 +72,7 @@ def plan_store(surveys: Sequence[Survey], *, adopt: Collection[PurePath] = ()) -
         missing=missing,
         unreadable=unreadable,
         membership=membership,
-        notes=(
-            *_missing_devices(missing, unreadable),
-            *_retired(membership),
-            *_shared_file_systems((*known.values(), *blank)),
-        ),
+        notes=_shared_file_systems((*known.values(), *blank)),
     )
 
 
@@ -140,19 +136,24 @@ def _check_blank(survey: Survey, missing: Mapping[str, str]) -> None:
         )
 
 
-def _missing_devices(missing: Mapping[str, str], unreadable: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(
-        f"device {device_id} (last seen at {path}) is missing: what lies on it cannot be restored, and nothing is"
-        f" deleted anywhere until it is back; {unreadable.get(device_id, _MISSING_HINT)}"
-        for device_id, path in missing.items()
-    )
+def members_notes(
+    membership: Membership, missing: Mapping[str, str], unreadable: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return what the user should know of members that are missing (their paths by id), and of those that were retired.
 
-
-def _retired(membership: Membership) -> tuple[str, ...]:
-    return tuple(
-        f"device {device_id} (last seen at {device.path}) was retired: what lay on it is lost, and what it still holds"
-        f" is ignored"
-        for device_id, device in membership.retired.items()
+    `unreadable`: why nobody could tell what stands there.
+    """
+    return (
+        *(
+            f"device {device_id} (last seen at {path}) is missing: what lies on it cannot be restored, and nothing is"
+            f" deleted anywhere until it is back; {unreadable.get(device_id) or _MISSING_HINT}"
+            for device_id, path in missing.items()
+        ),
+        *(
+            f"device {device_id} (last seen at {device.path}) was retired: what lay on it is lost, and what it still"
+            f" holds is ignored"
+            for device_id, device in membership.retired.items()
+        ),
     )
 
 

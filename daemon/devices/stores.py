@@ -40,11 +40,15 @@ class OpenStore:
 
     def __init__(self, store: Store, queues: dict[str, DeviceQueue], report: RecoveryReport) -> None:
         self.store, self.queues, self.report = store, queues, report
-        self.notes = _notes(store, queues)
         self._capacities = _capacities_bytes(store.devices)
         self.space = SpaceWatch(store.devices)
         self.flushes = {device.device_id: look_at_flush(device.path) for device in store.devices}
         self._needed_count = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """Return what a user should know of the store now."""
+        return [*self.store.notes, *_engine_notes(self.store, self.queues)]
 
     @property
     def is_needed(self) -> bool:
@@ -343,10 +347,8 @@ def _say_doubt(device: Device, flush: DriveFlush) -> None:
         )
 
 
-def _notes(store: Store, queues: dict[str, DeviceQueue]) -> list[str]:
-    """Return what a user should know of a store."""
-    notes = list(store.notes)
-    return notes + [
+def _engine_notes(store: Store, queues: dict[str, DeviceQueue]) -> list[str]:
+    return [
         f"writes to {device.path} go through the page cache and are slower: {choice.reason}"
         for device in store.devices
         if (choice := queues[device.device_id].choice).alignment is None

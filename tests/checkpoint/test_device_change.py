@@ -175,7 +175,15 @@ def test_a_missing_device_is_retired_and_collection_goes_on(dirs: list[Path]) ->
         assert collect_garbage(run, keep=Keep(last=1)).reason
         name = find_device(store, str(dirs[1]))
         assert store.device_state(name)[0] is DeviceState.MISSING
+        assert [f"device {name} (last seen at {dirs[1]}) is missing" in note for note in store.notes] == [
+            True,
+            False,
+        ]
         done = leave(store, dirs[1], force=False)
+        assert [f"device {name} (last seen at {dirs[1]}) was retired" in note for note in store.notes] == [
+            True,
+            False,
+        ]
         assert [each.checkpoint for each in done.lost] == [THIRD, SECOND]
         assert (done.problems, store.missing, store.may_delete) == ((), (), True)
         assert store.membership.retired[name].highest == {f"{UID}/{run.run_id}": THIRD}
