@@ -5,9 +5,9 @@ from ..proto.frames import SkipReason
 NO_ARENA = "the arena is being allocated"
 PINNING = "the arena is being pinned for CUDA"
 NO_SLOT = (
-    "no free slot: what they hold is not saved yet; the next due boundary tries again; where this stays, the devices "
-    "are slower than the interval (a longer interval, more slots or faster devices help), or the daemon or another "
-    "rank does not answer (everstep status)"
+    "no free slot: what they hold is not saved yet, or a device that hangs still reads it; the next due boundary tries "
+    "again; where this stays, the devices are slower than the interval (a longer one, more slots or faster devices "
+    "help), or a device, the daemon or another rank does not answer (everstep status)"
 )
 STILL_COPYING = "the previous snapshot is still being copied"
 NO_DAEMON = "no daemon"
