@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,12 @@ def train(storage: Path, loop: Loop, make: Callable[[int, int], Loader], until: 
     return seen
 
 
-@pytest.mark.parametrize("make", [ours, shared])
+LOOPS = [warm_up, one_after_the_other, alternating, in_phases, zipped_behind_a_boundary, evaluated]
+
+
 @pytest.mark.parametrize(
-    "loop",
-    [warm_up, one_after_the_other, alternating, in_phases, zipped_behind_a_boundary, evaluated],
+    ("loop", "make"),
+    [*product(LOOPS, [ours]), *product([one_after_the_other, alternating], [shared])],
 )
 def test_a_restart_at_any_boundary_goes_on_as_if_there_had_been_none(
     tmp_path: Path, loop: Loop, make: Callable[[int, int], Loader]
