@@ -18,6 +18,8 @@ def begin_epochs(state: RunState, objects: Mapping[str, object]) -> None:
     if leading is not None:
         if state.loader_epoch is None:
             state.epoch, state.loader_epoch = max(state.epoch, leading.epoch), leading.epoch
+            if all(each.is_at_begin for each in loaders.values()):
+                state.begun = _places(objects)
         has_ended = leading.is_at_begin and leading.epoch > state.loader_epoch
         loop = loop_of(objects)
         if has_ended and loaders.get(state.loop if loop is None else loop, leading) is not leading:

@@ -49,7 +49,7 @@ def alternating(run: Run, first: Loader, second: Loader) -> Batches:
 
 def in_phases(run: Run, first: Loader, second: Loader) -> Batches:
     for epoch in run.epochs(3):
-        for batch in first if epoch < 1 else second:
+        for batch in first if epoch == 1 else second:
             yield epoch, batch
 
 
