@@ -64,7 +64,14 @@ class ObjectState:
 
     def capture(self, sink: Sink) -> None:
         """Hand over the state as the object gives it now."""
-        state = TreeEncoder(sink).encode(self._read(), self.name)
+        try:
+            given = self._read()
+        except EverstepError:
+            raise
+        except Exception as error:
+            error.add_note(f"It was raised by state_dict() of the object that is attached as {self.name!r}.")
+            raise
+        state = TreeEncoder(sink).encode(given, self.name)
         known = {} if self._of is None else {"class": class_name(self._of)}
         sink.value({"kind": self._kind, **known, "state": state})
 
@@ -197,7 +204,7 @@ def object_component(name: str, value: object) -> Component:
     """
     if isinstance(value, LOADERS):
         return loader_state(name, cast(AnyLoader, value))
-    if isinstance(value, GradScaler):
+    if isinstance(value, GradScaler) and _says_what_torch_does(value):
         return ScalerState(name, value)
     made = _torch_generator(name, value) or _python_generator(name, value) or _numpy_generator(name, value)
     if made is not None:
@@ -206,6 +213,12 @@ def object_component(name: str, value: object) -> Component:
         stateful = cast(Stateful, value)
         return ObjectState(name, "object", stateful.state_dict, stateful.load_state_dict, of=value)
     raise StateTypeError(f"{name} is a {class_name(value)}, which cannot be saved", hint=_hint(name, value))
+
+
+def _says_what_torch_does(scaler: GradScaler) -> bool:
+    """Tell whether a scaler's class adds nothing to what torch's says of itself."""
+    names = ("state_dict", "load_state_dict")
+    return all(getattr(type(scaler), name) is getattr(GradScaler, name) for name in names)
 
 
 def _torch_generator(name: str, value: object) -> Component | None:

@@ -88,7 +88,7 @@ class TreeEncoder:
         return name
 
     def _tensor(self, path: str, tensor: torch.Tensor) -> object:
-        if tensor.is_quantized or tensor.layout is torch.strided:
+        if tensor.is_quantized or tensor.is_nested or tensor.layout is torch.strided:
             name = self._leaf(path, tensor, self._laziness)
             return {"$leaf": name if tensor.device == _CPU else [name, tensor.device.type]}
         tensor = tensor.detach()

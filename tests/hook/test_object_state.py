@@ -110,6 +110,44 @@ def test_a_grad_scaler(used: bool) -> None:
     assert [leaf.laziness for leaf in captured.leaves] == [Laziness.EAGER] * 2 * used
 
 
+class Decaying(torch.amp.GradScaler):
+    """With a state of its own."""
+
+    factor = 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "factor": self.factor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.factor = state_dict.pop("factor")
+        super().load_state_dict(state_dict)
+
+
+def test_a_scaler_with_a_state_of_its_own() -> None:
+    saved, fresh = Decaying("cpu", init_scale=4.0), Decaying("cpu")
+    saved.factor = 0.5
+    transfer({"scaler": saved}, {"scaler": fresh})
+    assert (fresh.factor, fresh.get_scale()) == (0.5, 4.0)
+
+
+def test_an_object_that_cannot_say_its_state_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Ema(1.0)
+    monkeypatch.delattr(kept, "state")
+    with pytest.raises(AttributeError, match="state") as caught:
+        capture_state(make_components({"kept": kept}, world_size=1))
+    assert caught.value.__notes__ == [
+        "It was raised by state_dict() of the object that is attached as 'kept'."
+    ]
+
+
+def test_a_jagged_tensor_is_refused_by_what_it_is() -> None:
+    jagged = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged)
+    kept = Ema(1.0)
+    kept.state["jagged"] = jagged
+    with pytest.raises(StateTypeError, match=r"NestedTensor, which cannot be saved \(save its inner tensors"):
+        capture_state(make_components({"kept": kept}, world_size=1))
+
+
 def test_a_disabled_scaler() -> None:
     transfer({"scaler": scaler(enabled=False)}, {"scaler": scaler(enabled=False)})
     with pytest.raises(StateMismatchError, match="enabled here, not in the checkpoint"):
