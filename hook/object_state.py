@@ -64,14 +64,7 @@ class ObjectState:
 
     def capture(self, sink: Sink) -> None:
         """Hand over the state as the object gives it now."""
-        try:
-            given = self._read()
-        except EverstepError:
-            raise
-        except Exception as error:
-            error.add_note(f"It was raised by state_dict() of the object that is attached as {self.name!r}.")
-            raise
-        state = TreeEncoder(sink).encode(given, self.name)
+        state = TreeEncoder(sink).encode(self._read(), self.name)
         known = {} if self._of is None else {"class": class_name(self._of)}
         sink.value({"kind": self._kind, **known, "state": state})
 

@@ -130,16 +130,6 @@ def test_a_scaler_with_a_state_of_its_own() -> None:
     assert (fresh.factor, fresh.get_scale()) == (0.5, 4.0)
 
 
-def test_an_object_that_cannot_say_its_state_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Ema(1.0)
-    monkeypatch.delattr(kept, "state")
-    with pytest.raises(AttributeError, match="state") as caught:
-        capture_state(make_components({"kept": kept}, world_size=1))
-    assert caught.value.__notes__ == [
-        "It was raised by state_dict() of the object that is attached as 'kept'."
-    ]
-
-
 def test_a_jagged_tensor_is_refused_by_what_it_is() -> None:
     jagged = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged)
     kept = Ema(1.0)
