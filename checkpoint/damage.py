@@ -8,6 +8,8 @@ import logging
 
 from ..core.errors import CorruptDataError, EverstepError, StorageError
 from ..core.ids import CheckpointId
+from .device import Device
+from .device_round import on_each
 from .durable import publish_over
 from .run_store import DAMAGED_NAME, RunStore
 from .store_format import encode_damage
@@ -46,9 +48,13 @@ def _write(run: RunStore) -> None:
         return
     with run.changing:
         content = encode_damage(run.next_damage())
-        for device in run.store.trusted:
+
+        def write(device: Device) -> None:
+            publish_over(run.store.ops, run.path_on(device) / DAMAGED_NAME, content)
+
+        ended = on_each(run.store, run.store.trusted, write, what="writing what is damaged")
+        for device, each in ended.items():
             try:
-                with run.store.watching(device.device_id):
-                    publish_over(run.store.ops, run.path_on(device) / DAMAGED_NAME, content)
+                each.result()
             except StorageError as exc:
                 _log.warning("damage_not_kept run=%s device=%s reason=%s", run.run_id, device.path, exc)

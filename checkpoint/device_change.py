@@ -22,6 +22,7 @@ from ..core.errors import (
     UsageError,
 )
 from .device import DISK_ID_NAME, Device
+from .device_round import on_each
 from .device_set import DeviceState
 from .durable import publish_new, publish_over
 from .manifest_format import manifest_name
@@ -223,11 +224,14 @@ def _record(store: Store, membership: Membership, *, leaving: str = "") -> Stora
     well = _well(store)
     failed: StorageError | None = None
     untold: StorageError | None = None
-    for device in well:
+
+    def record(device: Device) -> None:
         wanted = membership.disk_id(device.device_id, store_id=store.store_id)
+        publish_over(store.ops, device.path / DISK_ID_NAME, encode_disk_id(wanted))
+
+    for device, each in on_each(store, well, record, what="writing who is a member").items():
         try:
-            with store.watching(device.device_id):
-                publish_over(store.ops, device.path / DISK_ID_NAME, encode_disk_id(wanted))
+            each.result()
         except StorageError as exc:
             if device.device_id == leaving:
                 untold = exc

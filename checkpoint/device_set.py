@@ -51,6 +51,15 @@ class MissingDevice:
     """Why it cannot be read, where its directory is there."""
 
 
+@dataclass(slots=True)
+class _Late:
+    """A device that has not been waited for."""
+
+    reason: str
+    call_count: int = 0
+    """Calls that have not returned; at 0 it takes what it has missed, and is used meanwhile."""
+
+
 def _nobody_listens() -> None:
     """Stand in until somebody wants to hear of changes."""
 
@@ -86,22 +95,26 @@ class DeviceSet:
         self._changing = threading.Lock()
         self._membership = membership
         self._suspects = dict(suspects)
-        self._late: dict[str, tuple[int, str]] = {}
-        """How many calls have not returned that nobody waits for, and why nobody does."""
+        self._late: dict[str, _Late] = {}
         self._unreadable = dict(unreadable)
         self._deleting_count = 0
         self._is_holding = False
+        self._is_closed = False
 
     def close(self) -> None:
         """Let go of the devices; a second call does nothing.
 
-        Engines are closed by now: what was late has ended, and is being cleared away.
+        Engines are closed by now: what was late is being cleared away. One on which a call still hangs stays locked
+        until that has returned: it may yet change what is there.
         """
         with self._lock:
             self._lock.wait_for(lambda: not self._late, CHANGE_DEADLINE_S)
+            self._is_closed = True
+            hanging = {device.path for device in self._present if device.device_id in self._late}
         self.pool.close()
-        for lock in self._locks.values():
-            lock.release()
+        for path, lock in self._locks.items():
+            if path not in hanging:
+                lock.release()
 
     # --- who belongs to it ----------------------------------------------------------------------------------------
 
@@ -232,12 +245,12 @@ class DeviceSet:
 
     def _is_whole(self) -> bool:
         members = self._membership.members.keys()
-        return members <= {device.device_id for device in self._present} and not any(
-            map(self._is_doubtful, members)
-        )
+        doubtful = self._suspects.keys() | self._late.keys()
+        return members <= {device.device_id for device in self._present} and not members & doubtful
 
     def _is_doubtful(self, device_id: str) -> bool:
-        return device_id in self._suspects or device_id in self._late
+        late = self._late.get(device_id)
+        return device_id in self._suspects or (late is not None and late.call_count > 0)
 
     def _may_delete(self) -> bool:
         return self._is_whole() and not (self._is_holding or self.is_read_only)
@@ -267,21 +280,56 @@ class DeviceSet:
     def mark_late(self, device_id: str, error: EverstepError) -> None:
         """Remember that a call on a device has not returned in time: until it has, the device counts as suspect."""
         with self._lock:
-            count, reason = self._late.get(device_id, (0, str(error)))
-            self._late[device_id] = count + 1, reason
+            self._late.setdefault(device_id, _Late(str(error))).call_count += 1
         _log.warning("device_late path=%s reason=%s", self.device_name(device_id), error)
         self.on_change()
 
     def late_is_over(self, device_id: str) -> None:
-        """That call has returned, well or not."""
+        """That call has returned, well or not: when none is left the device takes what it has missed, and is well."""
         with self._lock:
-            count, reason = self._late.pop(device_id)
-            if count > 1:
-                self._late[device_id] = count - 1, reason
-            self._lock.notify_all()
-        if count == 1:
-            _log.warning("device_late_no_more path=%s", self.device_name(device_id))
+            late = self._late[device_id]
+            is_last = late.call_count == 1
+            late.call_count -= not is_last
+        if is_last:
+            self._come_back(device_id, late)
         self.on_change()
+
+    def _come_back(self, device_id: str, late: _Late) -> None:
+        device = next(each for each in self._present if each.device_id == device_id)
+        try:
+            if self._may_catch_up(device):
+                self.make_ready(device)
+        finally:
+            with self._lock:
+                late.call_count -= 1
+        try:
+            if self._may_catch_up(device):
+                with self._lock:  # else it would get what is being removed
+                    self._lock.wait_for(lambda: not self._deleting_count)
+                self.catch_up(device)
+        finally:
+            with self._lock:
+                is_over = not late.call_count and self._late.pop(device_id, None) is not None
+                is_closed = self._is_closed
+                self._lock.notify_all()
+        if is_over:
+            _log.warning("device_late_no_more path=%s", self.device_name(device_id))
+            if is_closed:
+                self._locks[device.path].release()
+
+    def _may_catch_up(self, device: Device) -> bool:
+        with self._lock:
+            return (
+                not self._is_closed
+                and device.device_id in self._membership.members
+                and device.device_id not in self._suspects
+            )
+
+    def make_ready(self, device: Device) -> None:
+        """Make on a device that was late what must be there before it is written to again."""
+
+    def catch_up(self, device: Device) -> None:
+        """Write to a device what the others were given while it was late; nothing is deleted meanwhile."""
 
     def measured(self, device_id: str, moved_bytes: int, busy_s: float) -> None:
         """Take a write of a device that has just ended; say so when that makes it slow or well again."""
@@ -305,27 +353,7 @@ class DeviceSet:
                 self.mark_suspect(device_id, exc)
             raise
 
-    def on_trusted(self, work: Callable[[Device], object]) -> None:
-        """Return when `work` is done on all trusted devices; one that fails in it is not trusted from then on.
-
-        Raises:
-            StorageError: a device that is still trusted has failed: a full one, or the last one. On the others it
-                is done.
-        """
-        done = set[str]()
-        failed: StorageError | None = None
-        for device in self.trusted:
-            try:
-                with self.watching(device.device_id):
-                    self._check_in_place(device)
-                    work(device)
-                done.add(device.device_id)
-            except StorageError as exc:
-                failed = failed or exc
-        if failed is not None and any(device.device_id not in done for device in self.trusted):
-            raise failed
-
-    def _check_in_place(self, device: Device) -> None:
+    def check_in_place(self, device: Device) -> None:
         """Raise where the path leads elsewhere by now: what is written there nobody will find again."""
         lock = self._locks.get(device.path)
         if lock is not None and not lock.is_in_place():
@@ -350,7 +378,7 @@ class DeviceSet:
         """Return how a device is, and why if it is not well."""
         with self._lock:
             late = self._late.get(device_id)
-            suspicion, membership = self._suspects.get(device_id, late and late[1]), self._membership
+            suspicion, membership = self._suspects.get(device_id, late and late.reason), self._membership
         if device_id in membership.retired:
             return DeviceState.RETIRED, self.device_name(device_id)
         if suspicion is not None:

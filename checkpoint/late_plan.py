@@ -9,6 +9,8 @@ LATE_WRITE_S = 1.5
 """However short is expected: drives pause, and machines do."""
 LATE_CALL_S = 10.0
 """For calls whose time nothing foretells: making files, allocating, fsync."""
+LATE_LOOK_S = 0.1
+"""So often it is asked whether a device is late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,20 +4,20 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import repeat
 from typing import NoReturn
 
 from ..core.errors import FencedError, NodeError, StorageError
 from .catalogue import shard_record
 from .device import Device
+from .device_round import on_each
 from .durable import discard, temporary_path
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, ManifestEncoder, manifest_name
 from .manifest_types import Draft, Manifest, ManifestHead
 from .run_store import RunStore
 from .shard_write import DeviceWrite
-from .side_by_side import side_by_side
 from .written_shard import WrittenShard
 
 
@@ -80,6 +80,12 @@ class _CopyResult:
     error: NodeError | None = None
 
 
+def _may_leave(copies: Sequence[Future[_CopyResult]]) -> bool:
+    """Tell whether the shard is committed, as far as is known: then it need not be on the others, too."""
+    found = {copy.result().copy for copy in copies}
+    return _Copy.DURABLE in found and _Copy.TAKEN not in found
+
+
 class Publication:
     """One manifest; with `is_over_committed` it takes the place of the one that `check_committed` has seen."""
 
@@ -112,8 +118,15 @@ class Publication:
             self._written.abandon()
             raise
         devices = self._run.store.trusted
-        with side_by_side(len(devices), "everstep-commit") as pool:
-            results = list(pool.map(self._publish_on, devices, repeat(content)))
+        copies = on_each(
+            self._run.store,
+            devices,
+            lambda device: self._publish_on(device, content),
+            what=f"writing the manifest of {self._what}",
+            may_leave=_may_leave,
+            on_late_end=self._late_copy,
+        )
+        results = [copy.result() for copy in copies.values()]
         durable = [result for result in results if result.copy is _Copy.DURABLE]
         if any(result.copy is _Copy.TAKEN for result in results):
             self._take_back(results)
@@ -131,6 +144,12 @@ class Publication:
             writes=self._written.writes,
             persist_s=time.perf_counter() - self._started_s,
         )
+
+    def _late_copy(self, device: Device, copy: Future[_CopyResult]) -> None:
+        """Look at a copy that nobody waited for: another writer's is for recovery, now that ours is committed."""
+        if copy.exception() is None and copy.result().copy is _Copy.TAKEN:
+            error = StorageError(f"another writer's manifest of {self._what} is there")
+            self._run.store.mark_suspect(device.device_id, error)
 
     def _problems(self, results: Sequence[_CopyResult]) -> tuple[str, ...]:
         failed = [f"{result.device.path}: {result.error}" for result in results if result.error]

@@ -23,6 +23,7 @@ from ..core.errors import (
 from ..core.ids import CheckpointId
 from .catalogue import CheckpointInfo, CheckpointState, SegmentRef, ShardRecord, describe, no_such_checkpoint
 from .device import RUNS_NAME, Device
+from .device_round import on_trusted
 from .device_set import DeviceSet
 from .durable import make_directories, publish_new, publish_over
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, decode_manifest, manifest_name
@@ -131,6 +132,11 @@ class RunStore:
 
     # --- attempts -----------------------------------------------------------------------------------------------
 
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Return all attempts, the oldest first."""
+        with self._lock:
+            return tuple(Attempt(attempt=each, fresh=fresh) for each, fresh in sorted(self._attempts.items()))
+
     def highest_attempt(self) -> int:
         """Return the number of the newest attempt, 0 before the first."""
         with self._lock:
@@ -175,7 +181,7 @@ class RunStore:
                         hint="stop this process, a newer one is running",
                     )
 
-            self.store.on_trusted(publish)
+            on_trusted(self.store, publish, what=f"beginning attempt {attempt}")
 
     def complete_directories(self, device: Device) -> None:
         """Make the run's directories where the device was too full for them when the store was opened."""
@@ -197,6 +203,11 @@ class RunStore:
         """Return the newest checkpoint known complete on all ranks, as last told."""
         with self._lock:
             return self._floor.newest if self._floor else None
+
+    def floor(self) -> Floor | None:
+        """Return what was last made durable of it."""
+        with self._lock:
+            return self._floor
 
     def set_complete_floor(self, *complete: CheckpointId) -> None:
         """Return when it is durable on all trusted devices that all ranks have committed these checkpoints.
@@ -224,8 +235,10 @@ class RunStore:
                 self._known_complete = (self._known_complete & self._shards.keys()) | here | {newest}
                 self._given_up = {each for each in self._given_up if each > newest}  # older ones go anyway
                 content = encode_floor(self._floor)
-            self.store.on_trusted(
-                lambda device: publish_over(self.store.ops, self.path_on(device) / FLOOR_NAME, content)
+            on_trusted(
+                self.store,
+                lambda device: publish_over(self.store.ops, self.path_on(device) / FLOOR_NAME, content),
+                what=f"writing that {newest} is complete",
             )
 
     def give_up(self, checkpoint: CheckpointId) -> None:

@@ -24,7 +24,7 @@ from .copy_gate import CopyGate
 from .device import Device
 from .engine import Engine
 from .engine_lanes import LANE_COUNT
-from .late_plan import LATE_CALL_S, LATE_WRITE_S, Call, late_device
+from .late_plan import LATE_CALL_S, LATE_LOOK_S, LATE_WRITE_S, Call, late_device
 from .late_writes import LateWrites
 from .manifest_types import Draft, SegmentPlan, SegmentRecord
 from .run_store import SEGMENT_SUFFIX, RunStore
@@ -44,9 +44,6 @@ WRITERS_PER_DEVICE = LANE_COUNT
 TOGETHER_S = 0.5
 """So long at most all else waits until each device has the file that it writes first: a drive that takes longer to make
 one holds nobody up."""
-
-LATE_LOOK_S = 0.1
-"""So often it is asked whether a device is late."""
 
 DEVICES_PER_CHECKSUM_THREAD = 2
 """XXH3 reads memory at several times the speed of a drive."""

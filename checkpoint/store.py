@@ -1,5 +1,6 @@
 """A store: the set of devices that a daemon writes to, opened, locked and made durable."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,9 @@ from types import TracebackType
 
 from ..core.errors import NoSpaceError, NotFoundError, StorageError
 from ..core.ids import random_id
+from .catch_up import catch_up_run
 from .device import DISK_ID_NAME, QUARANTINE_NAME, RUNS_NAME, Device, Survey, lock_directory, survey_directory
+from .device_round import on_trusted
 from .device_set import DeviceSet
 from .durable import make_directories, publish_over
 from .membership_plan import Membership
@@ -91,7 +94,11 @@ class Store(DeviceSet):
                 raise NotFoundError(
                     f"no run {name!r} of uid {owner_uid} in this store", hint="`everstep ls` lists the runs"
                 )
-            self.on_trusted(lambda device: create_run_directories(self.ops, device, run_id))
+            on_trusted(
+                self,
+                lambda device: create_run_directories(self.ops, device, run_id),
+                what="making the run's directories",
+            )
             made = RunStore(self, run_id)
             self.add_run(made)
             return made
@@ -105,6 +112,27 @@ class Store(DeviceSet):
         """Take a recovered run into the catalogue."""
         with self._catalogue:
             self._runs[run.owner_uid, run.run_id] = run
+
+    # --- a device that was late -----------------------------------------------------------------------------------
+
+    def make_ready(self, device: Device) -> None:
+        """Make the directories of all runs on a device that was late; one that fails is suspect."""
+        with contextlib.suppress(StorageError), self.watching(device.device_id):
+            self.check_in_place(device)
+            for run in self.runs():
+                run.complete_directories(device)
+
+    def catch_up(self, device: Device) -> None:
+        """Write the members, and what is known of all runs, to a device that was late; one that fails is suspect."""
+        with contextlib.suppress(StorageError), self.watching(device.device_id):
+            with self._changing:
+                before = survey_directory(self.ops, device.path, uid=self.uid).disk_id
+                wanted = self.membership.disk_id(device.device_id, store_id=self.store_id)
+                if before != wanted:
+                    for reason in _record(self.ops, device, before, wanted).values():
+                        self.mark_suspect(device.device_id, StorageError(reason))
+            for run in self.runs():
+                catch_up_run(run, device)
 
 
 def open_store(

@@ -10,6 +10,7 @@ from ..core.errors import NotFoundError, StorageError, UsageError
 from ..core.ids import CheckpointId
 from .collect import store_refusal, tag_places, unlink_from_all
 from .device import Device
+from .device_round import on_each
 from .device_set import DeviceState
 from .durable import make_directories, publish_new
 from .run_store import TAGS_NAME, RunStore
@@ -19,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_tag(run: RunStore, name: str, checkpoint: CheckpointId) -> None:
-    """Return when the tag is durable on all present devices; again is nothing.
+    """Return when the tag is durable on all present devices, but for one that is late; again is nothing.
 
     After a StorageError the checkpoint is kept while this process lives; what is on the devices is seen when the store
     is opened again.
@@ -34,14 +35,25 @@ def add_tag(run: RunStore, name: str, checkpoint: CheckpointId) -> None:
         raise StorageError(f"tag {name!r} cannot be made: the store is open for reading only")
     with run.changing:
         run.take_tag(tag)
-        content = encode_tag(tag)
-        for device in run.store.devices:
-            with run.store.watching(device.device_id):
-                run.complete_directories(device)
-                directory = make_directories(run.store.ops, run.path_on(device), TAGS_NAME)
-                if not publish_new(run.store.ops, directory / tag.file_name, content):
-                    _check_durable(run, device)
+
+        def put(device: Device) -> None:
+            if not put_tag(run, device, tag):
+                _check_durable(run, device)
+
+        for each in on_each(run.store, run.store.devices, put, what=f"writing tag {name!r}").values():
+            each.result()
     _log.info("tag_added run=%s checkpoint=%s", run.run_id, checkpoint)
+
+
+def put_tag(run: RunStore, device: Device, tag: Tag) -> bool:
+    """Make a tag durable on one device; False where it stands there already.
+
+    Raises:
+        StorageError: the device failed.
+    """
+    run.complete_directories(device)
+    directory = make_directories(run.store.ops, run.path_on(device), TAGS_NAME)
+    return publish_new(run.store.ops, directory / tag.file_name, encode_tag(tag))
 
 
 def remove_tag(run: RunStore, name: str) -> CheckpointId:

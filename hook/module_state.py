@@ -1,6 +1,7 @@
 """State of an nn.Module: parameters, all buffers, extra state, under names without wrapper prefixes."""
 
 import itertools
+import logging
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +24,8 @@ from .stored_state import StoredState, TensorMaker
 from .structure_watch import CACHES, GroupsWatch, ModulesWatch
 from .tensor_bytes import dtype_name, require_plain, torch_dtype
 from .unwritable import unwritable
+
+logger = logging.getLogger(__name__)
 
 KIND = "module"
 
@@ -299,6 +302,7 @@ class ModuleState:
         decoder, maker = TreeDecoder(stored), TensorMaker(stored)
         closed = unwritable(named.tensor for named in tensors)
         tied = self._names_apart(tensors, document, stored)
+        self._say_untied(tensors, document, stored)
         overlaps, shared = overlapping(named.tensor for named in tensors), list[NamedTensor]()
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
@@ -326,6 +330,23 @@ class ModuleState:
         self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState
     ) -> set[str]:
         return {named.fqn for _, named in _tied_here_alone(tensors, document.tensors, stored, self.name)}
+
+    def _say_untied(self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState) -> None:
+        """Warn of weights that were one tensor when they were saved and are several here: they part in training."""
+        first: dict[tuple[object, ...], NamedTensor] = {}
+        for named in tensors:
+            if named.role is Role.PARAMETER and named.fqn in document.tensors and named.tensor.numel():
+                leaf = f"{self.name}.{named.fqn}"
+                spec = stored.spec(leaf)
+                other = first.setdefault((*stored.holder_of(leaf), spec.shape, spec.strides), named)
+                if other.tensor.data_ptr() != named.tensor.data_ptr():
+                    logger.warning(
+                        "weights_untied module=%s first=%s second=%s: one tensor when they were saved, and two here:"
+                        " tie them before attach()",
+                        self.name,
+                        other.fqn,
+                        named.fqn,
+                    )
 
     def _put_shared(self, shared: Sequence[NamedTensor], stored: StoredState, maker: TensorMaker) -> None:
         named = {f"{self.name}.{each.fqn}": each for each in shared}

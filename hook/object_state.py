@@ -223,6 +223,8 @@ def _torch_generator(name: str, value: object) -> Component | None:
 def _python_generator(name: str, value: object) -> Component | None:
     if not isinstance(value, random.Random) or isinstance(value, random.SystemRandom):
         return None
+    if type(value).getstate is not random.Random.getstate:
+        return None  # what that returns only the class knows
     return ObjectState(
         name,
         "random.Random",
@@ -248,6 +250,8 @@ def _numpy_generator(name: str, value: object) -> Component | None:
 
 
 def _hint(name: str, value: object) -> str:
+    if isinstance(value, random.Random):
+        return "its state is not that of random.Random: give its class state_dict() and load_state_dict()"
     if value is None:
         return "leave it out of attach() where there is none"
     if isinstance(value, torch.utils.data.DataLoader):

@@ -25,6 +25,7 @@ from .forgotten import Forgotten
 from .guard import OptimizerGuard, notes_on_overlap
 from .history import History
 from .link import Link
+from .load_hooks import notes_on_loading
 from .loaders import Unmoved, forget_looks, loop_of, note_on_leading
 from .notice import Preemption
 from .pace import Pace
@@ -114,6 +115,8 @@ class Run:
         self._costs.notes.extend(notes_on_overlap(objects))
         for text in notes_on_additions(objects):
             self._say_forgotten("state_dict_adds", text)
+        for text in notes_on_loading(objects):
+            self._say_forgotten("load_not_called", text)
         for text in notes_on_lazy(objects):
             self._say_forgotten("module_is_lazy", text)
 

@@ -13,6 +13,7 @@ from ..core.errors import CorruptDataError
 from ..proto import frames
 from .ledger_merge import adopt_ledgers
 from .link import Link
+from .load_hooks import call_load_hooks
 from .loaders import Unmoved, all_loaders, position_loader
 from .pace import Pace
 from .rank_protocol import Ranks
@@ -110,6 +111,7 @@ class RunRestore:
         for component in self.components:
             if (component is not self.rng or same_size) and not found.lacks(component.name):
                 component.apply(found.stored)
+        call_load_hooks({name: each for name, each in self.objects.items() if not found.lacks(name)})
         if not same_size:
             loaders = {
                 name: loader for name, loader in all_loaders(self.objects).items() if not found.lacks(name)

@@ -76,10 +76,10 @@ def _added_by_module(root: nn.Module) -> list[str]:
 def _saves_in_its_own_way(module: nn.Module) -> bool:
     made = cast("Any", module)
     hooks = cast("dict[int, object]", getattr(module, "_state_dict_hooks", {}))
-    return not all(map(_is_torchs, (made.state_dict, made._save_to_state_dict, *hooks.values())))
+    return not all(map(is_torchs, (made.state_dict, made._save_to_state_dict, *hooks.values())))
 
 
-def _is_torchs(code: object) -> bool:
+def is_torchs(code: object) -> bool:
     """Tell whether torch itself has it, whose wrappers only rename what their modules hold."""
     code = code.func if isinstance(code, functools.partial) else code
     return str(getattr(code, "__module__", "")).partition(".")[0] == "torch"

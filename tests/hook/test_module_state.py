@@ -122,9 +122,13 @@ def test_tied_weights_are_stored_once_and_tied_again() -> None:
     assert fresh.head.weight is fresh.embed.weight
 
 
-def test_tied_weights_into_a_module_without_ties() -> None:
+def test_tied_weights_into_a_module_without_ties(caplog: pytest.LogCaptureFixture) -> None:
     saved, fresh = Tied(tie=True), Tied(tie=False)
     transfer({"model": saved}, {"model": fresh})
+    assert [text.partition(":")[0] for text in caplog.messages] == [
+        f"weights_untied module=model first=embed.weight second={second}.weight"
+        for second in ("head", "shared")
+    ]
     assert all_bits(fresh) == all_bits(saved)
     assert fresh.head.weight is not fresh.embed.weight
 

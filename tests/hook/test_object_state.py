@@ -230,6 +230,13 @@ def test_a_loader_of_another_dataset_is_refused_before_anything_changes() -> Non
     assert fresh.ledger.state() == loader(11).ledger.state()
 
 
+class OwnState(random.Random):
+    """A generator whose state is its own."""
+
+    def getstate(self) -> tuple[Any, ...]:
+        return (7, "mine")
+
+
 @pytest.mark.parametrize(
     ("value", "hint"),
     [
@@ -239,6 +246,7 @@ def test_a_loader_of_another_dataset_is_refused_before_anything_changes() -> Non
         ([nn.Linear(1, 1)], "its own keyword"),
         ({"a": 1}, "its own keyword"),
         (random.SystemRandom(), "state_dict"),
+        (OwnState(3), "give its class state_dict"),
         (3, "state_dict"),
     ],
 )

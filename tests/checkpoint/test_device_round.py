@@ -1,0 +1,319 @@
+"""A device that hangs holds up no commit, no attempt and no tag, and has all of it in the end."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+from pausing import wait_until
+
+from everstep.checkpoint import device_round, device_set
+from everstep.checkpoint.collect import refusal, remove_checkpoint
+from everstep.checkpoint.damage import record_damage
+from everstep.checkpoint.device import Device, lock_directory, survey_directory
+from everstep.checkpoint.device_change import drain
+from everstep.checkpoint.device_set import DeviceState
+from everstep.checkpoint.manifest_format import manifest_name
+from everstep.checkpoint.real_storage import RealStorage
+from everstep.checkpoint.run_store import DAMAGED_NAME, RunStore
+from everstep.checkpoint.storage_ops import StorageOps, storage_error
+from everstep.checkpoint.store import Store
+from everstep.checkpoint.tags import add_tag
+from everstep.checkpoint.testing import HOLDER, begun, load, make_state, opened, save
+from everstep.core.errors import CorruptDataError, DeviceLockedError, FencedError
+from everstep.core.ids import CheckpointId
+
+UID = os.geteuid()
+LATE_S = 0.2
+
+
+class HangingStorage:
+    """A `StorageOps` whose calls on one device, from some moment on, end when a test lets them, well or not."""
+
+    def __init__(self) -> None:
+        self._ops = RealStorage()
+        self._place = Path("/nowhere")
+        self._names = frozenset[str]()
+        self._opens = threading.Event()
+        self._is_asked = threading.Event()
+        self._error = 0
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        real = cast(Callable[..., object], getattr(self._ops, name))
+
+        def call(*args: object, **kwargs: object) -> object:
+            path = args[0] if isinstance(args[0], Path) else Path("/")
+            if path.is_relative_to(self._place) and (not self._names or name in self._names):
+                self._is_asked.set()
+                assert self._opens.wait(60)
+                if self._error:
+                    error = OSError(self._error, os.strerror(self._error))
+                    raise storage_error(error, path, name) from error
+            return real(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def hanging(self, device: Device, *names: str) -> Generator[None]:
+        """Let these calls on a device (none: all) hang while the block runs."""
+        self._names = frozenset(names)
+        self._opens.clear()
+        self._is_asked.clear()
+        self._place = device.path
+        try:
+            yield
+        finally:
+            self.let_go()
+
+    def let_go(self, error: int = 0) -> None:
+        """Let what hangs end, and what comes later: as it should, or with this error."""
+        self._error = error
+        if not error:
+            self._place = Path("/nowhere")
+        self._opens.set()
+
+    def wait_asked(self) -> None:
+        """Return when something hangs."""
+        assert self._is_asked.wait(60)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    monkeypatch.setattr(device_round, "LATE_CALL_S", LATE_S)
+
+
+@pytest.fixture
+def ops() -> HangingStorage:
+    return HangingStorage()
+
+
+@pytest.fixture
+def store(dirs: list[Path], ops: HangingStorage) -> Generator[Store]:
+    with opened(dirs, ops=cast(StorageOps, ops)) as (made, _):
+        yield made
+
+
+@pytest.fixture
+def run(store: Store) -> RunStore:
+    return begun(store)
+
+
+def at(step: int) -> CheckpointId:
+    return CheckpointId(1, step)
+
+
+def state_of(device: Device, store: Store) -> DeviceState:
+    return store.device_state(device.device_id)[0]
+
+
+def small_files(device: Device) -> dict[str, bytes]:
+    """Return what a device says of the runs of its store, by path."""
+    return {
+        str(path.relative_to(device.path)): path.read_bytes()
+        for path in device.runs_path.rglob("*")
+        if path.is_file() and path.suffix != ".safetensors"
+    }
+
+
+def foreign(run: RunStore, device: Device, step: int) -> None:
+    """Put under a manifest's name what somebody else wrote."""
+    (run.commits_path(device) / manifest_name(at(step), 0)).write_bytes(b"another writer's")
+
+
+def test_a_shard_is_committed_while_a_device_that_has_no_byte_of_it_hangs(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    well, late = store.devices
+    drain(store, late.device_id)
+    state = make_state(store, 1)
+    with ops.hanging(late):
+        first = save(run, state, at(1))
+        assert (first.copy_count, first.device_count) == (1, 2)
+        found, reason = store.device_state(late.device_id)
+        assert found is DeviceState.SUSPECT
+        assert "writing the manifest of rank 0 of checkpoint 1.1 was done on another device" in reason
+        assert reason in first.problems[0]
+        assert "suspect" in refusal(run), "it may yet take the manifest"
+        assert save(run, state, at(2)).copy_count == 1, "it is not asked while it hangs"
+    wait_until(lambda: state_of(late, store) is DeviceState.DRAINING)
+    assert small_files(late) == small_files(well)
+    assert refusal(run) == ""
+    assert load(run, first.manifest) == state.content
+
+
+def test_nobody_is_left_behind_before_it_is_done_anywhere(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    failing, slow = store.devices
+    commits = run.commits_path(failing)
+    with ThreadPoolExecutor(1) as pool, ops.hanging(slow, "write_small_new"):
+        commits.rename(commits.with_name("moved"))
+        saved = pool.submit(save, run, make_state(store, 1), at(1))
+        ops.wait_asked()
+        with pytest.raises(TimeoutError):
+            saved.result(5 * LATE_S)
+        assert state_of(slow, store) is DeviceState.OK
+        ops.let_go()
+        assert saved.result().copy_count == 1
+    assert [state_of(each, store) for each in (failing, slow)] == [DeviceState.SUSPECT, DeviceState.OK]
+
+
+def test_where_another_writer_was_there_before_all_are_waited_for(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    taken, slow = store.devices
+    foreign(run, taken, 1)
+    with ThreadPoolExecutor(1) as pool, ops.hanging(slow, "write_small_new"):
+        saved = pool.submit(save, run, make_state(store, 1), at(1))
+        ops.wait_asked()
+        with pytest.raises(TimeoutError):
+            saved.result(5 * LATE_S)
+        ops.let_go()
+        with pytest.raises(FencedError, match="was committed by another writer"):
+            saved.result()
+    assert not (run.commits_path(slow) / manifest_name(at(1), 0)).exists()
+
+
+def test_another_writer_on_a_device_that_was_left_behind_makes_it_suspect(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    _, late = store.devices
+    with ops.hanging(late, "write_small_new"):
+        assert save(run, make_state(store, 1), at(1)).copy_count == 1
+        foreign(run, late, 1)
+    wait_until(lambda: "another writer's manifest" in store.device_state(late.device_id)[1])
+    assert "suspect" in refusal(run)
+
+
+def test_a_device_that_was_late_has_all_that_happened_meanwhile_before_anything_is_deleted(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    well, late = store.devices
+    save(run, make_state(store, 1), at(1))
+    drain(store, late.device_id)
+    with ops.hanging(late):
+        run.begin_attempt(2, fresh=False)
+        assert store.device_state(late.device_id)[1].startswith("beginning attempt 2 was done on another")
+        new = CheckpointId(2, 1)
+        save(run, make_state(store, 2), new)
+        run.set_complete_floor(new)
+        add_tag(run, "best", new)
+        other = store.run(UID, "other", create=True)
+        other.begin_attempt(1, fresh=True)
+        run.begin_attempt(3, fresh=True)
+        assert len(small_files(late)) < len(small_files(well))
+    wait_until(lambda: refusal(run) == "")
+    assert small_files(late) == small_files(well)
+    remove_checkpoint(run, at(1))
+    assert small_files(late) == small_files(well)
+
+
+def test_nothing_is_deleted_while_a_device_takes_what_it_missed(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    _, late = store.devices
+    with ops.hanging(late):
+        run.begin_attempt(2, fresh=False)
+        with run.changing:  # what it missed of the run waits for this
+            ops.let_go()
+            wait_until(lambda: late in store.trusted)
+            assert "suspect" in refusal(run)
+    wait_until(lambda: refusal(run) == "")
+
+
+def test_a_device_that_was_late_learns_who_belongs_to_the_store(
+    dirs: list[Path], ops: HangingStorage
+) -> None:
+    dirs.append(dirs[0].with_name("c"))
+    dirs[2].mkdir()
+    with opened(dirs, ops=cast(StorageOps, ops)) as (store, _):
+        run = begun(store)
+        first, late, third = store.devices
+        with ops.hanging(late):
+            run.begin_attempt(2, fresh=False)
+            drain(store, third.device_id)
+        wait_until(lambda: refusal(run) == "")
+        known = [survey_directory(store.ops, each.path, uid=UID).disk_id for each in (first, late)]
+        assert [each is not None and each.draining for each in known] == [{third.device_id}] * 2
+
+
+def test_what_is_being_removed_comes_back_on_no_device(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    _, late = store.devices
+    save(run, make_state(store, 1), at(1))
+    with ThreadPoolExecutor(1) as pool:
+        with ops.hanging(late):
+            removed = pool.submit(remove_checkpoint, run, at(1))
+            ops.wait_asked()
+            run.begin_attempt(2, fresh=False)
+            assert state_of(late, store) is DeviceState.SUSPECT
+        removed.result()
+    wait_until(lambda: refusal(run) == "")
+    assert not any("manifest" in name for name in small_files(late))
+
+
+def test_a_device_that_fails_when_it_no_longer_hangs_is_suspect(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    _, late = store.devices
+    with ops.hanging(late):
+        run.begin_attempt(2, fresh=False)
+        ops.let_go(errno.EIO)
+        wait_until(lambda: "Input/output error" in store.device_state(late.device_id)[1])
+    assert state_of(late, store) is DeviceState.SUSPECT
+    assert "suspect" in refusal(run)
+
+
+def test_one_that_cannot_take_what_it_missed_is_suspect(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    well, late = store.devices
+    save(run, make_state(store, 1), at(1))
+    with ops.hanging(late, "stat"):
+        run.begin_attempt(2, fresh=False)
+        save(run, make_state(store, 1), CheckpointId(2, 1))
+        commits = run.commits_path(late)
+        commits.rename(commits.with_name("moved"))
+    wait_until(lambda: str(commits) in store.device_state(late.device_id)[1])
+    assert state_of(well, store) is DeviceState.OK
+
+
+def test_damage_is_recorded_where_no_call_hangs(store: Store, run: RunStore, ops: HangingStorage) -> None:
+    well, late = store.devices
+    result = save(run, make_state(store, 1), at(1))
+    with ops.hanging(late):
+        error = CorruptDataError("block 1 is not what was committed")
+        record_damage(run, at(1), 0, error, generation=result.manifest.generation)
+        assert DAMAGED_NAME in {Path(name).name for name in small_files(well)}
+    wait_until(lambda: state_of(late, store) is DeviceState.OK)
+    assert small_files(late) == small_files(well)
+
+
+def test_a_device_on_which_a_call_hangs_stays_locked_when_its_store_is_closed(
+    dirs: list[Path], ops: HangingStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_set, "CHANGE_DEADLINE_S", 0.1)
+    with opened(dirs, ops=cast(StorageOps, ops)) as (store, _):
+        run, (well, late) = begun(store), store.devices
+        with ops.hanging(late):
+            run.begin_attempt(2, fresh=False)
+            store.close()
+            with pytest.raises(DeviceLockedError, match=str(late.path)), opened([late.path]):
+                pass
+            lock_directory(store.ops, well.path, HOLDER).release()
+        wait_until(lambda: can_be_opened(dirs))
+
+
+def can_be_opened(dirs: list[Path]) -> bool:
+    """Tell whether nobody holds a store."""
+    try:
+        with opened(dirs) as (store, _):
+            return store.is_whole
+    except DeviceLockedError:
+        return False

@@ -1,0 +1,86 @@
+"""A daemon of which one drive answers nothing for a while: the kernel holds every call that writes to it."""
+
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from full_drives import mounted_drives
+from loop_disk import LoopDisk, skip_without
+from pausing import wait_until
+
+from everstep.checkpoint.testing import opened
+from everstep.core.ids import CheckpointId
+from everstep.daemon.testing import FakeTrainer, daemon_process
+from everstep.proto import frames
+from everstep.proto.frames import DeviceCondition
+
+pytestmark = pytest.mark.root
+
+FREEZE, THAW = 0xC0045877, 0xC0045878
+"""FIFREEZE, FITHAW."""
+LATE_S = 10
+
+
+@contextmanager
+def frozen(drive: LoopDisk) -> Generator[None]:
+    """Let calls that write to a drive hang while the block runs."""
+    fd = os.open(drive.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, FREEZE, 0)
+        try:
+            yield
+        finally:
+            fcntl.ioctl(fd, THAW, 0)
+    finally:
+        os.close(fd)
+
+
+def save(trainer: FakeTrainer, checkpoint: CheckpointId) -> frames.Persisted:
+    arena = trainer.make_arena(trainer.layout())
+    arena.save(checkpoint, seed=checkpoint.step)
+    persisted = trainer.event(frames.Persisted)
+    arena.close()
+    assert isinstance(persisted, frames.Persisted)
+    return persisted
+
+
+def small_files(place: Path) -> set[str]:
+    """Return what a device says of the runs of its store: of which checkpoints, attempts and so on.
+
+    Not each manifest is the same: what lies in memory was written once more meanwhile, without the drive.
+    """
+    found = (path for path in place.glob("runs/**/*") if path.is_file())
+    return {str(path.relative_to(place)) for path in found if path.suffix != ".safetensors"}
+
+
+def test_a_run_begins_beside_a_drive_that_hangs_and_is_on_it_when_it_answers_again(socket_path: Path) -> None:
+    skip_without("ext4")
+    with mounted_drives("ext4", 2) as (_, drives), daemon_process(socket_path) as daemon:
+        places = [drive.path / "everstep" for drive in drives]
+        for place in places:
+            place.mkdir(mode=0o700)
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(places)
+            trainer.begin_attempt(1)
+            save(trainer, CheckpointId(1, 1))
+        with FakeTrainer(socket_path) as trainer:
+            with frozen(drives[1]):
+                assert isinstance(trainer.open_run(places), frames.RunOpened)
+                assert isinstance(trainer.begin_attempt(2), frames.Done)
+                changed = trainer.event(frames.DevicesChanged)
+                assert isinstance(changed, frames.DevicesChanged)
+                (late,) = [
+                    device for device in changed.devices if device.condition is DeviceCondition.SUSPECT
+                ]
+                assert late.path == str(places[1])
+                assert f"beginning attempt 2 was done on another device {LATE_S}." in late.reason
+                assert save(trainer, CheckpointId(2, 1)).under_replicated
+            wait_until(lambda: small_files(places[0]) == small_files(places[1]))
+            assert not save(trainer, CheckpointId(2, 2)).under_replicated
+        daemon.terminate()
+        assert daemon.wait(60) == 0
+        with opened(places) as (store, report):
+            assert (store.is_whole, report.problems) == (True, [])
