@@ -113,7 +113,9 @@ class DeviceSet:
             hanging = {device.path for device in self._present if device.device_id in self._late}
         self.pool.close()
         for path, lock in self._locks.items():
-            if path not in hanging:
+            if path in hanging:
+                _log.warning("device_still_late path=%s", path)
+            else:
                 lock.release()
 
     # --- who belongs to it ----------------------------------------------------------------------------------------

@@ -295,7 +295,7 @@ def test_damage_is_recorded_where_no_call_hangs(store: Store, run: RunStore, ops
 
 
 def test_a_device_on_which_a_call_hangs_stays_locked_when_its_store_is_closed(
-    dirs: list[Path], ops: HangingStorage, monkeypatch: pytest.MonkeyPatch
+    dirs: list[Path], ops: HangingStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(device_set, "CHANGE_DEADLINE_S", 0.1)
     with opened(dirs, ops=cast(StorageOps, ops)) as (store, _):
@@ -303,6 +303,7 @@ def test_a_device_on_which_a_call_hangs_stays_locked_when_its_store_is_closed(
         with ops.hanging(late):
             run.begin_attempt(2, fresh=False)
             store.close()
+            assert f"device_still_late path={late.path}" in caplog.messages
             with pytest.raises(DeviceLockedError, match=str(late.path)), opened([late.path]):
                 pass
             lock_directory(store.ops, well.path, HOLDER).release()
