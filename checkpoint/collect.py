@@ -122,7 +122,7 @@ def _remove(run: RunStore, checkpoint: CheckpointId, *, with_tags: bool = False)
 
 def _forget_with_tags(run: RunStore, checkpoint: CheckpointId) -> list[ShardRecord]:
     """Take a checkpoint and its tags out of the catalogue, then the tags from the devices; none where it is in use."""
-    with run.changing:  # or a tag of this name that another checkpoint gets meanwhile would go, too
+    with run.tagging:  # or a tag of this name that another checkpoint gets meanwhile would go, too
         tags = [Tag(name=name, checkpoint=checkpoint) for name in run.info(checkpoint).tags]
         shards = run.forget(checkpoint, with_tags=True)
         if shards and tags:

@@ -100,12 +100,11 @@ class _Round(Generic[_T]):
         try:
             threads = [pool.submit(self._on, device) for device in devices]
             while wait(threads, LATE_LOOK_S).not_done and not self._left:
-                with self._lock:
-                    ended = list(self._ended.values())
                 now_s = time.monotonic()
-                since_s = min(since_s, now_s) if may_leave(ended) else math.inf
-                if now_s - since_s > LATE_CALL_S:
-                    self._leave(devices, now_s - since_s)
+                with self._lock:
+                    since_s = min(since_s, now_s) if may_leave(list(self._ended.values())) else math.inf
+                    if now_s - since_s > LATE_CALL_S:
+                        self._leave(devices, now_s - since_s)
         finally:
             pool.shutdown(wait=not self._left)
         with self._lock:
@@ -116,10 +115,9 @@ class _Round(Generic[_T]):
             f"{self._what} was done on another device {waited_s:.1f} s ago, and here it is not",
             hint="it takes what it has missed when that has ended",
         )
-        with self._lock:
-            self._left = set(devices) - self._ended.keys()
-            for device in self._left:
-                self._store.mark_late(device.device_id, error)
+        self._left = set(devices) - self._ended.keys()
+        for device in self._left:
+            self._store.mark_late(device.device_id, error)
 
     def _on(self, device: Device) -> None:
         ended = Here().submit(_watched, self._store, self._work, device)

@@ -53,11 +53,14 @@ class MissingDevice:
 
 @dataclass(slots=True)
 class _Late:
-    """A device that has not been waited for."""
+    """A device that has not been waited for, until it has what it missed."""
 
     reason: str
     call_count: int = 0
-    """Calls that have not returned; at 0 it takes what it has missed, and is used meanwhile."""
+    """Calls that have not returned."""
+    is_trusted: bool = False
+    """It has what the others had been given by then, and is given what is new."""
+    is_catching_up: bool = False
 
 
 def _nobody_listens() -> None:
@@ -156,6 +159,19 @@ class DeviceSet:
         draining = self.membership.draining
         return self._well([device for device in self.devices if device.device_id not in draining])
 
+    @property
+    def answering(self) -> tuple[Device, ...]:
+        """Present members but for those that are late, suspect or not."""
+        with self._lock:
+            late = {key for key in self._late if self._is_left_behind(key)}
+        return tuple(device for device in self.devices if device.device_id not in late)
+
+    @property
+    def has_late(self) -> bool:
+        """Tell whether a device is late, or takes what it has missed."""
+        with self._lock:
+            return bool(self._late)
+
     def _well(self, devices: Sequence[Device]) -> tuple[Device, ...]:
         with self._lock:
             well = [device for device in devices if not self._is_doubtful(device.device_id)]
@@ -251,8 +267,11 @@ class DeviceSet:
         return members <= {device.device_id for device in self._present} and not members & doubtful
 
     def _is_doubtful(self, device_id: str) -> bool:
+        return device_id in self._suspects or self._is_left_behind(device_id)
+
+    def _is_left_behind(self, device_id: str) -> bool:
         late = self._late.get(device_id)
-        return device_id in self._suspects or (late is not None and late.call_count > 0)
+        return late is not None and not late.is_trusted
 
     def _may_delete(self) -> bool:
         return self._is_whole() and not (self._is_holding or self.is_read_only)
@@ -282,55 +301,65 @@ class DeviceSet:
     def mark_late(self, device_id: str, error: EverstepError) -> None:
         """Remember that a call on a device has not returned in time: until it has, the device counts as suspect."""
         with self._lock:
-            self._late.setdefault(device_id, _Late(str(error))).call_count += 1
+            late = self._late.setdefault(device_id, _Late(str(error)))
+            late.call_count += 1
+            late.is_trusted = False
         _log.warning("device_late path=%s reason=%s", self.device_name(device_id), error)
         self.on_change()
 
     def late_is_over(self, device_id: str) -> None:
         """That call has returned, well or not: when none is left the device takes what it has missed, and is well."""
+        device = next(each for each in self._present if each.device_id == device_id)
         with self._lock:
             late = self._late[device_id]
-            is_last = late.call_count == 1
-            late.call_count -= not is_last
-        if is_last:
-            self._come_back(device_id, late)
+            late.call_count -= 1
+            begins = not late.call_count and not late.is_catching_up
+            late.is_catching_up |= begins
+        if begins:
+            self._come_back(device, late)
         self.on_change()
 
-    def _come_back(self, device_id: str, late: _Late) -> None:
-        device = next(each for each in self._present if each.device_id == device_id)
-        try:
-            if self._may_catch_up(device):
-                self.make_ready(device)
-        finally:
-            with self._lock:
-                late.call_count -= 1
-        try:
-            if self._may_catch_up(device):
-                with self._lock:  # else it would get what is being removed
-                    self._lock.wait_for(lambda: not self._deleting_count)
-                self.catch_up(device)
-        finally:
-            with self._lock:
-                is_over = not late.call_count and self._late.pop(device_id, None) is not None
-                is_closed = self._is_closed
-                self._lock.notify_all()
-        if is_over:
-            _log.warning("device_late_no_more path=%s", self.device_name(device_id))
-            if is_closed:
-                self._locks[device.path].release()
+    def _come_back(self, device: Device, late: _Late) -> None:
+        """Let a device catch up twice: what came during the first time went to the others alone.
 
-    def _may_catch_up(self, device: Device) -> bool:
+        Only one thread does that. It holds no lock meanwhile, so that a device which hangs again holds up nobody; it is
+        late again then, and the end of that call begins anew.
+        """
+        while True:
+            self._catch_up(device)
+            with self._lock:
+                late.is_trusted = not late.call_count
+            told = self._catch_up(device)
+            with self._lock:
+                if late.call_count:
+                    late.is_catching_up = False
+                    return
+                if late.is_trusted and told in (None, self._membership):
+                    del self._late[device.device_id]
+                    is_closed = self._is_closed
+                    self._lock.notify_all()
+                    break
+        _log.warning("device_late_no_more path=%s", device.path)
+        if is_closed:
+            self._locks[device.path].release()
+
+    def _catch_up(self, device: Device) -> Membership | None:
+        """Return of which members the device was told; None: it is not to be written to."""
         with self._lock:
-            return (
-                not self._is_closed
-                and device.device_id in self._membership.members
-                and device.device_id not in self._suspects
-            )
+            self._lock.wait_for(lambda: not self._deleting_count)  # else it would get what is being removed
+            membership, key = self._membership, device.device_id
+            if self._is_closed or key not in membership.members or key in self._suspects:
+                return None
+        try:
+            self.catch_up(device, membership)
+        except NoSpaceError as error:
+            _log.warning("device_lacks path=%s reason=%s", device.path, error)
+        except Exception as error:  # noqa: BLE001 - nobody waits for this thread
+            what = f"it could not take what it missed: {type(error).__name__}: {error}"
+            self.mark_suspect(device.device_id, StorageError(what))
+        return membership
 
-    def make_ready(self, device: Device) -> None:
-        """Make on a device that was late what must be there before it is written to again."""
-
-    def catch_up(self, device: Device) -> None:
+    def catch_up(self, device: Device, membership: Membership) -> None:
         """Write to a device what the others were given while it was late; nothing is deleted meanwhile."""
 
     def measured(self, device_id: str, moved_bytes: int, busy_s: float) -> None:

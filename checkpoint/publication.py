@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NoReturn
 
-from ..core.errors import FencedError, NodeError, StorageError
+from ..core.errors import DataError, FencedError, NodeError, StorageError
 from .catalogue import shard_record
 from .device import Device
 from .device_round import on_each
 from .durable import discard, temporary_path
-from .manifest_format import MANIFEST_FILE_BYTES_MAX, ManifestEncoder, manifest_name
+from .manifest_format import MANIFEST_FILE_BYTES_MAX, ManifestEncoder, decode_manifest_head, manifest_name
 from .manifest_types import Draft, Manifest, ManifestHead
 from .run_store import RunStore
 from .shard_write import DeviceWrite
+from .succession_plan import takes_place_of
 from .written_shard import WrittenShard
 
 
@@ -56,9 +57,19 @@ def check_committed(run: RunStore, committed: Manifest) -> None:
         path = run.commits_path(device) / name
         with contextlib.suppress(StorageError), run.store.watching(device.device_id):
             content = run.store.ops.read_small(path, MANIFEST_FILE_BYTES_MAX, owner_uid=run.store.uid)
-            known &= content is None or hashlib.sha256(content).hexdigest() == record.manifest_sha256
+            known &= content is None or _is_of(committed, content, record.manifest_sha256)
     if not known:
         raise FencedError(f"rank {rank} of checkpoint {committed.checkpoint} was committed by another writer")
+
+
+def _is_of(committed: ManifestHead, content: bytes, sha256: str) -> bool:
+    """Tell whether a manifest is the committed one, or one of those before it, on a device that was away meanwhile."""
+    if hashlib.sha256(content).hexdigest() == sha256:
+        return True
+    try:
+        return takes_place_of(committed, decode_manifest_head(content))
+    except DataError:
+        return False
 
 
 class _Copy(Enum):
@@ -199,6 +210,7 @@ class Publication:
         progress = _Copy.NONE
         try:
             with self._run.store.watching(device.device_id):
+                self._run.complete_directories(device)
                 self._ops.write_small_new(temporary, content)
                 progress = _Copy.UNKNOWN
                 if self._is_over_committed:

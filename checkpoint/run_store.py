@@ -85,8 +85,10 @@ class RunStore:
         """Version of damaged.json that the devices have."""
         self.changing = threading.Lock()
         """Held by who changes small files of the run on the devices: they take turns."""
+        self.tagging = threading.Lock()
+        """The same for tags: a removal waits for each device, and no attempt for that."""
         self.pinning = threading.Lock()
-        """Held by who changes pins, before `changing`: a label is on one checkpoint, and a pin is several steps."""
+        """Held by who changes pins, before `tagging`: a label is on one checkpoint, and a pin is several steps."""
         self._lock = threading.Lock()
         self._attempts: dict[int, bool] = {}
         self._floor: Floor | None = None
@@ -184,7 +186,7 @@ class RunStore:
             on_trusted(self.store, publish, what=f"beginning attempt {attempt}")
 
     def complete_directories(self, device: Device) -> None:
-        """Make the run's directories where the device was too full for them when the store was opened."""
+        """Make the run's directories where the device was too full for them, or late, when they were made."""
         if self.store.ops.stat(self.path_on(device) / RUN_NAME) is None:
             create_run_directories(self.store.ops, device, self._identity)
 
@@ -235,11 +237,12 @@ class RunStore:
                 self._known_complete = (self._known_complete & self._shards.keys()) | here | {newest}
                 self._given_up = {each for each in self._given_up if each > newest}  # older ones go anyway
                 content = encode_floor(self._floor)
-            on_trusted(
-                self.store,
-                lambda device: publish_over(self.store.ops, self.path_on(device) / FLOOR_NAME, content),
-                what=f"writing that {newest} is complete",
-            )
+
+            def publish(device: Device) -> None:
+                self.complete_directories(device)
+                publish_over(self.store.ops, self.path_on(device) / FLOOR_NAME, content)
+
+            on_trusted(self.store, publish, what=f"writing that {newest} is complete")
 
     def give_up(self, checkpoint: CheckpointId) -> None:
         """Remember, in memory only, that some rank has no durable shard of this checkpoint and never will."""
@@ -377,9 +380,14 @@ class RunStore:
 
     def next_damage(self) -> DamageList:
         """Return what reading has shown of the shards that are here, as the next version of damaged.json."""
-        shards = self.shards()
         with self._lock:
             self.damage_change += 1
+        return self.damage()
+
+    def damage(self) -> DamageList:
+        """Return it as the version that was made last."""
+        shards = self.shards()
+        with self._lock:
             return DamageList(
                 change=self.damage_change,
                 shards=tuple(

@@ -1,6 +1,5 @@
 """A store: the set of devices that a daemon writes to, opened, locked and made durable."""
 
-import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -115,24 +114,28 @@ class Store(DeviceSet):
 
     # --- a device that was late -----------------------------------------------------------------------------------
 
-    def make_ready(self, device: Device) -> None:
-        """Make the directories of all runs on a device that was late; one that fails is suspect."""
-        with contextlib.suppress(StorageError), self.watching(device.device_id):
-            self.check_in_place(device)
-            for run in self.runs():
-                run.complete_directories(device)
+    def catch_up(self, device: Device, membership: Membership) -> None:
+        """Write the members, and what is known of all runs, to a device that was late.
 
-    def catch_up(self, device: Device) -> None:
-        """Write the members, and what is known of all runs, to a device that was late; one that fails is suspect."""
-        with contextlib.suppress(StorageError), self.watching(device.device_id):
-            with self._changing:
-                before = survey_directory(self.ops, device.path, uid=self.uid).disk_id
-                wanted = self.membership.disk_id(device.device_id, store_id=self.store_id)
-                if before != wanted:
-                    for reason in _record(self.ops, device, before, wanted).values():
-                        self.mark_suspect(device.device_id, StorageError(reason))
+        Raises:
+            NoSpaceError: it is full; what found room is there.
+            EverstepError: it failed, or holds what it should not.
+        """
+        full: NoSpaceError | None = None
+        with self.watching(device.device_id):
+            self.check_in_place(device)
+            before = survey_directory(self.ops, device.path, uid=self.uid).disk_id
+            wanted = membership.disk_id(device.device_id, store_id=self.store_id)
+            if before != wanted:
+                for reason in _record(self.ops, device, before, wanted).values():
+                    self.mark_suspect(device.device_id, StorageError(reason))
             for run in self.runs():
-                catch_up_run(run, device)
+                try:
+                    catch_up_run(run, device)
+                except NoSpaceError as exc:
+                    full = full or exc
+        if full is not None:
+            raise full
 
 
 def open_store(

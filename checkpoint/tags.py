@@ -33,14 +33,14 @@ def add_tag(run: RunStore, name: str, checkpoint: CheckpointId) -> None:
     tag = _tag(name, checkpoint)
     if run.store.is_read_only:
         raise StorageError(f"tag {name!r} cannot be made: the store is open for reading only")
-    with run.changing:
+    with run.tagging:
         run.take_tag(tag)
 
         def put(device: Device) -> None:
             if not put_tag(run, device, tag):
                 _check_durable(run, device)
 
-        for each in on_each(run.store, run.store.devices, put, what=f"writing tag {name!r}").values():
+        for each in on_each(run.store, run.store.answering, put, what=f"writing tag {name!r}").values():
             each.result()
     _log.info("tag_added run=%s checkpoint=%s", run.run_id, checkpoint)
 
@@ -63,15 +63,16 @@ def remove_tag(run: RunStore, name: str) -> CheckpointId:
         NotFoundError: there is no such tag.
         StorageError: a device is missing or failed: what is not removed everywhere would come back.
     """
-    with run.changing:
+    with run.tagging:
         checkpoint = run.tags().get(name)
         if checkpoint is None:
             raise NotFoundError(f"run {run.name!r} has no tag {name!r}", hint="`everstep ls` shows the tags")
         reason = store_refusal(run.store)
         if reason:
             raise StorageError(f"tag {name!r} of run {run.name!r} cannot be removed: {reason}")
-        unlink_from_all(run, tag_places(run), [_tag(name, checkpoint).file_name])
-        run.drop_tag(name)
+        with run.store.deleting():
+            unlink_from_all(run, tag_places(run), [_tag(name, checkpoint).file_name])
+            run.drop_tag(name)
     _log.info("tag_removed run=%s checkpoint=%s", run.run_id, checkpoint)
     return checkpoint
 

@@ -35,9 +35,15 @@ def call_load_hooks(objects: Mapping[str, object]) -> None:
 
 
 def _call_of_modules(root: nn.Module) -> None:
-    for module in {id(named.module): named.module for named in reversed(list(walk(root, 1)))}.values():
+    for module in dict.fromkeys(_inner_first(root)):
         for hook in _hooks(module, "_load_state_dict_post_hooks"):
             hook(module, nn.Module().load_state_dict({}))  # no key is missing, and none too much
+
+
+def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from _inner_first(child)
+    yield module
 
 
 def notes_on_loading(objects: Mapping[str, object]) -> list[str]:

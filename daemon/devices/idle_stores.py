@@ -59,6 +59,8 @@ class IdleStores:
 
     def _is_idle(self, opened: OpenStore) -> bool:
         node = self._node
+        if opened.store.has_late:
+            return False  # whoever opens it again would find the device locked
         if refusal_to_close(node, opened) or node.scrubber.is_asked_for(opened):
             return False
         runs = [run for run in node.registry.runs.values() if run.opened is opened]

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -23,8 +23,8 @@ from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import DAMAGED_NAME, RunStore
 from everstep.checkpoint.storage_ops import StorageOps, storage_error
 from everstep.checkpoint.store import Store
-from everstep.checkpoint.tags import add_tag
-from everstep.checkpoint.testing import HOLDER, begun, load, make_state, opened, save
+from everstep.checkpoint.tags import add_tag, remove_tag
+from everstep.checkpoint.testing import HOLDER, begun, load, make_state, opened, save, save_again
 from everstep.core.errors import CorruptDataError, DeviceLockedError, FencedError
 from everstep.core.ids import CheckpointId
 
@@ -32,54 +32,67 @@ UID = os.geteuid()
 LATE_S = 0.2
 
 
+class Rule:
+    """Calls that hang until a test lets them go, well or with an error."""
+
+    def __init__(self, matches: Callable[[str, Path], bool]) -> None:
+        self.matches = matches
+        self.error = 0
+        self._opens, self._asked = threading.Event(), threading.Event()
+
+    def meet(self, name: str, path: Path) -> None:
+        """Hang, and then fail where that was asked for."""
+        self._asked.set()
+        assert self._opens.wait(60)
+        if self.error:
+            error = OSError(self.error, os.strerror(self.error))
+            raise storage_error(error, path, name) from error
+
+    def wait_asked(self) -> None:
+        """Return when something hangs."""
+        assert self._asked.wait(60)
+
+    def let_go(self, error: int = 0) -> None:
+        """Let what hangs end, and what comes later: as it should, or with this error."""
+        self.error = error
+        self._opens.set()
+
+
 class HangingStorage:
-    """A `StorageOps` whose calls on one device, from some moment on, end when a test lets them, well or not."""
+    """A `StorageOps` of which some calls hang."""
 
     def __init__(self) -> None:
         self._ops = RealStorage()
-        self._place = Path("/nowhere")
-        self._names = frozenset[str]()
-        self._opens = threading.Event()
-        self._is_asked = threading.Event()
-        self._error = 0
+        self._rules: list[Rule] = []
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         real = cast(Callable[..., object], getattr(self._ops, name))
 
         def call(*args: object, **kwargs: object) -> object:
             path = args[0] if isinstance(args[0], Path) else Path("/")
-            if path.is_relative_to(self._place) and (not self._names or name in self._names):
-                self._is_asked.set()
-                assert self._opens.wait(60)
-                if self._error:
-                    error = OSError(self._error, os.strerror(self._error))
-                    raise storage_error(error, path, name) from error
+            rule = next((rule for rule in self._rules if rule.matches(name, path)), None)
+            if rule is not None:
+                rule.meet(name, path)
             return real(*args, **kwargs)
 
         return call
 
     @contextmanager
-    def hanging(self, device: Device, *names: str) -> Generator[None]:
-        """Let these calls on a device (none: all) hang while the block runs."""
-        self._names = frozenset(names)
-        self._opens.clear()
-        self._is_asked.clear()
-        self._place = device.path
+    def where(self, matches: Callable[[str, Path], bool]) -> Generator[Rule]:
+        """Let calls that match hang while the block runs."""
+        rule = Rule(matches)
+        self._rules.append(rule)
         try:
-            yield
+            yield rule
         finally:
-            self.let_go()
+            self._rules.remove(rule)
+            rule.let_go()
 
-    def let_go(self, error: int = 0) -> None:
-        """Let what hangs end, and what comes later: as it should, or with this error."""
-        self._error = error
-        if not error:
-            self._place = Path("/nowhere")
-        self._opens.set()
-
-    def wait_asked(self) -> None:
-        """Return when something hangs."""
-        assert self._is_asked.wait(60)
+    def hanging(self, device: Device, *names: str) -> AbstractContextManager[Rule]:
+        """Let these calls on a device (none: all) hang while the block runs."""
+        return self.where(
+            lambda name, path: path.is_relative_to(device.path) and (not names or name in names)
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -151,14 +164,14 @@ def test_nobody_is_left_behind_before_it_is_done_anywhere(
 ) -> None:
     failing, slow = store.devices
     commits = run.commits_path(failing)
-    with ThreadPoolExecutor(1) as pool, ops.hanging(slow, "write_small_new"):
+    with ThreadPoolExecutor(1) as pool, ops.hanging(slow, "write_small_new") as rule:
         commits.rename(commits.with_name("moved"))
         saved = pool.submit(save, run, make_state(store, 1), at(1))
-        ops.wait_asked()
+        rule.wait_asked()
         with pytest.raises(TimeoutError):
             saved.result(5 * LATE_S)
         assert state_of(slow, store) is DeviceState.OK
-        ops.let_go()
+        rule.let_go()
         assert saved.result().copy_count == 1
     assert [state_of(each, store) for each in (failing, slow)] == [DeviceState.SUSPECT, DeviceState.OK]
 
@@ -168,12 +181,12 @@ def test_where_another_writer_was_there_before_all_are_waited_for(
 ) -> None:
     taken, slow = store.devices
     foreign(run, taken, 1)
-    with ThreadPoolExecutor(1) as pool, ops.hanging(slow, "write_small_new"):
+    with ThreadPoolExecutor(1) as pool, ops.hanging(slow, "write_small_new") as rule:
         saved = pool.submit(save, run, make_state(store, 1), at(1))
-        ops.wait_asked()
+        rule.wait_asked()
         with pytest.raises(TimeoutError):
             saved.result(5 * LATE_S)
-        ops.let_go()
+        rule.let_go()
         with pytest.raises(FencedError, match="was committed by another writer"):
             saved.result()
     assert not (run.commits_path(slow) / manifest_name(at(1), 0)).exists()
@@ -213,17 +226,57 @@ def test_a_device_that_was_late_has_all_that_happened_meanwhile_before_anything_
     assert small_files(late) == small_files(well)
 
 
+def test_a_device_that_hangs_while_it_takes_what_it_missed_holds_nobody_up(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    well, late = store.devices
+    with ops.where(lambda _, path: path.parent == run.commits_path(late)) as again:
+        with ops.hanging(late):
+            run.begin_attempt(2, fresh=False)
+            save(run, make_state(store, 1), CheckpointId(2, 1))
+        again.wait_asked()
+        run.begin_attempt(3, fresh=False)
+        add_tag(run, "best", CheckpointId(2, 1))
+        run.set_complete_floor(CheckpointId(2, 1))
+        drain(store, late.device_id)
+        assert state_of(late, store) is DeviceState.SUSPECT
+    wait_until(lambda: refusal(run) == "")
+    assert state_of(late, store) is DeviceState.DRAINING
+    assert small_files(late) == small_files(well)
+    assert known_members(store, late) == known_members(store, well)
+
+
 def test_nothing_is_deleted_while_a_device_takes_what_it_missed(
     store: Store, run: RunStore, ops: HangingStorage
 ) -> None:
+    """Also where it is late once more meanwhile, and answers that call first."""
     _, late = store.devices
-    with ops.hanging(late):
-        run.begin_attempt(2, fresh=False)
-        with run.changing:  # what it missed of the run waits for this
-            ops.let_go()
-            wait_until(lambda: late in store.trusted)
-            assert "suspect" in refusal(run)
+    first, second = make_state(store, 1), make_state(store, 2)
+
+    def comes_back(name: str, path: Path) -> bool:
+        return name == "stat" and path.parent == run.commits_path(late) and late in store.trusted
+
+    save(run, first, at(1))
+    with ops.where(comes_back) as catching_up:
+        with ops.hanging(late):
+            run.begin_attempt(2, fresh=False)
+        catching_up.wait_asked()
+        assert "suspect" in refusal(run)
+        with ops.hanging(late, "write_small_new"):
+            assert save(run, second, CheckpointId(2, 1)).copy_count == 1
+            assert late not in store.trusted
+        assert "suspect" in refusal(run)
     wait_until(lambda: refusal(run) == "")
+    assert late in store.trusted
+    remove_checkpoint(run, at(1))
+    assert not (run.commits_path(late) / manifest_name(at(1), 0)).exists()
+
+
+def known_members(store: Store, device: Device) -> tuple[frozenset[str], frozenset[str]]:
+    """Return of which members, and which of them drain, a device knows."""
+    found = survey_directory(store.ops, device.path, uid=UID).disk_id
+    assert found is not None
+    return frozenset(found.members), frozenset(found.draining)
 
 
 def test_a_device_that_was_late_learns_who_belongs_to_the_store(
@@ -238,8 +291,8 @@ def test_a_device_that_was_late_learns_who_belongs_to_the_store(
             run.begin_attempt(2, fresh=False)
             drain(store, third.device_id)
         wait_until(lambda: refusal(run) == "")
-        known = [survey_directory(store.ops, each.path, uid=UID).disk_id for each in (first, late)]
-        assert [each is not None and each.draining for each in known] == [{third.device_id}] * 2
+        assert known_members(store, late) == known_members(store, first)
+        assert known_members(store, late)[1] == {third.device_id}
 
 
 def test_what_is_being_removed_comes_back_on_no_device(
@@ -250,8 +303,8 @@ def test_what_is_being_removed_comes_back_on_no_device(
         with ops.hanging(late):
             run.begin_attempt(2, fresh=False)
             save(run, make_state(store, 1), CheckpointId(2, 1))
-        wait_until(lambda: late in store.trusted)
         assert not threading.Event().wait(LATE_S)
+        assert late not in store.trusted
         assert small_files(late).keys() < small_files(well).keys()
     wait_until(lambda: refusal(run) == "")
     assert small_files(late) == small_files(well)
@@ -261,12 +314,84 @@ def test_a_device_that_fails_when_it_no_longer_hangs_is_suspect(
     store: Store, run: RunStore, ops: HangingStorage
 ) -> None:
     _, late = store.devices
-    with ops.hanging(late):
+    with ops.hanging(late) as rule:
         run.begin_attempt(2, fresh=False)
-        ops.let_go(errno.EIO)
+        rule.let_go(errno.EIO)
         wait_until(lambda: "Input/output error" in store.device_state(late.device_id)[1])
     assert state_of(late, store) is DeviceState.SUSPECT
     assert "suspect" in refusal(run)
+
+
+def test_one_that_holds_what_it_should_not_is_suspect(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    _, late = store.devices
+    with ops.hanging(late):
+        run.begin_attempt(2, fresh=False)
+        (late.path / "disk.id").write_bytes(b"garbage")
+    wait_until(lambda: "could not take what it missed" in store.device_state(late.device_id)[1])
+    assert "suspect" in refusal(run)
+
+
+def test_a_full_one_goes_on_and_gets_directories_with_what_is_written_there(
+    store: Store, run: RunStore, ops: HangingStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, late = store.devices
+    with ops.hanging(late, "write_small_new", "make_directory") as rule:
+        run.begin_attempt(2, fresh=False)
+        other = store.run(UID, "other", create=True)
+        other.begin_attempt(1, fresh=False)
+        rule.let_go(errno.ENOSPC)
+        wait_until(lambda: refusal(run) == "")
+    assert any(text.startswith(f"device_lacks path={late.path} reason=") for text in caplog.messages)
+    assert not other.path_on(late).exists()
+    result = save(other, make_state(store, 3), at(1))
+    assert (result.copy_count, state_of(late, store)) == (2, DeviceState.OK)
+
+
+def test_a_shard_is_written_again_although_a_device_has_an_older_manifest(tmp_path: Path) -> None:
+    ops = HangingStorage()
+    dirs = [tmp_path / name for name in "abc"]
+    for path in dirs:
+        path.mkdir()
+    with opened(dirs, ops=cast(StorageOps, ops)) as (store, _):
+        run, (_, second, third) = begun(store), store.devices
+        state = make_state(store, 1, segment_count=3)
+        save(run, state, at(1))
+        for attempt, late in ((2, second), (3, third)):
+            with ops.hanging(late):
+                run.begin_attempt(attempt, fresh=False)
+                written = save_again(run, state, at(1))
+                assert late.device_id not in {record.device_id for record in written.manifest.segments}
+            wait_until(lambda: refusal(run) == "")
+        assert load(run, written.manifest) == state.content
+
+
+def test_a_tag_that_cannot_be_removed_now_holds_up_no_attempt(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
+    _, late = store.devices
+    save(run, make_state(store, 1), at(1))
+    add_tag(run, "best", at(1))
+    with ThreadPoolExecutor(1) as pool:
+        with ops.hanging(late, "unlink") as rule:
+            removed = pool.submit(remove_tag, run, "best")
+            rule.wait_asked()
+            run.begin_attempt(2, fresh=False)
+        assert removed.result() == at(1)
+    assert not any("tags/" in name for name in small_files(late))
+
+
+def test_a_device_that_is_late_is_asked_for_no_tag(store: Store, run: RunStore, ops: HangingStorage) -> None:
+    well, late = store.devices
+    save(run, make_state(store, 1), at(1))
+    with ops.hanging(late):
+        run.begin_attempt(2, fresh=False)
+        assert store.answering == (well,)
+        add_tag(run, "best", at(1))
+        assert threading.active_count() < 10
+    wait_until(lambda: refusal(run) == "")
+    assert small_files(late) == small_files(well)
 
 
 def test_one_that_cannot_take_what_it_missed_is_suspect(
@@ -283,10 +408,15 @@ def test_one_that_cannot_take_what_it_missed_is_suspect(
     assert state_of(well, store) is DeviceState.OK
 
 
-def test_damage_is_recorded_where_no_call_hangs(store: Store, run: RunStore, ops: HangingStorage) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_damage_is_recorded_where_no_call_hangs(
+    store: Store, run: RunStore, ops: HangingStorage, *, is_late: bool
+) -> None:
     well, late = store.devices
     result = save(run, make_state(store, 1), at(1))
     with ops.hanging(late):
+        if is_late:
+            run.begin_attempt(2, fresh=False)
         error = CorruptDataError("block 1 is not what was committed")
         record_damage(run, at(1), 0, error, generation=result.manifest.generation)
         assert DAMAGED_NAME in {Path(name).name for name in small_files(well)}

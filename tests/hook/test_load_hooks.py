@@ -58,12 +58,16 @@ def test_post_hooks_see_all_restored_state(devices: list[Path]) -> None:
     assert rates == [0.5]
 
 
-def test_inner_modules_come_first_and_each_once() -> None:
+def test_hooks_are_called_in_torchs_order_and_once_for_each_module() -> None:
     order: list[str] = []
-    inner, outer = Packed(order, "inner"), Packed(order, "outer")
-    outer.one, outer.two = inner, inner
+    outer, first, second = (Packed(order, name) for name in ("outer", "first", "second"))
+    first.inner = Packed(order, "inner")
+    outer.one, outer.two, outer.again = first, second, first
+    outer.load_state_dict(outer.state_dict())
+    expected = list(dict.fromkeys(order))
+    order.clear()
     call_load_hooks({"model": torch.compile(outer, backend="eager"), "counter": object()})
-    assert order == ["inner", "outer"]
+    assert order == expected == ["inner", "first", "second", "outer"]
 
 
 def test_a_hook_that_fails_names_its_object() -> None:
