@@ -106,7 +106,7 @@ def test_stale_bytes_behind_a_segment_do_not_reach_the_disk(run: RunStore) -> No
 def test_every_call_comes_in_the_order_that_makes_it_durable(run: RunStore, faulty: FaultyStorage) -> None:
     faulty.arm(0)
     save(run, make_state(run.store), OLD)
-    calls = faulty.calls
+    calls = [call for call in faulty.calls if call.name != "stat"]
     first_manifest = next(place for place, call in enumerate(calls) if call.name == "write_small_new")
     for device in run.store.devices:
         mine = [call for call in calls if device.path in (call.path, *call.path.parents)]
