@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.root
 FREEZE, THAW = 0xC0045877, 0xC0045878
 """FIFREEZE, FITHAW."""
 LATE_S = 10
+IDLE_S = 1.0
 
 
 @contextmanager
@@ -84,3 +86,28 @@ def test_a_run_begins_beside_a_drive_that_hangs_and_is_on_it_when_it_answers_aga
         assert daemon.wait(60) == 0
         with opened(places) as (store, report):
             assert (store.is_whole, report.problems) == (True, [])
+
+
+def test_no_store_is_closed_for_idleness_while_a_drive_of_it_hangs(socket_path: Path, tmp_path: Path) -> None:
+    """Who opened it again would find the drive locked by this very daemon."""
+    skip_without("ext4")
+    other = tmp_path / "other"
+    other.mkdir()
+    log = socket_path.with_name("daemon.log")
+    with (
+        mounted_drives("ext4", 2) as (_, drives),
+        daemon_process(socket_path, linger_s=IDLE_S),
+        FakeTrainer(socket_path) as living,
+    ):
+        places = [drive.path / "everstep" for drive in drives]
+        for place in places:
+            place.mkdir(mode=0o700)
+        living.open_run([other], name="living")
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(places)
+            with frozen(drives[1]):
+                assert isinstance(trainer.begin_attempt(1), frames.Done)
+                assert isinstance(trainer.ask(frames.Detach(request_id=trainer.number())), frames.Done)
+                assert not threading.Event().wait(4 * IDLE_S)
+                assert "store_closed" not in log.read_text()
+            wait_until(lambda: "store_closed" in log.read_text())
