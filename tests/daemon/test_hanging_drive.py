@@ -109,5 +109,9 @@ def test_no_store_is_closed_for_idleness_while_a_drive_of_it_hangs(socket_path: 
                 assert isinstance(trainer.begin_attempt(1), frames.Done)
                 assert isinstance(trainer.ask(frames.Detach(request_id=trainer.number())), frames.Done)
                 assert not threading.Event().wait(4 * IDLE_S)
-                assert "store_closed" not in log.read_text()
+                with FakeTrainer(socket_path) as again:
+                    again.sock.settimeout(4 * IDLE_S)
+                    assert isinstance(again.open_run(places), frames.RunOpened)
+                    assert isinstance(again.begin_attempt(2), frames.Done)
+                    assert isinstance(again.ask(frames.Detach(request_id=again.number())), frames.Done)
             wait_until(lambda: "store_closed" in log.read_text())
