@@ -188,6 +188,7 @@ class RunStore:
     def complete_directories(self, device: Device) -> None:
         """Make the run's directories where the device was too full for them, or late, when they were made."""
         if self.store.ops.stat(self.path_on(device) / RUN_NAME) is None:
+            self.store.check_in_place(device)
             create_run_directories(self.store.ops, device, self._identity)
 
     def check_admission(self, attempt: int) -> None:

@@ -408,6 +408,16 @@ def test_one_that_cannot_take_what_it_missed_is_suspect(
     assert state_of(well, store) is DeviceState.OK
 
 
+def test_in_a_directory_that_took_the_place_of_a_device_nothing_is_made(store: Store, run: RunStore) -> None:
+    """As where a drive is unmounted: its mount point is an empty directory of another file system."""
+    _, gone = store.devices
+    gone.path.rename(gone.path.with_name("elsewhere"))
+    gone.path.mkdir()
+    save(run, make_state(store, 1), at(1))
+    assert "is not the directory that was opened" in store.device_state(gone.device_id)[1]
+    assert list(gone.path.iterdir()) == []
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_damage_is_recorded_where_no_call_hangs(
     store: Store, run: RunStore, ops: HangingStorage, *, is_late: bool
