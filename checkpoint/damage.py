@@ -50,7 +50,7 @@ def _write(run: RunStore) -> None:
         content = encode_damage(run.next_damage())
 
         def write(device: Device) -> None:
-            run.complete_directories(device)
+            run.complete_what_it_missed(device)
             publish_over(run.store.ops, run.path_on(device) / DAMAGED_NAME, content)
 
         ended = on_each(run.store, run.store.trusted, write, what="writing what is damaged")

@@ -99,6 +99,7 @@ class DeviceSet:
         self._membership = membership
         self._suspects = dict(suspects)
         self._late: dict[str, _Late] = {}
+        self._were_late = set[str]()
         self._unreadable = dict(unreadable)
         self._deleting_count = 0
         self._is_holding = False
@@ -304,8 +305,14 @@ class DeviceSet:
             late = self._late.setdefault(device_id, _Late(str(error)))
             late.call_count += 1
             late.is_trusted = False
+            self._were_late.add(device_id)
         _log.warning("device_late path=%s reason=%s", self.device_name(device_id), error)
         self.on_change()
+
+    def was_late(self, device_id: str) -> bool:
+        """Tell whether a device has been late: it may lack directories of runs that were made meanwhile."""
+        with self._lock:
+            return device_id in self._were_late
 
     def late_is_over(self, device_id: str) -> None:
         """That call has returned, well or not: when none is left the device takes what it has missed, and is well."""

@@ -210,7 +210,7 @@ class Publication:
         progress = _Copy.NONE
         try:
             with self._run.store.watching(device.device_id):
-                self._run.complete_directories(device)
+                self._run.complete_what_it_missed(device)
                 self._ops.write_small_new(temporary, content)
                 progress = _Copy.UNKNOWN
                 if self._is_over_committed:

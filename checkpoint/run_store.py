@@ -191,6 +191,11 @@ class RunStore:
             self.store.check_in_place(device)
             create_run_directories(self.store.ops, device, self._identity)
 
+    def complete_what_it_missed(self, device: Device) -> None:
+        """The same where it was late; on another one that lacks them somebody has removed them, which is to be seen."""
+        if self.store.was_late(device.device_id):
+            self.complete_directories(device)
+
     def check_admission(self, attempt: int) -> None:
         """Return if the attempt may start something new; FencedError when a newer one has begun, or it has not."""
         highest = self.highest_attempt()
@@ -240,7 +245,7 @@ class RunStore:
                 content = encode_floor(self._floor)
 
             def publish(device: Device) -> None:
-                self.complete_directories(device)
+                self.complete_what_it_missed(device)
                 publish_over(self.store.ops, self.path_on(device) / FLOOR_NAME, content)
 
             on_trusted(self.store, publish, what=f"writing that {newest} is complete")

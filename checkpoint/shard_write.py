@@ -406,7 +406,7 @@ class ShardWrite:
     def _prepare(self, part: _Part) -> None:
         """Make the device's directory, before a byte moves anywhere."""
         with self._call(part, "making a directory"):
-            self._run.complete_directories(part.device)
+            self._run.complete_what_it_missed(part.device)
             self._ops.make_directory(self._directory(part))
 
     def _create(self, part: _Part, plan: SegmentPlan, reservation: Reservation) -> SegmentHandle:

@@ -408,9 +408,14 @@ def test_one_that_cannot_take_what_it_missed_is_suspect(
     assert state_of(well, store) is DeviceState.OK
 
 
-def test_in_a_directory_that_took_the_place_of_a_device_nothing_is_made(store: Store, run: RunStore) -> None:
+def test_in_a_directory_that_took_the_place_of_a_device_nothing_is_made(
+    store: Store, run: RunStore, ops: HangingStorage
+) -> None:
     """As where a drive is unmounted: its mount point is an empty directory of another file system."""
     _, gone = store.devices
+    with ops.hanging(gone):
+        run.begin_attempt(2, fresh=False)
+    wait_until(lambda: refusal(run) == "")
     gone.path.rename(gone.path.with_name("elsewhere"))
     gone.path.mkdir()
     save(run, make_state(store, 1), at(1))
