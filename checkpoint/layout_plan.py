@@ -25,6 +25,9 @@ SEGMENT_BYTES_MIN = 64 * 1024 * 1024
 """A state is cut further than once per device only while its segments stay this large: a queue of a fast drive is
 refilled some ten times a second then, and one segment more or less is little of what a drive gets."""
 
+LONE_SEGMENT_BYTES_MIN = 256 * 1024 * 1024
+"""The same where nothing has to balance: a segment costs the daemon some 1.5 ms of a processor (ADR 0099)."""
+
 SEGMENTS_PER_DEVICE_MAX = 16
 """Enough that a drive five times slower than its peers can be given its share to a few per cent."""
 
@@ -100,12 +103,14 @@ class Part:
 def segment_count_for(leaves: Sequence[LeafSpec], device_count: int) -> int:
     """Return into how many segments a state is cut on a store of so many devices: a multiple of their number.
 
-    One per device, and up to SEGMENTS_PER_DEVICE_MAX while none gets smaller than SEGMENT_BYTES_MIN.
+    One per device, and up to SEGMENTS_PER_DEVICE_MAX while none gets smaller than SEGMENT_BYTES_MIN, or on one device
+    LONE_SEGMENT_BYTES_MIN.
     """
     if device_count < 1:
         raise UsageError("a store needs at least one device", hint="name a storage directory")
     state_bytes = sum(leaf.size_bytes for leaf in leaves)
-    per_device = state_bytes // (device_count * SEGMENT_BYTES_MIN)
+    least_bytes = LONE_SEGMENT_BYTES_MIN if device_count == 1 else SEGMENT_BYTES_MIN
+    per_device = state_bytes // (device_count * least_bytes)
     return device_count * min(max(per_device, 1), SEGMENTS_PER_DEVICE_MAX)
 
 

@@ -11,6 +11,7 @@ from msgspec import structs
 from everstep.checkpoint.dtype_format import itemsize_bytes, safetensors_dtype
 from everstep.checkpoint.layout_plan import (
     CUT_MIN_BYTES,
+    LONE_SEGMENT_BYTES_MIN,
     SEGMENT_BYTES_MIN,
     SEGMENTS_PER_DEVICE_MAX,
     plan_layout,
@@ -185,7 +186,16 @@ MIB = 1024 * 1024
 
 @pytest.mark.parametrize(
     ("state_mib", "device_count", "count"),
-    [(0, 3, 3), (64, 4, 4), (2048, 1, 16), (2048, 4, 32), (512, 4, 8), (10**6, 8, 128)],
+    [
+        (0, 3, 3),
+        (64, 4, 4),
+        (2048, 4, 32),
+        (512, 4, 8),
+        (10**6, 8, 128),
+        (511, 1, 1),
+        (2048, 1, 8),
+        (8192, 1, 16),
+    ],
 )
 def test_a_state_is_cut_finer_while_its_segments_stay_large(
     state_mib: int, device_count: int, count: int
@@ -202,7 +212,8 @@ def test_every_device_has_as_many_segments_and_none_is_needlessly_small(
     per_device, rest = divmod(count, device_count)
     assert rest == 0
     assert 1 <= per_device <= SEGMENTS_PER_DEVICE_MAX
-    assert per_device == 1 or size_bytes / count >= SEGMENT_BYTES_MIN
+    least_bytes = LONE_SEGMENT_BYTES_MIN if device_count == 1 else SEGMENT_BYTES_MIN
+    assert per_device == 1 or size_bytes / count >= least_bytes
 
 
 def test_two_leaves_of_one_name_are_refused() -> None:
