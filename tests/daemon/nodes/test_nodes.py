@@ -608,7 +608,7 @@ def test_a_bad_peer_costs_one_call_and_changes_nothing(
         dataset = on(lone_node, members=[lone_node.address, address])
         took_s = times_of_batches(dataset, source, shuffled(1))
         assert dataset.flush()
-        assert len(bad.fetches) == 1, "a dead or slow peer costs one deadline"
+        assert len(bad.fetches) == 1, f"a dead or slow peer costs one deadline: {lone_node.log}"
         assert max(took_s) < 2 * LONE_DEADLINE_S, "and not two"
         if kind == "hangs":
             assert sum(each > 0.9 * LONE_DEADLINE_S for each in took_s) == 1, "the others go on at once"
