@@ -128,11 +128,7 @@ def describe(
     ranks = tuple(sorted(shards))
     first = shards[ranks[0]]
     problems = [f"rank {rank}: {problem}" for rank in ranks for problem in shards[rank].problems]
-    if any(shard.world_size != first.world_size for shard in shards.values()):
-        problems.append("its shards name different world sizes")
-    boundaries = {shard.notes.get(BOUNDARY_NOTE, "") for shard in shards.values()}
-    if len(boundaries) > 1:
-        problems.append(f"its shards were taken after different boundaries: {', '.join(sorted(boundaries))}")
+    problems += disagreements(shards.values())
     state = CheckpointState.LOCAL
     if problems:
         state = CheckpointState.DAMAGED
@@ -152,6 +148,17 @@ def describe(
         problems=tuple(problems),
         tags=tuple(sorted(tags)),
     )
+
+
+def disagreements(shards: Collection[ShardRecord]) -> list[str]:
+    """Return what keeps shards of one checkpoint, each of them whole, from being one state."""
+    found: list[str] = []
+    if len({shard.world_size for shard in shards}) > 1:
+        found.append("its shards name different world sizes")
+    boundaries = sorted({shard.notes.get(BOUNDARY_NOTE, "") for shard in shards})
+    if len(boundaries) > 1:
+        found.append(f"its shards were taken after different boundaries: {', '.join(boundaries)}")
+    return found
 
 
 def no_such_checkpoint(

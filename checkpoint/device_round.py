@@ -59,6 +59,7 @@ def on_trusted(store: DeviceSet, work: Callable[[Device], object], *, what: str)
 
     def in_place(device: Device) -> None:
         store.check_in_place(device)
+        store.keep_disk_id(device)
         work(device)
 
     ended = on_each(store, store.trusted, in_place, what=what)

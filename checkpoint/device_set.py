@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..core.errors import DeadlineError, EverstepError, NoSpaceError, RunBusyError, StorageError
-from .device import Device
+from .device import DISK_ID_NAME, Device
 from .device_calls import DeviceCalls
 from .device_speed import SpeedBook, SpeedChange
+from .durable import publish_over
 from .membership_plan import Membership
 from .segment_pool import SegmentPool
 from .space_ledger import SpaceLedger
 from .storage_ops import LockHandle, StorageOps
+from .store_format import encode_disk_id
 
 _log = logging.getLogger(__name__)
 
@@ -399,6 +401,14 @@ class DeviceSet:
                 f"{device.path} is not the directory that was opened: it was emptied, unmounted or replaced",
                 hint="put it back, or end the daemon (everstep stop) and begin with what is there now",
             )
+
+    def keep_disk_id(self, device: Device) -> None:
+        """Write disk.id again where somebody has removed it: without it nobody could open what the device holds."""
+        path = device.path / DISK_ID_NAME
+        if self.ops.stat(path) is None:
+            content = encode_disk_id(self.membership.disk_id(device.device_id, store_id=self.store_id))
+            publish_over(self.ops, path, content)
+            _log.warning("disk_id_written_again path=%s", path)
 
     @contextmanager
     def reading(self, device_id: str) -> Generator[None]:

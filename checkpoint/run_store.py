@@ -376,12 +376,12 @@ class RunStore:
             return is_content and not found.bad_content
 
     def mark_intact(self, checkpoint: CheckpointId, rank: int, *, generation: str) -> bool:
-        """Forget what reading a shard had shown; tell whether there was something."""
+        """Forget what was wrong with a shard of which every byte was read now; tell whether there was something."""
         with self._lock:
             found = self._shards.get(checkpoint, {}).get(rank)
-            if found is None or found.generation != generation or not found.bad_content:
+            if found is None or found.generation != generation or not found.problems:
                 return False
-            self._shards[checkpoint][rank] = replace(found, bad_content="")
+            self._shards[checkpoint][rank] = replace(found, problem="", bad_content="")
             return True
 
     def next_damage(self) -> DamageList:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..core.errors import CorruptDataError, DataError, StorageError
 from ..core.ids import CheckpointId
+from .catalogue import disagreements
 from .damage import clear_damage, record_damage
 from .engine import Engine
 from .manifest_types import Manifest, SegmentRecord
@@ -55,7 +56,7 @@ class CheckpointVerdict:
     checkpoint: CheckpointId
     segments: tuple[SegmentVerdict, ...]
     problems: tuple[str, ...]
-    """Of its manifests."""
+    """Of its manifests, and of what they say together."""
 
     @property
     def is_intact(self) -> bool:
@@ -78,8 +79,8 @@ def verify_checkpoint(
     """
     info = run.info(checkpoint)
     segments: list[SegmentVerdict] = []
-    problems: list[str] = []
     with run.reading(checkpoint):
+        problems = disagreements([run.shard(checkpoint, rank) for rank in info.ranks])
         for rank in info.ranks:
             generation = run.shard(checkpoint, rank).generation
             try:
@@ -129,7 +130,7 @@ def _verify_segment(
         if bad is not None:
             error = corrupt_block(run.segment_path(record), bad)
     except (DataError, StorageError) as exc:
-        error = exc.with_traceback(None)
+        error = (_away(run, record) or exc).with_traceback(None)
     return SegmentVerdict(
         rank=manifest.rank,
         segment=record.segment,
@@ -139,6 +140,17 @@ def _verify_segment(
         bad_block=bad,
         error=error,
     )
+
+
+def _away(run: RunStore, record: SegmentRecord) -> StorageError | None:
+    """Return that the whole device is not where it was, which says more than that one of its files is not."""
+    device = run.store.device(record.device_id)
+    try:
+        if device is not None:
+            run.store.check_in_place(device)
+    except StorageError as exc:
+        return exc
+    return None
 
 
 def _first_bad_block(

@@ -6,10 +6,10 @@ environment tells the groups apart: agents count restarts each for itself, and a
 
 import secrets
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..core.errors import DeadlineError
+from .rank_store import SAID_AFTER_S, say_awaited, wait_for
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
@@ -31,14 +31,15 @@ def agree_nonce(store: "Store", rank: int, world_size: int, deadline_s: float) -
         return _answer_all(store, world_size, deadline_s)
     token = secrets.token_hex(16)
     store.set(f"asks/{rank}", token)
-    store.wait([f"answer/{token}"], timedelta(seconds=deadline_s))
+    wait_for(store, [f"answer/{token}"], deadline_s, lambda: "rank 0, to attach")
     nonce = store.get(f"answer/{token}").decode()
     store.set(f"has/{nonce}/{rank}", "1")
     return nonce
 
 
 def _answer_all(store: "Store", world_size: int, deadline_s: float) -> str:
-    nonce, until_s = secrets.token_hex(16), time.monotonic() + deadline_s
+    nonce, began_s = secrets.token_hex(16), time.monotonic()
+    until_s, said_s = began_s + deadline_s, began_s + SAID_AFTER_S
     answered: dict[int, str] = {}
     while True:
         waiting = [rank for rank in range(1, world_size) if not store.check([f"has/{nonce}/{rank}"])]
@@ -50,6 +51,9 @@ def _answer_all(store: "Store", world_size: int, deadline_s: float) -> str:
                 if answered.get(rank) != token:
                     answered[rank] = token
                     store.set(f"answer/{token}", nonce)
+        if time.monotonic() > said_s:
+            said_s = until_s
+            say_awaited(f"ranks {waiting}, to attach", deadline_s)
         if time.monotonic() > until_s:
             raise DeadlineError(
                 f"ranks {waiting} did not attach within {deadline_s:g} s",

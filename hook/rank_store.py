@@ -1,12 +1,30 @@
 """The Store of `torch.distributed`, on a connection of our own."""
 
-from contextlib import suppress
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch.distributed as dist
 
+from ..core.errors import DeadlineError
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
+
+
+logger = logging.getLogger(__name__)
+
+CONNECT_DEADLINE_S = 60.0
+"""torch's own attempt to connect lasts as long as the process group's time limit, or a multiple of it."""
+SAID_AFTER_S = 10.0
+"""So long others are waited for without a word."""
+STORE_GONE_HINT = (
+    "whoever serves it has ended, rank 0 or torchrun's agent: look at what it says, and start all ranks again"
+)
 
 
 class _CanClone(Protocol):
@@ -28,11 +46,50 @@ def default_store() -> "Store":
 
 
 def own_client() -> "Store":
-    """Return a connection of our own: a blocked wait on the default one stalls everybody's set."""
-    store = default_store()
-    with suppress(AttributeError, RuntimeError):
-        store = cast("_CanClone", store).clone()  # torch's stub lacks it
-    return store
+    """Return a connection of our own: a blocked wait on the default one stalls everybody's set.
+
+    Raises:
+        DeadlineError: nobody serves the Store any more.
+    """
+    store, connecting = default_store(), Future["Store"]()
+
+    def connect() -> None:
+        try:
+            connecting.set_result(cast("_CanClone", store).clone())  # torch's stub lacks it
+        except (AttributeError, RuntimeError) as error:
+            connecting.set_exception(error)
+
+    threading.Thread(target=connect, name="everstep-store", daemon=True).start()
+    try:
+        return connecting.result(CONNECT_DEADLINE_S)
+    except (TimeoutError, dist.DistNetworkError) as error:
+        said = f": {str(error).splitlines()[0]}" if str(error) else f" within {CONNECT_DEADLINE_S:g} s"
+        raise DeadlineError(f"{name_of(store)} cannot be reached{said}", hint=STORE_GONE_HINT) from error
+    except (AttributeError, RuntimeError):  # one of a kind that has no connections
+        return store
+
+
+def wait_for(store: "Store", keys: list[str], deadline_s: float, missing: Callable[[], str]) -> None:
+    """Return when the store has all keys; say after a while who is missing.
+
+    Raises:
+        RuntimeError: the Store's own, when the deadline is over or it cannot be reached.
+    """
+    began_s, quiet_s = time.monotonic(), min(SAID_AFTER_S, deadline_s)
+    try:
+        store.wait(keys, timedelta(seconds=quiet_s))
+    except RuntimeError:
+        if time.monotonic() - began_s < quiet_s or quiet_s == deadline_s:
+            raise
+        say_awaited(missing(), deadline_s)
+        store.wait(keys, timedelta(seconds=deadline_s - quiet_s))
+
+
+def say_awaited(who: str, deadline_s: float) -> None:
+    """Log who is waited for."""
+    logger.warning(
+        "ranks_awaited who=%r for=%gs: every rank must attach, restore and close the run", who, deadline_s
+    )
 
 
 def under(prefix: str, store: "Store") -> "Store":

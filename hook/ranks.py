@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
 from typing import cast
 
 import torch.distributed as dist
@@ -38,7 +37,7 @@ from .rank_format import (
 )
 from .rank_protocol import Listener, Ranks
 from .rank_results import RankResults
-from .rank_store import default_store, name_of, own_client, present, under
+from .rank_store import STORE_GONE_HINT, default_store, name_of, own_client, present, under, wait_for
 from .silence_machine import Standstill
 from .steering_machine import Steering
 from .sweep_machine import Mark, Sweep
@@ -159,12 +158,15 @@ class StoreRanks:
         """Publish `value`, wait for every rank's."""
         self._round += 1
         keys = [f"{self._round}/{topic}/{rank}" for rank in range(self.world_size)]
+        began_s = time.monotonic()
         try:
             self._store.set(keys[self.rank], json.dumps(value))
-            self._store.wait(keys, timedelta(seconds=AGREE_DEADLINE_S))
+            wait_for(self._store, keys, AGREE_DEADLINE_S, lambda: self._missing(topic, keys))
             return [json.loads(item) for item in self._store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:
-            raise _disagreement(self._missing(topic, keys), name_of(self._client), error) from error
+            raise self._disagreement(
+                f"the ranks could not agree on {self._missing(topic, keys)}", error, began_s
+            ) from error
 
     def _missing(self, topic: str, keys: list[str]) -> str:
         """Return the topic with the ranks that have not come, if the Store can still tell."""
@@ -174,14 +176,23 @@ class StoreRanks:
         return topic
 
     def _agree_nonce(self) -> str:
+        began_s = time.monotonic()
         try:
             return agree_nonce(self._store, self.rank, self.world_size, AGREE_DEADLINE_S)
         except RuntimeError as error:
-            raise DeadlineError(
-                f"rank 0 did not attach the run {self._run_id} within {AGREE_DEADLINE_S:g} s, as far as "
-                f"{name_of(self._client)} tells: {error}",
-                hint="every rank must attach the run, by the same name: look at what rank 0 says",
-            ) from error
+            raise self._disagreement("rank 0 did not attach this run", error, began_s) from error
+
+    def _disagreement(self, what: str, error: Exception, began_s: float) -> DeadlineError:
+        """Return why the ranks did not meet: nobody came in time, or the Store is gone, which takes no time."""
+        took_s, store = time.monotonic() - began_s, name_of(self._client)
+        if took_s < AGREE_DEADLINE_S:
+            text, hint = f"{what}: after {took_s:.1f} s {store} failed: {error}", STORE_GONE_HINT
+        else:
+            text = f"{what} within {AGREE_DEADLINE_S:.0f} s, as far as {store} tells: {error}"
+            hint = (
+                "every rank must attach the run by the same name, restore and close it: look at what they say"
+            )
+        return DeadlineError(text, hint=hint)
 
     # -- training
 
@@ -539,10 +550,3 @@ def make_ranks(run_id: str, pace: Pace) -> Ranks:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return StoreRanks(run_id, pace)
     return OneRank(pace)
-
-
-def _disagreement(topic: str, store: str, error: Exception) -> DeadlineError:
-    return DeadlineError(
-        f"the ranks could not agree on {topic} over {store} within {AGREE_DEADLINE_S:.0f} s: {error}",
-        hint="every rank must attach, restore and close the run",
-    )

@@ -127,7 +127,7 @@ def verify(arguments: argparse.Namespace) -> int:
                 if target.checkpoint is not None:
                     raise
                 continue  # retention has removed it since it was listed
-            ledgers = _ledgers(verdict) if arguments.ledger else None
+            ledgers = _ledgers(verdict) if arguments.ledger and verdict.is_intact else None
             is_intact &= verdict.is_intact and not any(each.problems for each in ledgers or ())
             verified.append(_verdict_document(verdict, ledgers))
             output.progress(lambda console, v=verdict, found=ledgers: render.verdict(console, v, found))

@@ -381,10 +381,13 @@ def _loaders(run: RunStore, checkpoint: CheckpointId, rank: int) -> list[LoaderR
 
 
 def _is_gone(run: RunStore, checkpoint: CheckpointId, before: CheckpointInfo) -> bool:
-    """Tell whether no device has a manifest of the checkpoint any more."""
+    """Tell whether no device has a manifest of the checkpoint any more, as far as they can be asked."""
     names = [manifest_name(checkpoint, rank) for rank in before.ranks]
     paths = [run.commits_path(device) / name for device in run.store.devices for name in names]
-    return all(run.store.ops.stat(path) is None for path in paths)
+    try:
+        return all(run.store.ops.stat(path) is None for path in paths)
+    except StorageError:
+        return False
 
 
 def _verdict(

@@ -101,7 +101,7 @@ def test_an_attempt_that_may_have_begun_is_never_begun_again(
             else:
                 ops.arm(0)
                 if not _suspects(store):
-                    assert count == 11
+                    assert count == 13
                     return
         with opened(dirs) as (store, _):
             assert store.run(UID, "demo").highest_attempt() == begun
@@ -162,7 +162,7 @@ def test_a_floor_is_never_half_written(dirs: list[Path], mode: Mode, times: int)
             with opened(dirs, read_only=True) as (reader, report):
                 assert report.problems == []
                 assert reader.run(UID, "demo").complete_floor() in may_be
-    assert count == 7  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert count == 9  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def test_a_device_that_failed_is_left_out_of_attempts_and_floors_and_catches_up_at_the_next_opening(

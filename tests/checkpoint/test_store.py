@@ -16,7 +16,16 @@ from everstep.checkpoint.readmission import check_readmission
 from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.storage_ops import StorageOps
 from everstep.checkpoint.store import Store, open_store
-from everstep.checkpoint.testing import HOLDER, CrashedError, FaultyStorage, Mode, make_state, opened, save
+from everstep.checkpoint.testing import (
+    HOLDER,
+    CrashedError,
+    FaultyStorage,
+    Mode,
+    begun,
+    make_state,
+    opened,
+    save,
+)
 from everstep.core.errors import (
     ConfigError,
     CorruptDataError,
@@ -356,3 +365,26 @@ def test_adding_a_device_may_fail_or_crash_at_every_call(tmp_path: Path, mode: M
             assert len(store.devices) == 3
             assert not store.degraded
     assert count > 20
+
+
+def test_a_disk_id_that_somebody_removes_is_written_again(
+    dirs: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it nobody could open what was acknowledged; and what replaced the directory gets none."""
+    one, two = CheckpointId(1, 1), CheckpointId(1, 2)
+    with opened(dirs) as (store, _):
+        run = begun(store)
+        whole = (dirs[0] / DISK_ID_NAME).read_bytes()
+        save(run, make_state(store), one)
+        (dirs[0] / DISK_ID_NAME).unlink()
+        run.set_complete_floor(one)
+        assert (dirs[0] / DISK_ID_NAME).read_bytes() == whole
+        assert f"disk_id_written_again path={dirs[0] / DISK_ID_NAME}" in caplog.text
+    with opened(dirs) as (store, _):
+        run = store.run(os.geteuid(), "demo")
+        assert run.offered() == [one]
+        run.begin_attempt(2, fresh=False)
+        for path in dirs[0].iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        run.set_complete_floor(two)
+        assert not (dirs[0] / DISK_ID_NAME).exists()

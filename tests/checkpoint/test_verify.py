@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint import verify
+from everstep.checkpoint.catalogue import BOUNDARY_NOTE, CheckpointState
 from everstep.checkpoint.engine import Engine
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.segment_check import Chunk, read_chunk
@@ -69,6 +70,36 @@ def test_segments_that_are_gone_and_manifests_that_are_broken_are_told(
     assert "rank 1" in verdict.problems[0]
     with pytest.raises(NotFoundError):
         verify_checkpoint(run, CheckpointId(1, 2))
+
+
+def test_shards_of_different_boundaries_are_no_checkpoint_though_each_is_whole(dirs: list[Path]) -> None:
+    apart = CheckpointId(1, 2)
+    with opened(dirs) as (store, _):
+        run = store.run(UID, "demo")
+        for rank in range(2):
+            notes = {BOUNDARY_NOTE: str(1 + rank)}
+            save(run, make_state(store, rank), apart, rank=rank, world_size=2, notes=notes)
+        verdict = verify_checkpoint(run, apart)
+        assert not any(each.problem for each in verdict.segments)
+        assert verdict.problems == run.info(apart).problems
+        assert verdict.problems == ("its shards were taken after different boundaries: 1, 2",)
+        assert not verdict.is_intact
+
+
+def test_a_device_that_is_away_is_no_damage_and_nothing_is_left_of_it_when_it_is_back(
+    dirs: list[Path], tmp_path: Path
+) -> None:
+    """Reading says that the device is away, not that files are gone, and takes it back once all can be read."""
+    with opened(dirs) as (store, _):
+        run = store.run(UID, "demo")
+        dirs[1].rename(tmp_path / "away")
+        problems = [each.problem for each in verify_checkpoint(run, ONE).segments if each.problem]
+        assert problems
+        assert all(f"{dirs[1]} is not the directory that was opened" in each for each in problems)
+        assert run.info(ONE).state is CheckpointState.DAMAGED
+        (tmp_path / "away").rename(dirs[1])
+        assert verify_checkpoint(run, ONE).is_intact
+        assert run.info(ONE).state is CheckpointState.COMPLETE
 
 
 def test_what_is_broken_in_a_shard_that_was_written_again_meanwhile_spoils_nothing(
