@@ -3,6 +3,8 @@
 import random
 import sys
 from array import array
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
@@ -105,6 +107,20 @@ class RngState:
         if "cuda" in document and torch.cuda.is_available():
             states += _cuda_states(stored, Document(self.name, document.value("cuda")))
         return states
+
+
+@contextmanager
+def generators_kept() -> Generator[None]:
+    """Undo what the block draws from the generators of the processor."""
+    numpy_random = sys.modules.get("numpy.random")
+    before: list[tuple[str, object]] = [("python", random.getstate()), ("torch_cpu", torch.get_rng_state())]
+    if numpy_random is not None:
+        before.append(("numpy", numpy_random.get_state(legacy=False)))
+    try:
+        yield
+    finally:
+        for what, state in before:
+            _put(what, state)
 
 
 def _cuda_states(stored: StoredState, saved: Document) -> list[tuple[str, object]]:

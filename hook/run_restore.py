@@ -17,6 +17,7 @@ from .load_hooks import call_load_hooks
 from .loaders import Unmoved, all_loaders, position_loader
 from .pace import Pace
 from .rank_protocol import Ranks
+from .replayed_loaders import draw_nothing_when_replayed
 from .restore import OWN_COMPONENTS, Fetched, Restored, RestoreSearch
 from .restore_plan import differing
 from .rng_state import RngState
@@ -111,7 +112,9 @@ class RunRestore:
         for component in self.components:
             if (component is not self.rng or same_size) and not found.lacks(component.name):
                 component.apply(found.stored)
-        call_load_hooks({name: each for name, each in self.objects.items() if not found.lacks(name)})
+        restored = {name: each for name, each in self.objects.items() if not found.lacks(name)}
+        call_load_hooks(restored)
+        draw_nothing_when_replayed(restored)
         if not same_size:
             loaders = {
                 name: loader for name, loader in all_loaders(self.objects).items() if not found.lacks(name)

@@ -526,4 +526,7 @@ def _keeps_all(store: Store) -> str:
     who = [f"{path} is suspect" for path in failed] + [f"{path} is missing" for path in absent]
     if not who:
         return ""
-    return f"nothing is deleted while {' and '.join(who)}: `everstep device readmit` or `retire` it, or add a device"
+    return (
+        f"nothing is deleted while {' and '.join(who)}: `everstep device retire` it, `readmit` it when no run of the store "
+        "is attached, or add a device"
+    )
