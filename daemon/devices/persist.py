@@ -527,6 +527,6 @@ def _keeps_all(store: Store) -> str:
     if not who:
         return ""
     return (
-        f"nothing is deleted while {' and '.join(who)}: `everstep device retire` it, `readmit` it when no run of the store "
-        "is attached, or add a device"
+        f"nothing is deleted while {' and '.join(who)}: `everstep device retire` it, `readmit` it when no run of the "
+        "store is attached, or add a device"
     )

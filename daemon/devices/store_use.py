@@ -21,7 +21,7 @@ def refusal_to_close(node: "Node", opened: OpenStore) -> RunBusyError | None:
         if rank.persisting or rank.kept_until_s is not None:
             return RunBusyError(
                 f"the store is opened again for this, and snapshots of {who} wait in memory for its restart",
-                hint="stop the daemon (everstep stop) and name the directories with --storage, or wait until linger_s is over",
+                hint="stop the daemon and name the store's directories with --storage, or wait until linger_s is over",
             )
     if node.verifier.is_reading(opened):
         return RunBusyError(
