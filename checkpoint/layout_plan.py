@@ -26,7 +26,7 @@ SEGMENT_BYTES_MIN = 64 * 1024 * 1024
 refilled some ten times a second then, and one segment more or less is little of what a drive gets."""
 
 LONE_SEGMENT_BYTES_MIN = 256 * 1024 * 1024
-"""The same where nothing has to balance: a segment costs the daemon some 1.5 ms of a processor (ADR 0099)."""
+"""The same where nothing has to balance: a segment costs the daemon about 1 ms of a processor (ADR 0099)."""
 
 SEGMENTS_PER_DEVICE_MAX = 16
 """Enough that a drive five times slower than its peers can be given its share to a few per cent."""
