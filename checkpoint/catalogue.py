@@ -102,8 +102,8 @@ class CheckpointInfo:
     ranks: tuple[int, ...]
     """Ranks whose shard is here."""
     state: CheckpointState
-    is_offered: bool
-    """May be restored: not damaged, and not older than an attempt that started anew."""
+    is_set_aside: bool
+    """The run has started anew or gone back since (lineage_plan.py)."""
     is_finished: bool
     """Taken at the end of the run."""
     size_bytes: int
@@ -116,12 +116,17 @@ class CheckpointInfo:
     tags: tuple[str, ...]
     """Names that a person gave it, sorted: while it has one it is not collected."""
 
+    @property
+    def is_offered(self) -> bool:
+        """Tell whether it may be restored."""
+        return self.state is not CheckpointState.DAMAGED and not self.is_set_aside
+
 
 def describe(
     shards: Mapping[int, ShardRecord],
     *,
     known_complete: Collection[CheckpointId],
-    fresh_floor: int,
+    is_set_aside: bool,
     tags: Iterable[str],
 ) -> CheckpointInfo:
     """Return what the shards (by rank, at least one) of one checkpoint say of it."""
@@ -140,7 +145,7 @@ def describe(
         world_size=first.world_size,
         ranks=ranks,
         state=state,
-        is_offered=state is not CheckpointState.DAMAGED and first.checkpoint.attempt >= fresh_floor,
+        is_set_aside=is_set_aside,
         is_finished=first.notes.get(FINISHED_NOTE) == "true",
         size_bytes=sum(shard.size_bytes for shard in shards.values()),
         created_unix_s=max(shard.created_unix_s for shard in shards.values()),

@@ -18,6 +18,7 @@ def plan_collection(
     keep: Keep,
     pinned: Collection[CheckpointId] = (),
     given_up: Collection[CheckpointId] = (),
+    back_to: CheckpointId | None = None,
 ) -> tuple[CheckpointId, ...]:
     """Return the checkpoints to remove, the oldest first.
 
@@ -25,6 +26,9 @@ def plan_collection(
     as this store sees by itself) with everything newer than it; the complete one before the floor, or the newest
     intact one before it where none is known complete; what has a tag; and what is being read or written. Without any
     complete checkpoint nothing goes. Damaged and incomplete ones older than all that go too.
+
+    What a run has left takes no place among those: of it stays the floor, until a checkpoint after that is complete.
+    Where it went `back_to`, and none is complete from there on, that stays, too.
 
     What was given up, because some rank has no shard of it and never will, goes however new it is, unless it is known
     complete all the same, has a tag, or is being read or written.
@@ -37,24 +41,28 @@ def plan_collection(
         and not info.tags
         and info.checkpoint not in pinned
     }
-    return tuple(sorted(halves | _outdated(checkpoints, floor, keep, pinned)))
+    needed = {*pinned, *([back_to] if back_to is not None else [])}
+    return tuple(sorted(halves | _outdated(checkpoints, floor, keep, needed)))
 
 
 def _outdated(
     checkpoints: Sequence[CheckpointInfo],
     floor: CheckpointId | None,
     keep: Keep,
-    pinned: Collection[CheckpointId],
+    needed: Collection[CheckpointId],
 ) -> set[CheckpointId]:
-    newest_first = sorted(checkpoints, key=lambda info: info.checkpoint, reverse=True)
+    # What the run has left behind counts as older than all that it would go on from.
+    newest_first = sorted(
+        checkpoints, key=lambda info: (not info.is_set_aside, info.checkpoint), reverse=True
+    )
     complete = [info.checkpoint for info in newest_first if info.state is CheckpointState.COMPLETE]
     if floor is None and not complete:
         return set()
-    base = floor if floor is not None else complete[0]
+    base = floor if floor is not None else max(complete)
     kept = {
         base,
         *complete[: keep.last],
-        *pinned,
+        *needed,
         *(info.checkpoint for info in newest_first if info.tags),
         *_one_before(newest_first, base),
         *_spaced(newest_first, keep),
@@ -66,6 +74,7 @@ def _outdated(
 
 def _one_before(newest_first: Sequence[CheckpointInfo], base: CheckpointId) -> list[CheckpointId]:
     before = [info for info in newest_first if info.checkpoint < base]
+    before = [info for info in before if not info.is_set_aside] or before
     complete = [info.checkpoint for info in before if info.state is CheckpointState.COMPLETE]
     intact = [info.checkpoint for info in before if info.state is not CheckpointState.DAMAGED]
     return (complete or intact)[:1]

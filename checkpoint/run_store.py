@@ -26,6 +26,7 @@ from .device import RUNS_NAME, Device
 from .device_round import on_trusted
 from .device_set import DeviceSet
 from .durable import make_directories, publish_new, publish_over
+from .lineage_plan import is_set_aside, went_back_to
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, decode_manifest, manifest_name
 from .manifest_types import Manifest, SegmentRecord
 from .storage_ops import StorageOps
@@ -90,7 +91,7 @@ class RunStore:
         self.pinning = threading.Lock()
         """Held by who changes pins, before `tagging`: a label is on one checkpoint, and a pin is several steps."""
         self._lock = threading.Lock()
-        self._attempts: dict[int, bool] = {}
+        self._attempts: dict[int, Attempt] = {}
         self._floor: Floor | None = None
         self._known_complete: set[CheckpointId] = set()
         self._shards: dict[CheckpointId, dict[int, ShardRecord]] = {}
@@ -137,25 +138,51 @@ class RunStore:
     def attempts(self) -> tuple[Attempt, ...]:
         """Return all attempts, the oldest first."""
         with self._lock:
-            return tuple(Attempt(attempt=each, fresh=fresh) for each, fresh in sorted(self._attempts.items()))
+            return tuple(self._attempts[each] for each in sorted(self._attempts))
 
     def highest_attempt(self) -> int:
         """Return the number of the newest attempt, 0 before the first."""
         with self._lock:
             return max(self._attempts, default=0)
 
-    def fresh_floor(self) -> int:
-        """Return the newest attempt that started anew, or 0; checkpoints of older attempts are not offered."""
+    def is_set_aside(self, checkpoint: CheckpointId) -> bool:
+        """Tell whether the run has started anew or gone back since, and so left this checkpoint: it is not offered."""
         with self._lock:
-            return self._fresh_floor()
+            return is_set_aside(checkpoint, self._attempts.values())
 
-    def _fresh_floor(self) -> int:
-        return max((attempt for attempt, fresh in self._attempts.items() if fresh), default=0)
+    def went_back_to(self) -> CheckpointId | None:
+        """Return where the run went back to last; None: nowhere, or it has started anew since."""
+        with self._lock:
+            return went_back_to(self._attempts.values())
 
-    def begin_attempt(self, attempt: int, *, fresh: bool) -> None:
+    def check_back_to(self, checkpoint: CheckpointId, rank: int, world_size: int) -> None:
+        """Return if an attempt of so many ranks may go back to a checkpoint, as far as this rank's part is here.
+
+        Raises:
+            NotFoundError: it is not here, or the shard is not that this rank would take.
+            CorruptDataError: it is damaged.
+        """
+        if self.went_back_to() == checkpoint:  # and goes on from there: by now it may be gone
+            return
+        info = self.info(checkpoint)
+        needed = {rank} if info.world_size == world_size else set(range(info.world_size))
+        if info.state is CheckpointState.DAMAGED:
+            raise CorruptDataError(
+                f"run {self.name!r} cannot go back to checkpoint {checkpoint}: {'; '.join(info.problems)}",
+                hint=f"go back to another one; `everstep ls {self.name}` lists them",
+            )
+        if missing := needed.difference(info.ranks):
+            raise NotFoundError(
+                f"run {self.name!r} cannot go back to checkpoint {checkpoint}: the shard of rank {min(missing)} of "
+                f"{info.world_size} is not in this store",
+                hint="start as many ranks as took it, each where its shards are",
+            )
+
+    def begin_attempt(self, attempt: int, *, fresh: bool, back_to: CheckpointId | None = None) -> None:
         """Return when the attempt is durable on all trusted devices: from then on older ones start nothing new.
 
-        A device that fails is left out. A failed call has used the number up: take a larger one.
+        A device that fails is left out. A failed call has used the number up: take a larger one. Where the run went
+        back to `back_to` before, and to nowhere else since, what it has done from there on stays.
 
         Raises:
             FencedError: this attempt or a newer one has begun.
@@ -164,14 +191,16 @@ class RunStore:
         with self.changing:
             with self._lock:
                 highest = max(self._attempts, default=0)
+                is_there = back_to == went_back_to(self._attempts.values())
+                begun = Attempt(attempt=attempt, fresh=fresh, back_to=None if is_there else back_to)
                 if attempt > highest:
-                    self._attempts[attempt] = fresh
+                    self._attempts[attempt] = begun
             if attempt <= highest:
                 raise FencedError(
                     f"attempt {attempt} of run {self.name!r} cannot begin: attempt {highest} has begun",
                     hint="stop this process, a newer one is running",
                 )
-            content = encode_attempt(Attempt(attempt=attempt, fresh=fresh))
+            content = encode_attempt(begun)
 
             def publish(device: Device) -> None:
                 self.complete_directories(device)
@@ -277,7 +306,7 @@ class RunStore:
         return describe(
             self._shards[checkpoint],
             known_complete=self._known_complete,
-            fresh_floor=self._fresh_floor(),
+            is_set_aside=is_set_aside(checkpoint, self._attempts.values()),
             tags=[name for name, tagged in self._tags.items() if tagged == checkpoint],
         )
 
@@ -485,7 +514,7 @@ class RunStore:
     def load(self, *, attempts: Iterable[Attempt], floor: Floor | None) -> None:
         """Set what recovery found on the devices."""
         with self._lock:
-            self._attempts |= {attempt.attempt: attempt.fresh for attempt in attempts}
+            self._attempts |= {attempt.attempt: attempt for attempt in attempts}
             self._floor = floor
             if floor is not None:
                 self._known_complete |= {floor.newest, floor.previous or floor.newest}

@@ -191,9 +191,13 @@ class FakeTrainer:
             self.devices = reply.devices
         return reply
 
-    def begin_attempt(self, attempt: int, *, fresh: bool = False) -> Reply:
+    def begin_attempt(
+        self, attempt: int, *, fresh: bool = False, back_to: tuple[int, int] | None = None
+    ) -> Reply:
         """Begin an attempt."""
-        return self.ask(frames.BeginAttempt(request_id=self.number(), attempt=attempt, fresh=fresh))
+        return self.ask(
+            frames.BeginAttempt(request_id=self.number(), attempt=attempt, fresh=fresh, back_to=back_to)
+        )
 
     def offers(self) -> list[frames.Offer]:
         """Return what can be restored."""

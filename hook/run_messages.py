@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..core.ids import CheckpointId
 from .link import Link
 from .report import Report
 from .restore import Restored
@@ -63,6 +64,15 @@ def say_restored(
             "bit-identical, further training may not be",
             stacklevel=4,
         )
+
+
+def say_went_back(name: str, checkpoint: CheckpointId) -> None:
+    """Say that the run goes on from a checkpoint that was asked for."""
+    logger.warning(
+        "went_back run=%s to=%s: newer ones of earlier attempts are set aside, and go when one after it is complete",
+        name,
+        checkpoint,
+    )
 
 
 def say_nothing_restored(name: str, link: Link) -> None:

@@ -21,7 +21,7 @@ from .replayed_loaders import draw_nothing_when_replayed
 from .restore import OWN_COMPONENTS, Fetched, Restored, RestoreSearch
 from .restore_plan import differing
 from .rng_state import RngState
-from .run_messages import say_nothing_restored, say_restored
+from .run_messages import say_nothing_restored, say_restored, say_went_back
 from .run_state import RunState
 from .shard_stream import StreamEvents
 from .snapshot import Snapshotter
@@ -143,6 +143,9 @@ class RunRestore:
         """
         kind = FailureKind.TRAINER if found.is_in_memory else FailureKind.NODE
         died = self.attempt - found.choice.checkpoint.attempt - self.state.restored_last
+        if found.choice.checkpoint == self.link.back_to:
+            say_went_back(self.name, found.choice.checkpoint)
+            died = 0  # nobody knows: some of them have left newer ones
         remembered = self.state.restored_learnt if found.choice.world_size == self.ranks.world_size else None
         self.pace.restored(remembered, kind if died else None, attempts=max(died, 1))
 

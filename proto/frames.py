@@ -97,6 +97,8 @@ class OpenRun(msgspec.Struct, frozen=True, tag="open_run"):
     takeover: bool
     keep: KeepRules | None = None
     """None: what the daemon's configuration says."""
+    back_to: tuple[int, int] | None = None
+    """Refused where this checkpoint (attempt, step) is not here for the attempt that will go back to it."""
 
 
 class BeginAttempt(msgspec.Struct, frozen=True, tag="begin_attempt"):
@@ -105,6 +107,8 @@ class BeginAttempt(msgspec.Struct, frozen=True, tag="begin_attempt"):
     request_id: int
     attempt: int
     fresh: bool
+    back_to: tuple[int, int] | None = None
+    """Go back to this checkpoint (attempt, step), unless the run did so last and goes on from there."""
 
 
 class ListOffers(msgspec.Struct, frozen=True, tag="list_offers"):
@@ -543,7 +547,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Offers(msgspec.Struct, frozen=True, tag="offers"):
-    """What can be restored, newest first, without what a `fresh` attempt has put aside."""
+    """What can be restored, newest first, without what an attempt that started anew or went back has set aside."""
 
     re: int
     items: list[Offer]

@@ -43,19 +43,14 @@ class Restorer:
         """
         await self._node.persister.settled(rank)
         store = rank.run.store
-        floor = store.fresh_floor()
-        offers = {
-            info.checkpoint: _offer(info)
-            for info in store.checkpoints()
-            if info.checkpoint.attempt >= floor and (info.is_offered or info.problems)
-        }
+        offers = {info.checkpoint: _offer(info) for info in store.checkpoints() if not info.is_set_aside}
         for checkpoint, problem in store.lost.items():
-            if checkpoint.attempt >= floor and checkpoint not in offers:
+            if checkpoint not in offers and not store.is_set_aside(checkpoint):
                 offers[checkpoint] = _lost_offer(checkpoint, problem)
         for (number, _), snapshot in rank.snapshots.items():
             if rank.arenas[number].shared_with_dead:
                 continue
-            if snapshot.checkpoint.attempt >= floor and snapshot.world_size == rank.world_size:
+            if snapshot.world_size == rank.world_size and not store.is_set_aside(snapshot.checkpoint):
                 known = offers.get(snapshot.checkpoint)
                 offers[snapshot.checkpoint] = frames.Offer(
                     attempt=snapshot.checkpoint.attempt,
@@ -67,7 +62,8 @@ class Restorer:
                 )
         items = [offers[checkpoint] for checkpoint in sorted(offers, reverse=True)]
         complete = store.complete_floor()
-        had_complete = complete is not None and complete.attempt >= floor
+        goes_on = complete is not None and not store.is_set_aside(complete)
+        had_complete = goes_on or store.went_back_to() is not None
         return frames.Offers(re=request_id, items=items, had_complete=had_complete)
 
     async def fetch(self, lease: Lease, frame: frames.Fetch) -> tuple[frames.Fetched | frames.Streaming, int]:

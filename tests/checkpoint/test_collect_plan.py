@@ -29,7 +29,7 @@ def info(checkpoint: CheckpointId, state: CheckpointState = C) -> CheckpointInfo
         world_size=1,
         ranks=(0,),
         state=state,
-        is_offered=state is not D,
+        is_set_aside=False,
         is_finished=False,
         size_bytes=1,
         created_unix_s=checkpoint.step * HOUR_S,
@@ -116,9 +116,29 @@ def test_a_complete_one_is_preferred_and_an_incomplete_one_stays_where_none_is_k
 
 
 def test_what_a_fresh_start_set_aside_is_not_kept_for_its_step() -> None:
-    aside = [replace(each, is_offered=False) for each in complete(1, 11, 21)]
+    aside = [replace(each, is_set_aside=True) for each in complete(1, 11, 21)]
     infos = [*aside, info(at(5, 2)), info(at(6, 2))]
     assert kept(infos, Keep(last=1, every_steps=10)) == ["2.5", "2.6"]
+
+
+def went_back(*infos: CheckpointInfo) -> list[CheckpointInfo]:
+    """Of steps 1 to 5 of the first attempt, 2 is where a later one went back to."""
+    aside = [replace(each, is_set_aside=True) for each in complete(3, 4, 5)]
+    return [*complete(1, 2), *aside, *infos]
+
+
+def test_what_a_run_left_by_going_back_stays_until_one_after_it_is_complete() -> None:
+    keep = Keep(last=2)
+    assert kept(went_back(), keep, at(5)) == ["1.1", "1.2", "1.5"]
+    assert kept(went_back(info(at(3, 2), L)), keep, at(5)) == ["1.1", "1.2", "1.5", "2.3"]
+    assert kept(went_back(info(at(3, 2))), keep, at(3, 2)) == ["1.2", "2.3"]
+    assert kept(went_back(info(at(3, 2)), info(at(4, 2))), keep, at(4, 2)) == ["2.3", "2.4"]
+
+
+def test_where_a_run_went_back_to_stays_though_this_store_does_not_know_that_it_is_complete() -> None:
+    infos = [info(at(1)), info(at(2), L), *(replace(each, is_set_aside=True) for each in complete(3, 4))]
+    gone = plan_collection(infos, floor=at(4), keep=Keep(last=1), back_to=at(2))
+    assert [str(each) for each in gone] == ["1.3"]
 
 
 @pytest.mark.parametrize("state", [C, L, D])
@@ -149,11 +169,11 @@ def test_rules_as_text() -> None:
 
 infos_of = st.lists(
     st.builds(
-        lambda checkpoint, state, hour, tags, offered: replace(
+        lambda checkpoint, state, hour, tags, aside: replace(
             info(checkpoint, state),
             created_unix_s=hour * HOUR_S,
             tags=tags,
-            is_offered=offered and state is not D,
+            is_set_aside=aside,
         ),
         st.builds(CheckpointId, st.integers(1, 3), st.integers(0, 40)),
         st.sampled_from([C, L, D]),
@@ -180,16 +200,18 @@ def test_never_what_may_be_needed(
     pinned = data.draw(st.sets(st.sampled_from([each.checkpoint for each in infos]))) if infos else set()
     gone = plan_collection(infos, floor=floor, keep=keep, pinned=pinned)
     assert list(gone) == sorted(set(gone))
-    whole = sorted(each.checkpoint for each in infos if each.state is C)
-    base = floor or (whole[-1] if whole else None)
+    in_order = sorted(infos, key=lambda each: (not each.is_set_aside, each.checkpoint))
+    whole = [each.checkpoint for each in in_order if each.state is C]
+    base = floor or max(whole, default=None)
     assert base is not None or not gone
     tagged = {each.checkpoint for each in infos if each.tags}
     assert not set(gone) & (set(whole[-keep.last :]) | tagged | pinned)
     if base is not None:
         assert all(checkpoint < base for checkpoint in gone)
-        assert [each for each in whole if each < base][-1:] == [
-            each for each in whole if each < base and each not in gone
-        ][-1:]
+        before = [each for each in in_order if each.checkpoint < base]
+        before = [each for each in before if not each.is_set_aside] or before
+        last = [each.checkpoint for each in before if each.state is C][-1:]
+        assert not set(gone).intersection(last)
 
 
 @given(infos_of, floors, rules)

@@ -121,6 +121,7 @@ def main() -> None:
         "--backend", default="gloo", help="what DDP speaks; NCCL wants a device for each rank"
     )
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--back-to")
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--until", type=int, default=-1, help="stop and sleep after this step of the lineage")
     parser.add_argument("--hold", type=int, default=-1, help="wait here to be killed, whatever is under way")
@@ -180,6 +181,7 @@ def main() -> None:
         storage=args.storage,
         every=None if args.adaptive else args.every,
         fresh=args.fresh,
+        back_to=args.back_to,
         takeover=args.takeover,
         replicated=args.replicated,
         preemption=everstep.Preemption(notice_file=args.notice, grace_s=args.grace_s),

@@ -71,6 +71,15 @@ def test_both_ranks_restore_the_same_step_and_end_the_same(job: Job, undisturbed
         assert entered([(base, first.steps), (10**9, second.steps)], epoch) == list(range(96))
 
 
+def test_both_ranks_go_back_to_an_older_checkpoint(job: Job, undisturbed_pair: list[str]) -> None:
+    first = job.start("--every", "2", "--until", "8", ranks=2)
+    assert first.until_key("waiting")["complete"] == "1.8"
+    first.kill()
+    second = job.start("--every", "2", "--back-to", "1.4", ranks=2)
+    assert [line["restored"] for line in restored(second, 2)] == ["1.4", "1.4"]
+    assert [line["done"] for line in second.done()] == undisturbed_pair
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("backend", "ranks"), [("gloo", 2), ("nccl", 1)])
 def test_ranks_on_one_gpu_restore_the_same_step_and_end_the_same(
