@@ -367,6 +367,10 @@ class Node:
                 raise FencedError(
                     f"attempt {attempt} of run {run.name!r} is over: attempt {highest} has started"
                 )
+            if back_to is not None:
+                run.store.check_back_to(back_to, rank.rank, rank.world_size)
+                if fresh:
+                    raise UsageError("an attempt starts anew or goes back, not both")
             if attempt > highest:
                 await in_thread(run.store.begin_attempt, attempt, fresh=fresh, back_to=back_to)
             is_new, run.attempt = attempt > highest, attempt

@@ -356,11 +356,14 @@ class Session:
 
 def _check_checkpoint(frame: Request) -> None:
     """Raise UsageError where a frame names a checkpoint that cannot be."""
-    attempt, step = getattr(frame, "attempt", 1), getattr(frame, "step", 0)
+    points = [(getattr(frame, "attempt", 1), getattr(frame, "step", 0))]
     if isinstance(frame, frames.Restored) and frame.checkpoint is not None:
-        attempt, step = frame.checkpoint
-    if attempt < 1 or step < 0:
-        raise UsageError(f"no checkpoint is of attempt {attempt} and step {step}")
+        points.append(frame.checkpoint)
+    if isinstance(frame, frames.OpenRun | frames.BeginAttempt) and frame.back_to is not None:
+        points.append(frame.back_to)
+    for attempt, step in points:
+        if attempt < 1 or step < 0:
+            raise UsageError(f"no checkpoint is of attempt {attempt} and step {step}")
 
 
 def _name(frame: Request) -> str:

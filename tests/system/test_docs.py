@@ -26,7 +26,7 @@ PAGES = {
     "docs/cache.md": 2,
     "docs/data.md": 4,
     "docs/format.md": 1,
-    "docs/loops.md": 1,
+    "docs/loops.md": 2,
     "docs/shared.md": 1,
     "docs/sources.md": 8,
 }
@@ -130,6 +130,21 @@ def test_examples_of_attaching_and_of_loops(scene: Scene) -> None:
     scene.run("docs/loops.md", 0)
     assert scene.names["model"].weight.item() == pytest.approx(before + 1)
     assert any(scene.storage.iterdir()), "it is a device now"
+
+
+def test_the_example_of_going_back(scene: Scene) -> None:
+    names = scene.names
+    names["loader"] = scene.loader()
+    objects = {name: names[name] for name in ("model", "optimizer", "loader")}
+    with everstep.attach("gpt", **objects, storage=[scene.storage], every=1) as run:
+        for _ in zip(range(8), names["loader"], strict=False):
+            run.step()
+            run.wait()
+        first = run.report().last_complete
+    names["loader"] = scene.loader()
+    scene.run("docs/loops.md", 1, ("/nvme0/ckpt", str(scene.storage)), ("3.2000", first))
+    assert str(names["restored"].checkpoint) == first
+    assert names["loader"].holes == [(10_000, 10_200)]
 
 
 def test_examples_of_shared_preparation(scene: Scene) -> None:
