@@ -1,5 +1,6 @@
 """A run as the training loop sees it."""
 
+import atexit
 import contextlib
 import logging
 import os
@@ -36,7 +37,7 @@ from .restore import Restored, check_may_restore
 from .rng_state import RngState
 from .run_checkpoints import RunCheckpoints, RunParts
 from .run_end import RunEnd
-from .run_messages import say_closed, say_steps_too_short
+from .run_messages import say_closed, say_not_closed, say_steps_too_short
 from .run_restore import RunRestore
 from .run_state import RunState
 from .shard_stream import StreamEvents
@@ -560,6 +561,12 @@ class Run:
         except EverstepError as failure:
             logger.error("detach_failed run=%s reason=%s", self.name, failure)
 
+    def _at_exit(self) -> None:
+        """The interpreter ends: say so where nobody has closed the run, and nobody was told to end it."""
+        unsaved_steps = self._checkpoints.unsaved_steps
+        if unsaved_steps and not self._end.has_left and self.rank == 0:
+            say_not_closed(self.name, self.report().last_complete, unsaved_steps)
+
     _CALLS = named_calls(step=step, wait=wait, close=_close, mutating=_before_optimizer)
     """What waits for other threads, or holds what they wait for."""
 
@@ -576,4 +583,10 @@ def _in_child() -> None:
         run._forked_from = run._forked_from or os.getppid()  # pyright: ignore[reportPrivateUsage]
 
 
+def _at_exit() -> None:
+    for run in filter(_is_open, _attached):
+        run._at_exit()  # pyright: ignore[reportPrivateUsage]
+
+
 os.register_at_fork(after_in_child=_in_child)
+atexit.register(_at_exit)

@@ -96,6 +96,17 @@ def say_steps_too_short(name: str, text: str) -> None:
     logger.warning("steps_too_short run=%s: %s", name, text)
 
 
+def say_not_closed(name: str, last_complete: str, unsaved_steps: int) -> None:
+    """Say at the interpreter's end what a run loses that nobody has closed."""
+    logger.warning(
+        "run_not_closed run=%s last_complete=%s: what came after it, %d steps, is trained again after a restart; "
+        "`with everstep.attach(...) as run:` or run.close() saves the last one",
+        name,
+        last_complete or "none",
+        unsaved_steps,
+    )
+
+
 def say_closed(name: str, step: int, report: Report) -> None:
     """Sum the attempt up."""
     logger.info(

@@ -1,6 +1,8 @@
 """What attach tells a user who could have it better, or who has mistyped."""
 
 import logging
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from everstep.checkpoint.engine_choice import choose_engine
 from everstep.core.errors import ConfigError
 from everstep.daemon.control.client import connected
 from everstep.dataloader import DataLoader
+from everstep.hook.trainer_testing import end_daemon
 
 
 @pytest.fixture
@@ -133,3 +136,40 @@ def test_a_loop_that_forgot_its_loader_and_an_optimizer_hears_of_both_once(
     assert sorted(logged) == ["loader_not_attached", "optimizer_not_attached"]
     assert any("a SGD steps parameters of 'model'" in note for note in noted)
     assert any("everstep.DataLoader that was not attached" in note for note in noted)
+
+
+SCRIPT = """
+import sys, torch, everstep
+def save():
+    before = run.report().checkpoints_complete
+    while run.report().checkpoints_complete == before:
+        run.checkpoint()
+        run.step()
+        run.wait()
+model = torch.nn.Linear(2, 2)
+run = everstep.attach("left", model=model, storage=sys.argv[1], every=10**6)
+run.restore()
+save()
+for _ in range(3):
+    run.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "is_said"),
+    [
+        ("", True),
+        ("raise SystemExit(3)", True),
+        ("1 / 0", True),
+        ("run.close()", False),
+        ("save()", False),
+    ],
+)
+def test_what_a_script_that_never_closes_loses_is_said_at_its_end(
+    tmp_path: Path, end: str, is_said: bool
+) -> None:
+    command = [sys.executable, "-P", "-c", SCRIPT + end, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    assert ("run_not_closed run=left last_complete=1." in done.stderr) == is_said, done.stderr
+    assert ("what came after it, 3 steps, is trained again" in done.stderr) == is_said
+    end_daemon()
