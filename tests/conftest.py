@@ -26,7 +26,7 @@ SESSION = uuid.uuid4().hex
 
 TOLD = "told"
 
-GRACE_S = 20.0
+GRACE_S = float(os.environ.get("EVERSTEP_TEST_GRACE_S", "20"))
 """How long what a test has just closed may take to disappear: joined threads, reaped children, gRPC's poller."""
 
 BACKGROUND_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")

@@ -204,7 +204,8 @@ def test_another_writer_on_a_device_that_was_left_behind_makes_it_suspect(
     with ops.hanging(late, "write_small_new"):
         assert save(run, make_state(store, 1), at(1)).copy_count == 1
         foreign(run, late, 1)
-    wait_until(lambda: "another writer's manifest" in store.device_state(late.device_id)[1])
+    wait_until(lambda: "was done on another device" not in store.device_state(late.device_id)[1])
+    assert "another writer's manifest" in store.device_state(late.device_id)[1]
     assert "suspect" in refusal(run)
 
 
