@@ -296,11 +296,11 @@ class RunStore:
         with self._lock:
             return [self._describe(checkpoint) for checkpoint in sorted(self._shards, reverse=True)]
 
-    def newest_intact(self) -> CheckpointInfo | None:
-        """Return the newest checkpoint that is not damaged; None: there is none."""
+    def newest_offered(self) -> CheckpointInfo | None:
+        """Return the newest checkpoint that may be restored; None: there is none."""
         with self._lock:
             found = (self._describe(checkpoint) for checkpoint in sorted(self._shards, reverse=True))
-            return next((info for info in found if info.state is not CheckpointState.DAMAGED), None)
+            return next((info for info in found if info.is_offered), None)
 
     def _describe(self, checkpoint: CheckpointId) -> CheckpointInfo:
         return describe(

@@ -108,6 +108,6 @@ def mismatch(name: str, problems: Sequence[str]) -> StateMismatchError:
     more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
     return StateMismatchError(
         f"the checkpoint does not fit {name!r}: {shown}{more}",
-        hint="build the objects as they were when the checkpoint was made; attach(..., fresh=True) begins this run"
-        " anew, another name another run",
+        hint="build the objects as they were when the checkpoint was made; attach(..., back_to=) goes on from an"
+        " older one, fresh=True begins this run anew, another name another run",
     )

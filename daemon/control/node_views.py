@@ -150,7 +150,7 @@ def _held(rank: RankRecord) -> set[CheckpointId]:
 
 def _run_view(run: RunRecord, keep: Keep) -> RunView:
     ranks = [run.ranks[number] for number in sorted(run.ranks)]
-    newest = run.store.newest_intact()
+    newest = run.store.newest_offered()
     return RunView(
         name=run.name,
         run_id=run.run_id,

@@ -22,6 +22,10 @@ def run_mutant(mutant: Mutant, *, seed: int = 1) -> tuple[int, str]:
         text=True,
         check=False,
         timeout=DEADLINE_S + 60,
-        env={**os.environ, "PYTHONHASHSEED": "0", "EVERSTEP_TEST_GRACE_S": "0"},  # what fails may leave what it will
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": "0",
+            "EVERSTEP_TEST_GRACE_S": "0",
+        },  # what fails may leave what it will
     )
     return done.returncode, done.stdout + done.stderr
