@@ -6,6 +6,7 @@ from threads; none keeps state between calls beyond the handles that it returns.
 """
 
 import errno
+import os
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -210,11 +211,22 @@ class StorageOps(Protocol):
         ...
 
 
+def has_inodes(directory: Path) -> bool:
+    """Tell whether a file more can be made there, as far as the file system counts them."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return True
+    return found.f_files == 0 or found.f_favail > 0
+
+
 def storage_error(exc: OSError, path: Path, doing: str) -> StorageError:
     """Return the error to raise for a failed call on `path`."""
     number = exc.errno or 0
     name = errno.errorcode.get(number, "?")
     message = f"{doing} {path} failed: {exc.strerror or exc} [{name}]"
+    if number in NO_SPACE and not has_inodes(path.parent):
+        return NoSpaceError(message, hint="no inode is free there: remove files of which there are many")
     if number in NO_SPACE:
         return NoSpaceError(message, hint="free space there, lower keep_last, or add a device")
     if number in _GONE:

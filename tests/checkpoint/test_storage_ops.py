@@ -1,4 +1,6 @@
+import contextlib
 import errno
+import itertools
 import os
 import random
 import subprocess
@@ -7,6 +9,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+from loop_disk import LoopDisk, skip_without
 
 from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.real_storage import RealStorage
@@ -233,6 +236,22 @@ def test_a_full_disk_is_no_space() -> None:
     finally:
         OPS.close(handle)
         path.unlink()
+
+
+@pytest.mark.root
+def test_a_disk_without_inodes_is_no_space_and_says_so(tmp_path: Path) -> None:
+    skip_without("ext4")
+    disk = LoopDisk(tmp_path, "ext4", "disk")
+    try:
+        disk.mount()
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                (disk.path / str(number)).touch()
+        with pytest.raises(NoSpaceError) as caught:
+            RealStorage().write_small_new(disk.path / "new", b"x")
+        assert "no inode is free" in caught.value.hint
+    finally:
+        disk.remove()
 
 
 def test_ranges_outside_a_slot_are_refused() -> None:
