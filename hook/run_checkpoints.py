@@ -19,7 +19,7 @@ from .rank_protocol import DAEMON_LOST, Ranks
 from .report import CostBook
 from .run_end import RunEnd, text_of
 from .run_state import RunState
-from .skip_reasons import PASSING, skip_reason
+from .skip_reasons import NO_ARENA, PASSING, PINNING, skip_reason
 from .snapshot import SnapshotFacts, Snapshotter
 from .thinned_lines import is_said
 
@@ -256,11 +256,16 @@ class RunCheckpoints:
             self._ranks.failed(CheckpointId(self._parts.attempt, step), f"{SKIPPED}{reason}")
 
     def _say_skipped(self, kind: SkipReason, which: str, reason: str) -> None:
-        """Log it: of each kind the first, the 10th, the 100th and so on. The report and the metrics count all."""
+        """Log it: of each kind the first, the 10th, the 100th and so on. The report and the metrics count all.
+
+        The first of every run waits for its memory, which is no news to anybody.
+        """
         count = self._costs.skipped[kind].count
         if is_said(count):
             alike = f" (with {count - 1} more skipped so)" if count > 1 else ""
-            logger.warning("checkpoint_skipped run=%s %s reason=%s%s", self._parts.name, which, reason, alike)
+            level = logging.INFO if count == 1 and reason in (NO_ARENA, PINNING) else logging.WARNING
+            text = "checkpoint_skipped run=%s %s reason=%s%s"
+            logger.log(level, text, self._parts.name, which, reason, alike)
 
     def _begin(self, until_s: float = math.inf) -> str | None:
         """Begin the snapshot of this boundary, before that time; return the reason when that is not possible now."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -258,7 +259,10 @@ class TestSkipping:
             gate.open.set()
             assert run.wait(20)
 
-    def test_no_checkpoint_waits_for_the_arena(self, device: Path, daemon: "subprocess.Popen[bytes]") -> None:
+    def test_no_checkpoint_waits_for_the_arena(
+        self, device: Path, daemon: "subprocess.Popen[bytes]", caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
         objects = made()
         with attached(device, objects, final=False) as run:
             daemon.send_signal(signal.SIGSTOP)
@@ -269,6 +273,8 @@ class TestSkipping:
             assert run.report().skipped == {
                 SkipReason.ARENA: Skipped(count=1, example="the arena is being allocated")
             }
+        said = {each.levelname for each in caplog.records if "checkpoint_skipped" in each.getMessage()}
+        assert said == {"INFO"}, "every run begins so"
 
 
 class TestStructure:
