@@ -99,7 +99,7 @@ def say_steps_too_short(name: str, text: str) -> None:
 def say_not_closed(name: str, last_complete: str, unsaved_steps: int) -> None:
     """Say at the interpreter's end what a run loses that nobody has closed."""
     logger.warning(
-        "run_not_closed run=%s last_complete=%s: what came after it, %d steps, is trained again after a restart; "
+        "run_not_closed run=%s last_complete=%s unsaved_steps=%d: these are trained again after a restart; "
         "`with everstep.attach(...) as run:` or run.close() saves the last one",
         name,
         last_complete or "none",

@@ -131,7 +131,7 @@ def verify(arguments: argparse.Namespace) -> int:
             is_intact &= verdict.is_intact and not any(each.problems for each in ledgers or ())
             verified.append(_verdict_document(verdict, ledgers))
             output.progress(lambda console, v=verdict, found=ledgers: render.verdict(console, v, found))
-        label = source.label
+        label, nothing = source.label, "" if verified else _nothing_text(source, target.run)
     document = {
         "ok": is_intact,
         "source": label,
@@ -139,7 +139,9 @@ def verify(arguments: argparse.Namespace) -> int:
         "problems": problems,
         "checkpoints": verified,
     }
-    output.show(document, lambda console: render.verified(console, len(verified), label, is_intact=is_intact))
+    output.show(
+        document, lambda console: render.verified(console, len(verified), nothing, is_intact=is_intact)
+    )
     return EXIT_DONE if is_intact else EXIT_FAILED
 
 

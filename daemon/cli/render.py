@@ -431,10 +431,10 @@ def problems(console: Console, found: Sequence[str]) -> None:
         _line(console, f"! {problem}", BAD)
 
 
-def verified(console: Console, count: int, label: str, *, is_intact: bool) -> None:
-    """Draw the sum of a verification."""
+def verified(console: Console, count: int, nothing: str, *, is_intact: bool) -> None:
+    """Draw the sum of a verification; `nothing`: why there was none to read."""
     if not count:
-        _line(console, f"no checkpoints in {label}", DIM)
+        _line(console, nothing, DIM)
     elif count > 1:
         text = f"{count} checkpoints read" + ("" if is_intact else ": not all is as it should be")
         _line(console, text, GOOD if is_intact else BAD)

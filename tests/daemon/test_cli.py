@@ -293,9 +293,10 @@ class TestWithoutDaemon:
     def test_a_run_without_checkpoints_is_said_to_have_none_beside_others(self, stored: list[Path]) -> None:
         with opened(stored) as (store, _):
             store.run(UID, "begun", create=True)
-        said = everstep("ls", "begun", *stored)
-        assert (said.returncode, "run 'begun' has no checkpoint" in said.stdout) == (0, True)
-        assert "runs that have: pair, single" in said.stdout
+        for command in ("ls", "verify"):
+            said = everstep(command, "begun", *stored)
+            assert (said.returncode, "run 'begun' has no checkpoint" in said.stdout) == (0, True)
+            assert "runs that have: pair, single" in said.stdout
 
     @pytest.mark.parametrize("command", [("ls",), ("show", "pair"), ("verify", "pair"), ("rm", "pair@1.10")])
     def test_a_directory_that_holds_nothing_of_the_store_is_refused(

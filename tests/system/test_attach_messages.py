@@ -171,5 +171,5 @@ def test_what_a_script_that_never_closes_loses_is_said_at_its_end(
     command = [sys.executable, "-P", "-c", SCRIPT + end, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
     assert ("run_not_closed run=left last_complete=1." in done.stderr) == is_said, done.stderr
-    assert ("what came after it, 3 steps, is trained again" in done.stderr) == is_said
+    assert ("unsaved_steps=3: these are trained again" in done.stderr) == is_said
     end_daemon()
