@@ -103,7 +103,7 @@ class CheckpointInfo:
     """Ranks whose shard is here."""
     state: CheckpointState
     is_set_aside: bool
-    """The run has started anew or gone back since (lineage_plan.py)."""
+    """The run has started anew since, or gone back behind it (lineage_plan.py)."""
     is_finished: bool
     """Taken at the end of the run."""
     size_bytes: int

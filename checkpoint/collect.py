@@ -47,15 +47,13 @@ def collect_garbage(run: RunStore, *, keep: Keep) -> Collected:
     reason = refusal(run)
     if reason:
         return Collected(removed=(), freed_bytes=0, reason=reason)
-    floor = run.complete_floor()
-    goes_on = floor is not None and not run.is_set_aside(floor)
     plan = plan_collection(
         run.checkpoints(),
-        floor=floor,
+        floor=run.complete_floor(),
         keep=keep,
         pinned=run.pinned(),
         given_up=run.given_up(),
-        back_to=None if goes_on else run.went_back_to(),
+        origin=run.origin,
     )
     freed = {checkpoint: _remove(run, checkpoint) for checkpoint in plan}
     removed = tuple(checkpoint for checkpoint, size_bytes in freed.items() if size_bytes is not None)

@@ -18,7 +18,7 @@ def plan_collection(
     keep: Keep,
     pinned: Collection[CheckpointId] = (),
     given_up: Collection[CheckpointId] = (),
-    back_to: CheckpointId | None = None,
+    origin: CheckpointId | None = None,
 ) -> tuple[CheckpointId, ...]:
     """Return the checkpoints to remove, the oldest first.
 
@@ -27,8 +27,7 @@ def plan_collection(
     intact one before it where none is known complete; what has a tag; and what is being read or written. Without any
     complete checkpoint nothing goes. Damaged and incomplete ones older than all that go too.
 
-    What a run has left takes no place among those: of it stays the floor, until a checkpoint after that is complete.
-    Where it went `back_to`, and none is complete from there on, that stays, too.
+    What a run has left behind takes no place among those. The `origin` of the newest attempt stays, which may be old.
 
     What was given up, because some rank has no shard of it and never will, goes however new it is, unless it is known
     complete all the same, has a tag, or is being read or written.
@@ -41,7 +40,7 @@ def plan_collection(
         and not info.tags
         and info.checkpoint not in pinned
     }
-    needed = {*pinned, *([back_to] if back_to is not None else [])}
+    needed = {*pinned, *([origin] if origin is not None else [])}
     return tuple(sorted(halves | _outdated(checkpoints, floor, keep, needed)))
 
 

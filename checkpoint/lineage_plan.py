@@ -1,35 +1,60 @@
-"""Which checkpoints a run goes on from: an attempt that starts anew or goes back sets others aside. Pure."""
+"""Where a run went back to older checkpoints, as each checkpoint since says in its notes; plain Python.
 
-from collections.abc import Iterable
+So a going back is as durable as the first checkpoint after it, and nobody has to remember it else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ..core.ids import CheckpointId
-from .store_format import Attempt
+
+WENT_BACK_NOTE = "went_back"
+"""In a manifest's notes: `<attempt>:<goal>` of each going back along the lineage, the oldest first, between spaces."""
+TURN_COUNT_MAX = 64
+"""So many are remembered, the newest."""
 
 
-def is_set_aside(checkpoint: CheckpointId, attempts: Iterable[Attempt]) -> bool:
-    """Tell whether a checkpoint is on a branch that the run has left.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A checkpoint to go back to: `3.2000`, or `3.2000#2` to go there once more."""
 
-    Looking back from the newest attempt: one that started anew leaves all before it, one that went back leaves what
-    is newer than where it went. Before that the run is what it was then, whatever attempts set aside in between.
-    """
-    bound: CheckpointId | None = None
-    for each in _turns(attempts):
-        if bound is not None and each.attempt > bound.attempt:
-            continue
-        if checkpoint.attempt >= each.attempt:
-            return False
-        if each.back_to is None or checkpoint > each.back_to:
-            return True
-        bound = each.back_to
-    return False
+    text: str
+    checkpoint: CheckpointId
+
+    @classmethod
+    def parse(cls, text: str) -> "Goal":
+        """Return the goal that is written so; ValueError on anything else."""
+        name, mark, number = text.partition("#")
+        if mark and not (number.isascii() and number.isdigit()):
+            raise ValueError(f"behind # stands a number, got {text!r}")
+        return cls(text=text, checkpoint=CheckpointId.parse(name))
 
 
-def went_back_to(attempts: Iterable[Attempt]) -> CheckpointId | None:
-    """Return where the run went back to last; None: nowhere, or it has started anew since."""
-    return next((each.back_to for each in _turns(attempts)), None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """An attempt that went back."""
+
+    attempt: int
+    goal: Goal
 
 
-def _turns(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """Return the attempts that did not go on from the newest checkpoint, the newest of them first."""
-    found = [each for each in attempts if each.fresh or each.back_to is not None]
-    return sorted(found, key=lambda each: each.attempt, reverse=True)
+def turns_of(notes: Mapping[str, str]) -> tuple[Turn, ...]:
+    """Return the turns along a checkpoint's lineage, the oldest first; what is not written so is none."""
+    found: list[Turn] = []
+    for word in notes.get(WENT_BACK_NOTE, "").split():
+        attempt, _, goal = word.partition(":")
+        try:
+            found.append(Turn(attempt=int(attempt), goal=Goal.parse(goal)))
+        except ValueError:
+            return ()
+    return tuple(found)
+
+
+def note_of(turns: Sequence[Turn]) -> str:
+    """Return the note that says so."""
+    return " ".join(f"{turn.attempt}:{turn.goal.text}" for turn in turns[-TURN_COUNT_MAX:])
+
+
+def is_left(checkpoint: CheckpointId, turns: Sequence[Turn]) -> bool:
+    """Tell whether a checkpoint is on a branch that a lineage with these turns has left."""
+    return any(checkpoint.attempt < turn.attempt and checkpoint > turn.goal.checkpoint for turn in turns)

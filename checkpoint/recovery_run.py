@@ -118,15 +118,11 @@ class _RunRecovery:
         paths = {device: self._run.path_on(device) / ATTEMPTS_NAME / name for device in self._present}
         found = self._devices.read_copies(paths, decode)
         attempts = [decode(content, "") for content in found.whole]
-        # The number counts as used even when nobody can say any more whether it started anew or went back.
-        attempt = Attempt(
-            attempt=int(name),
-            fresh=any(each.fresh for each in attempts),
-            back_to=next(filter(None, (each.back_to for each in attempts)), None),
-        )
+        # The number counts as used even when nobody can say any more whether it started anew.
+        attempt = Attempt(attempt=int(name), fresh=any(each.fresh for each in attempts))
         if not attempts:
             self._devices.problem(
-                f"run {self._run.name!r}: whether attempt {name} started anew or went back is lost",
+                f"run {self._run.name!r}: whether attempt {name} started anew is lost",
                 next(iter(paths.values())),
             )
         for device, error in found.bad.items():

@@ -21,12 +21,12 @@ from ..core.errors import (
     UsageError,
 )
 from ..core.ids import CheckpointId
-from .catalogue import CheckpointInfo, CheckpointState, SegmentRef, ShardRecord, describe, no_such_checkpoint
+from .catalogue import CheckpointInfo, SegmentRef, ShardRecord, describe, no_such_checkpoint
 from .device import RUNS_NAME, Device
 from .device_round import on_trusted
 from .device_set import DeviceSet
 from .durable import make_directories, publish_new, publish_over
-from .lineage_plan import is_set_aside, went_back_to
+from .lineage_plan import is_left, turns_of
 from .manifest_format import MANIFEST_FILE_BYTES_MAX, decode_manifest, manifest_name
 from .manifest_types import Manifest, SegmentRecord
 from .storage_ops import StorageOps
@@ -91,7 +91,7 @@ class RunStore:
         self.pinning = threading.Lock()
         """Held by who changes pins, before `tagging`: a label is on one checkpoint, and a pin is several steps."""
         self._lock = threading.Lock()
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts: dict[int, bool] = {}
         self._floor: Floor | None = None
         self._known_complete: set[CheckpointId] = set()
         self._shards: dict[CheckpointId, dict[int, ShardRecord]] = {}
@@ -99,6 +99,7 @@ class RunStore:
         self._pins: Counter[CheckpointId] = Counter()
         self._tags: dict[str, CheckpointId] = {}
         self._given_up: set[CheckpointId] = set()
+        self._origin: CheckpointId | None = None
 
     # --- places -------------------------------------------------------------------------------------------------
 
@@ -138,51 +139,35 @@ class RunStore:
     def attempts(self) -> tuple[Attempt, ...]:
         """Return all attempts, the oldest first."""
         with self._lock:
-            return tuple(self._attempts[each] for each in sorted(self._attempts))
+            return tuple(Attempt(attempt=each, fresh=fresh) for each, fresh in sorted(self._attempts.items()))
 
     def highest_attempt(self) -> int:
         """Return the number of the newest attempt, 0 before the first."""
         with self._lock:
             return max(self._attempts, default=0)
 
+    def fresh_floor(self) -> int:
+        """Return the newest attempt that started anew, or 0; checkpoints of older attempts are not offered."""
+        with self._lock:
+            return self._fresh_floor()
+
+    def _fresh_floor(self) -> int:
+        return max((attempt for attempt, fresh in self._attempts.items() if fresh), default=0)
+
     def is_set_aside(self, checkpoint: CheckpointId) -> bool:
-        """Tell whether the run has started anew or gone back since, and so left this checkpoint: it is not offered."""
+        """Tell whether the run has started anew since, or gone back and completed a checkpoint from there on."""
         with self._lock:
-            return is_set_aside(checkpoint, self._attempts.values())
+            return self._is_set_aside(checkpoint)
 
-    def went_back_to(self) -> CheckpointId | None:
-        """Return where the run went back to last; None: nowhere, or it has started anew since."""
-        with self._lock:
-            return went_back_to(self._attempts.values())
+    def _is_set_aside(self, checkpoint: CheckpointId) -> bool:
+        floor = self._shards.get(self._floor.newest, {}) if self._floor is not None else {}
+        turns = next((turns_of(shard.notes) for shard in floor.values()), ())
+        return checkpoint.attempt < self._fresh_floor() or is_left(checkpoint, turns)
 
-    def check_back_to(self, checkpoint: CheckpointId, rank: int, world_size: int) -> None:
-        """Return if an attempt of so many ranks may go back to a checkpoint, as far as this rank's part is here.
-
-        Raises:
-            NotFoundError: it is not here, or the shard is not that this rank would take.
-            CorruptDataError: it is damaged.
-        """
-        if self.went_back_to() == checkpoint:  # and goes on from there: by now it may be gone
-            return
-        info = self.info(checkpoint)
-        needed = {rank} if info.world_size == world_size else set(range(info.world_size))
-        if info.state is CheckpointState.DAMAGED:
-            raise CorruptDataError(
-                f"run {self.name!r} cannot go back to checkpoint {checkpoint}: {'; '.join(info.problems)}",
-                hint=f"go back to another one; `everstep ls {self.name}` lists them",
-            )
-        if missing := needed.difference(info.ranks):
-            raise NotFoundError(
-                f"run {self.name!r} cannot go back to checkpoint {checkpoint}: the shard of rank {min(missing)} of "
-                f"{info.world_size} is not in this store",
-                hint="start as many ranks as took it, each where its shards are",
-            )
-
-    def begin_attempt(self, attempt: int, *, fresh: bool, back_to: CheckpointId | None = None) -> None:
+    def begin_attempt(self, attempt: int, *, fresh: bool) -> None:
         """Return when the attempt is durable on all trusted devices: from then on older ones start nothing new.
 
-        A device that fails is left out. A failed call has used the number up: take a larger one. Where the run went
-        back to `back_to` before, and to nowhere else since, what it has done from there on stays.
+        A device that fails is left out. A failed call has used the number up: take a larger one.
 
         Raises:
             FencedError: this attempt or a newer one has begun.
@@ -191,16 +176,14 @@ class RunStore:
         with self.changing:
             with self._lock:
                 highest = max(self._attempts, default=0)
-                is_there = back_to == went_back_to(self._attempts.values())
-                begun = Attempt(attempt=attempt, fresh=fresh, back_to=None if is_there else back_to)
                 if attempt > highest:
-                    self._attempts[attempt] = begun
+                    self._attempts[attempt] = fresh
             if attempt <= highest:
                 raise FencedError(
                     f"attempt {attempt} of run {self.name!r} cannot begin: attempt {highest} has begun",
                     hint="stop this process, a newer one is running",
                 )
-            content = encode_attempt(begun)
+            content = encode_attempt(Attempt(attempt=attempt, fresh=fresh))
 
             def publish(device: Device) -> None:
                 self.complete_directories(device)
@@ -279,6 +262,19 @@ class RunStore:
 
             on_trusted(self.store, publish, what=f"writing that {newest} is complete")
 
+    def goes_on_from(self, checkpoint: CheckpointId) -> None:
+        """Remember, in memory only, what the newest attempt has restored."""
+        with self._lock:
+            self._origin = checkpoint
+
+    @property
+    def origin(self) -> CheckpointId | None:
+        """What the newest attempt goes on from, until a checkpoint of it is complete: nothing else may be there."""
+        with self._lock:
+            highest = max(self._attempts, default=0)
+            is_past = self._floor is not None and self._floor.newest.attempt == highest
+            return None if is_past else self._origin
+
     def give_up(self, checkpoint: CheckpointId) -> None:
         """Remember, in memory only, that some rank has no durable shard of this checkpoint and never will."""
         with self._lock:
@@ -306,7 +302,7 @@ class RunStore:
         return describe(
             self._shards[checkpoint],
             known_complete=self._known_complete,
-            is_set_aside=is_set_aside(checkpoint, self._attempts.values()),
+            is_set_aside=self._is_set_aside(checkpoint),
             tags=[name for name, tagged in self._tags.items() if tagged == checkpoint],
         )
 
@@ -514,7 +510,7 @@ class RunStore:
     def load(self, *, attempts: Iterable[Attempt], floor: Floor | None) -> None:
         """Set what recovery found on the devices."""
         with self._lock:
-            self._attempts |= {attempt.attempt: attempt for attempt in attempts}
+            self._attempts |= {attempt.attempt: attempt.fresh for attempt in attempts}
             self._floor = floor
             if floor is not None:
                 self._known_complete |= {floor.newest, floor.previous or floor.newest}

@@ -4,8 +4,8 @@ tags/<id>.json.
 Their only reader.
 
 All are written whole under a temporary name and renamed, so a reader sees one version or the other. Each holds
-`"format": 1` (2 in disk.id where it knows of a device that drains, is retired or has long been missing, and in an
-attempt that went back); a larger number is a FormatVersionError, anything else unexpected a CorruptDataError.
+`"format": 1` (disk.id 2 where it knows of a device that drains, is retired or has long been missing); a larger number
+is a FormatVersionError, anything else unexpected a CorruptDataError.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,6 @@ from ..core.ids import CheckpointId, is_id, run_id_of, tag_id_of
 STORE_FORMAT_VERSION = 1
 DISK_ID_VERSION = 2
 """Written only where it says more than 1 can: an everstep that would take a retired device for a member must refuse."""
-ATTEMPT_VERSION = 2
-"""The same: an everstep that would restore what the run has left must refuse."""
 SMALL_FILE_BYTES_MAX = 1024 * 1024
 TAG_SUFFIX = ".json"
 
@@ -101,8 +99,6 @@ class Attempt:
     attempt: int
     fresh: bool
     """The attempt started anew: checkpoints of older attempts are not offered for restore."""
-    back_to: CheckpointId | None = None
-    """The attempt went back to this checkpoint: newer ones of older attempts are not offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +205,10 @@ class _RunDoc(Struct, forbid_unknown_fields=True):
     owner_uid: _Count
 
 
-class _AttemptDoc(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _AttemptDoc(Struct, forbid_unknown_fields=True):
     format: _Positive
     attempt: _Positive
     fresh: bool
-    back_to: _Point | None = None
 
 
 class _FloorDoc(Struct, forbid_unknown_fields=True):
@@ -352,26 +347,13 @@ def decode_run(content: bytes, where: str) -> RunId:
 
 def encode_attempt(attempt: Attempt) -> bytes:
     """Return the bytes of an attempt's file."""
-    back_to = attempt.back_to
-    return _encode(
-        _AttemptDoc(
-            format=STORE_FORMAT_VERSION if back_to is None else ATTEMPT_VERSION,
-            attempt=attempt.attempt,
-            fresh=attempt.fresh,
-            back_to=(back_to.attempt, back_to.step) if back_to is not None else None,
-        )
-    )
+    return _encode(_AttemptDoc(format=STORE_FORMAT_VERSION, attempt=attempt.attempt, fresh=attempt.fresh))
 
 
 def decode_attempt(content: bytes, where: str) -> Attempt:
     """Return what an attempt's file says."""
-    document = _decode(content, _AttemptDoc, where, version_max=ATTEMPT_VERSION)
-    back_to = CheckpointId(*document.back_to) if document.back_to is not None else None
-    if back_to is not None and document.format < ATTEMPT_VERSION:
-        raise CorruptDataError(f"{where} says more than its format version {document.format} can")
-    if back_to is not None and (document.fresh or back_to.attempt >= document.attempt):
-        raise CorruptDataError(f"{where}: attempt {document.attempt} cannot have gone back to {back_to}")
-    return Attempt(attempt=document.attempt, fresh=document.fresh, back_to=back_to)
+    document = _decode(content, _AttemptDoc, where)
+    return Attempt(attempt=document.attempt, fresh=document.fresh)
 
 
 def encode_floor(floor: Floor) -> bytes:

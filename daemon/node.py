@@ -291,9 +291,6 @@ class Node:
                 shortages = await in_thread(run.store.store.space.shortages)
             rank = run.rank(frame.rank)
             devices = self.stores.chosen(run.opened, frame.storage)
-            if frame.back_to is not None:
-                await self.persister.settled(rank)  # it may be written just now
-                run.store.check_back_to(CheckpointId(*frame.back_to), frame.rank, frame.world_size)
             self._give_lease(rank, session, frame)
             run.keep = keep
             rank.device_ids = frozenset(device.device_id for device in devices)
@@ -355,11 +352,9 @@ class Node:
         self.arena_desk.drop_copies(rank)
         holder.fence(f"run {rank.run.name!r} was taken over by another trainer")
 
-    async def begin_attempt(self, lease: Lease, frame: frames.BeginAttempt) -> None:
-        """Make an attempt durable before any byte of it is admitted; ranks of one attempt share one record."""
+    async def begin_attempt(self, lease: Lease, attempt: int, *, fresh: bool) -> None:
+        """Make `attempt` durable before any byte of it is admitted; ranks of one attempt share one record."""
         rank, run = lease.rank, lease.rank.run
-        attempt, fresh = frame.attempt, frame.fresh
-        back_to = CheckpointId(*frame.back_to) if frame.back_to is not None else None
         async with run.beginning:
             lease.check()
             highest = run.store.highest_attempt()
@@ -367,12 +362,8 @@ class Node:
                 raise FencedError(
                     f"attempt {attempt} of run {run.name!r} is over: attempt {highest} has started"
                 )
-            if back_to is not None:
-                run.store.check_back_to(back_to, rank.rank, rank.world_size)
-                if fresh:
-                    raise UsageError("an attempt starts anew or goes back, not both")
             if attempt > highest:
-                await in_thread(run.store.begin_attempt, attempt, fresh=fresh, back_to=back_to)
+                await in_thread(run.store.begin_attempt, attempt, fresh=fresh)
             is_new, run.attempt = attempt > highest, attempt
             if is_new:
                 self._end_older(run, attempt)
@@ -386,14 +377,7 @@ class Node:
         self.controller.attached(rank)
         if fresh:
             rank.current = None
-        logger.info(
-            "attempt_begun run=%s rank=%d attempt=%d fresh=%s back_to=%s",
-            run.run_id,
-            rank.rank,
-            attempt,
-            fresh,
-            back_to or "none",
-        )
+        logger.info("attempt_begun run=%s rank=%d attempt=%d fresh=%s", run.run_id, rank.rank, attempt, fresh)
 
     @staticmethod
     def _end_older(run: RunRecord, attempt: int) -> None:

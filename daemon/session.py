@@ -238,7 +238,7 @@ class Session:
         node, rank = self._node, lease.rank
         match frame:
             case frames.BeginAttempt():
-                self._answer(frame, lambda: node.begin_attempt(lease, frame))
+                self._answer(frame, lambda: node.begin_attempt(lease, frame.attempt, fresh=frame.fresh))
             case frames.ListOffers():
                 self._answer(frame, lambda: node.restorer.offers(rank, frame.request_id))
             case frames.Fetch():
@@ -272,6 +272,7 @@ class Session:
                 node.traces.restored(rank, in_memory=frame.in_memory)
                 if frame.checkpoint is not None:
                     node.arena_desk.restored(rank, CheckpointId(*frame.checkpoint))
+                    rank.run.store.goes_on_from(CheckpointId(*frame.checkpoint))
             case frames.Seal():
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():
@@ -356,14 +357,11 @@ class Session:
 
 def _check_checkpoint(frame: Request) -> None:
     """Raise UsageError where a frame names a checkpoint that cannot be."""
-    points = [(getattr(frame, "attempt", 1), getattr(frame, "step", 0))]
+    attempt, step = getattr(frame, "attempt", 1), getattr(frame, "step", 0)
     if isinstance(frame, frames.Restored) and frame.checkpoint is not None:
-        points.append(frame.checkpoint)
-    if isinstance(frame, frames.OpenRun | frames.BeginAttempt) and frame.back_to is not None:
-        points.append(frame.back_to)
-    for attempt, step in points:
-        if attempt < 1 or step < 0:
-            raise UsageError(f"no checkpoint is of attempt {attempt} and step {step}")
+        attempt, step = frame.checkpoint
+    if attempt < 1 or step < 0:
+        raise UsageError(f"no checkpoint is of attempt {attempt} and step {step}")
 
 
 def _name(frame: Request) -> str:

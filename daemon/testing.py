@@ -191,13 +191,9 @@ class FakeTrainer:
             self.devices = reply.devices
         return reply
 
-    def begin_attempt(
-        self, attempt: int, *, fresh: bool = False, back_to: tuple[int, int] | None = None
-    ) -> Reply:
+    def begin_attempt(self, attempt: int, *, fresh: bool = False) -> Reply:
         """Begin an attempt."""
-        return self.ask(
-            frames.BeginAttempt(request_id=self.number(), attempt=attempt, fresh=fresh, back_to=back_to)
-        )
+        return self.ask(frames.BeginAttempt(request_id=self.number(), attempt=attempt, fresh=fresh))
 
     def offers(self) -> list[frames.Offer]:
         """Return what can be restored."""

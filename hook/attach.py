@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Never, cast
 
 from ..checkpoint.frequency_types import Limits
 from ..checkpoint.keep import Keep
+from ..checkpoint.lineage_plan import Goal
 from ..core.analysed import is_analysed
 from ..core.errors import EverstepError, UsageError
-from ..core.ids import CheckpointId, run_id_of
+from ..core.ids import run_id_of
 from ..proto.frames import Reply
 from .analysed_run import AnalysedRun
 from .component import Component, make_components
@@ -67,8 +68,8 @@ def attach(  # noqa: PLR0913 - all that a run is
         every: boundaries (`run.step()`) between two checkpoints; None: the controller decides, within `limits`.
         limits: what the controller keeps to, `Limits(budget=0.035, most_s=600.0)`; None: 3.5 % of the time.
         fresh: start anew: older checkpoints of this name are not restored, and go when newer ones are complete.
-        back_to: go on from this checkpoint, "3.2000" as `everstep ls` names it, though there are newer ones. A restart
-            with the same one goes on from what was done since. What is left goes when a newer one is complete.
+        back_to: restore this checkpoint, "3.2000" as `everstep ls` names it, though there are newer ones. Once a
+            checkpoint after it is complete a restart with the same one goes on from there.
         takeover: take the run from a trainer that still lives; that one gets a FencedError.
         slots: snapshots that fit in memory at once; each takes as much as the state.
         replicated: every rank holds the same tensors, though no DistributedDataParallel says so.
@@ -86,7 +87,6 @@ def attach(  # noqa: PLR0913 - all that a run is
         UsageError: an object that cannot be saved, a bad argument, or one that ranks were not given alike; the message
             names it.
         RunBusyError: the run's trainer still lives.
-        NotFoundError, CorruptDataError: the run cannot go `back_to` this checkpoint; nothing was changed.
         ConfigError: a directory that does not exist, or no device's name.
         StorageError: a directory cannot be written to, or another daemon holds it.
         DaemonUnavailableError: no daemon could be reached or started.
@@ -116,7 +116,6 @@ def attach(  # noqa: PLR0913 - all that a run is
         storage=directories,
         takeover=takeover,
         keep=keep,
-        back_to=goal,
     )
     # First: a takeover that is refused afterwards would have ended the run that it was to take.
     alike = {"every": every, "limits": limits, "fresh": fresh, "takeover": takeover, "replicated": replicated}
@@ -138,6 +137,7 @@ def attach(  # noqa: PLR0913 - all that a run is
             device_first=device_first,
             pace=pace,
             preemption=preemption or Preemption(),
+            goal=goal,
         )
     except BaseException:
         link.close()
@@ -209,14 +209,14 @@ class _Events:
         self._target(event)
 
 
-def _goal(back_to: str | None, *, fresh: bool) -> CheckpointId | None:
+def _goal(back_to: str | None, *, fresh: bool) -> Goal | None:
     """Return where the run goes back to; UsageError for what is no checkpoint's name."""
     if back_to is None:
         return None
     if fresh:
         raise UsageError(f"fresh=True and back_to={back_to!r}", hint="start anew, or go back: not both")
     try:
-        return CheckpointId.parse(back_to)
+        return Goal.parse(back_to)
     except (ValueError, AttributeError) as error:
         raise UsageError(
             f"back_to={back_to!r}", hint="a checkpoint as `everstep ls` names it: back_to='3.2000'"

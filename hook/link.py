@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ..checkpoint.keep import Keep
 from ..core.errors import DaemonUnavailableError, EverstepError, FencedError
-from ..core.ids import CheckpointId
 from ..core.version import VERSION
 from ..proto import frames
 from ..proto.frames import Reply
@@ -38,8 +37,6 @@ class RunAddress:
     takeover: bool
     keep: Keep | None = None
     """None: what the daemon's configuration says."""
-    back_to: CheckpointId | None = None
-    """Where the run goes back to, unless it did so last."""
 
     @property
     def node_only(self) -> str:
@@ -71,14 +68,9 @@ class Link:
         """Tell whether the daemon is gone and not yet replaced."""
         return self.client.broken is not None
 
-    @property
-    def back_to(self) -> CheckpointId | None:
-        """Return where the run goes back to, unless it did so before."""
-        return self._address.back_to
-
     def begin_attempt(self, attempt: int, *, fresh: bool) -> None:
         """Make the attempt durable; from now on this rank may take snapshots."""
-        self._begin(self.client, attempt, fresh=fresh, back_to=self._address.back_to)
+        self._begin(self.client, attempt, fresh=fresh)
         self._attempt, self.fresh = attempt, fresh
 
     def tell(self, frame: frames.Request) -> bool:
@@ -125,7 +117,7 @@ class Link:
             try:
                 if self._closed:
                     raise DaemonUnavailableError("the run was closed meanwhile")
-                self.opened = self._open(client, takeover=False, back_to=None)
+                self.opened = self._open(client, takeover=False)
                 self._begin(client, self._attempt, fresh=False)
             except BaseException:
                 client.close()
@@ -152,8 +144,7 @@ class Link:
         """Find or start a daemon, and open the run. A private one may end just then: once, the next is asked."""
         client = connect_or_start(VERSION, self._on_event, node_only=self._address.node_only)
         try:
-            address = self._address
-            return client, self._open(client, takeover=address.takeover, back_to=address.back_to)
+            return client, self._open(client, takeover=self._address.takeover)
         except BaseException as error:
             client.close()
             has_left = isinstance(error, DaemonUnavailableError) and client.welcome.private
@@ -164,9 +155,7 @@ class Link:
         )
         return self._join(was_left=True)
 
-    def _open(
-        self, client: DaemonClient, *, takeover: bool, back_to: CheckpointId | None
-    ) -> frames.RunOpened:
+    def _open(self, client: DaemonClient, *, takeover: bool) -> frames.RunOpened:
         address = self._address
         reply, _ = client.request(
             lambda number: frames.OpenRun(
@@ -177,7 +166,6 @@ class Link:
                 storage=list(address.storage),
                 takeover=takeover,
                 keep=_rules(address.keep),
-                back_to=_point(back_to),
             ),
             OPEN_DEADLINE_S,
         )
@@ -186,18 +174,8 @@ class Link:
         return reply
 
     @staticmethod
-    def _begin(
-        client: DaemonClient, attempt: int, *, fresh: bool, back_to: CheckpointId | None = None
-    ) -> None:
-        client.request(
-            lambda number: frames.BeginAttempt(
-                request_id=number, attempt=attempt, fresh=fresh, back_to=_point(back_to)
-            )
-        )
-
-
-def _point(checkpoint: CheckpointId | None) -> tuple[int, int] | None:
-    return None if checkpoint is None else (checkpoint.attempt, checkpoint.step)
+    def _begin(client: DaemonClient, attempt: int, *, fresh: bool) -> None:
+        client.request(lambda number: frames.BeginAttempt(request_id=number, attempt=attempt, fresh=fresh))
 
 
 def _rules(keep: Keep | None) -> frames.KeepRules | None:

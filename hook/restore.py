@@ -2,13 +2,16 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import torch
+from msgspec.structs import replace
 
+from ..checkpoint.catalogue import NEWEST_SHOWN
 from ..checkpoint.leaf_runs_plan import leaf_runs
+from ..checkpoint.lineage_plan import WENT_BACK_NOTE, Goal, turns_of
 from ..checkpoint.manifest_format import decode_manifest
 from ..checkpoint.manifest_types import Manifest
 from ..core.errors import (
@@ -128,6 +131,9 @@ class RestoreSearch:
     components: Sequence[Component]
     attempt: int
     events: StreamEvents
+    goal: Goal | None = None
+    goes_back: bool = False
+    """What is restored is the goal, and not what came since the run went there."""
     is_mixed: bool = False
     """Tensors of the components hold bytes of a checkpoint that could not be read to its end."""
     skipped: list[str] = field(default_factory=list[str])
@@ -143,6 +149,8 @@ class RestoreSearch:
             StateMismatchError: the newest does not fit the objects given; nothing was changed.
         """
         offers = self._offers()
+        all_choices = restorable(offers.items, self.ranks.rank, self.ranks.world_size)
+        offers = replace(offers, items=[each for each in offers.items if not each.is_set_aside])
         choices = restorable(offers.items, self.ranks.rank, self.ranks.world_size)
         self.skipped += [
             f"{offer.attempt}.{offer.step}: {offer.problem}" for offer in offers.items if offer.problem
@@ -150,6 +158,8 @@ class RestoreSearch:
         while True:
             offered = self.ranks.gather("offer", [str(checkpoint) for checkpoint in choices])
             newest = newest_common(cast("list[list[str]]", offered))
+            if self.goal is not None and not self.goes_back and not self._has_been_there(offers, newest):
+                return self._go_back(self.goal.checkpoint, all_choices)
             if newest is None:
                 self._refuse_if_lost(offers)
                 return None
@@ -158,6 +168,33 @@ class RestoreSearch:
                 _say_passed_over(offers, newest)
                 return found
             del choices[newest]
+
+    def _has_been_there(self, offers: frames.Offers, newest: CheckpointId | None) -> bool:
+        """Tell whether the newest checkpoint came after the run went to the goal, and nowhere else since."""
+        point = None if newest is None else (newest.attempt, newest.step)
+        notes = next((each.turns for each in offers.items if (each.attempt, each.step) == point), "")
+        turns = turns_of({WENT_BACK_NOTE: notes})
+        return bool(turns) and turns[-1].goal == self.goal
+
+    def _go_back(self, wanted: CheckpointId, choices: Mapping[CheckpointId, Choice]) -> Fetched:
+        """Restore that checkpoint or none."""
+        has_it = self.ranks.gather("goal", wanted in choices)
+        if not all(has_it):
+            known = ", ".join(map(str, sorted(choices, reverse=True)[:NEWEST_SHOWN])) or "none"
+            problem = next((text for text in self.skipped if text.startswith(f"{wanted}: ")), "")
+            raise NotFoundError(
+                f"the run cannot go back to checkpoint {wanted}: rank {has_it.index(False)} has none that it can "
+                "restore" + (f" ({problem})" if problem else ""),
+                hint=f"the newest here are {known}; `everstep ls` lists them",
+            )
+        found = self._try(choices[wanted])
+        if found is None:
+            raise CorruptDataError(
+                f"the run cannot go back to checkpoint {wanted}: {'; '.join(self.skipped[-1:])}",
+                hint="go back to another one, `everstep ls` lists them, or leave back_to= out",
+            )
+        self.goes_back = True
+        return found
 
     def _offers(self) -> frames.Offers:
         reply, _ = self.link.client.request(

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from msgspec.structs import asdict, replace
 
 from ..checkpoint.catalogue import BOUNDARY_NOTE, FINISHED_NOTE
+from ..checkpoint.lineage_plan import Goal
 from ..core.errors import CorruptDataError, EverstepError, FencedError, UsageError, error_from_code
 from ..core.ids import CheckpointId
 from ..proto import frames
@@ -87,6 +88,7 @@ class Run:
         device_first: bool,
         pace: Pace,
         preemption: Preemption,
+        goal: Goal | None = None,
     ) -> None:
         self.name, self.attempt = name, attempt
         _attached.add(self)
@@ -105,6 +107,7 @@ class Run:
         self._stream_events: StreamEvents = SimpleQueue()
         self._asked_restore = self._started = self._closed = self._told_too_short = False
         self._guard_s = self._costs_at_s = 0.0
+        self._goal = goal
         self._notes = environment_notes() | notes_on_own_buffers(objects)
         self._snapshotter = self._make_snapshotter(
             slots=slots, replicated=replicated, debug=debug, device_first=device_first
@@ -178,8 +181,9 @@ class Run:
         reason, and the next older one taken.
 
         Raises:
-            CorruptDataError: checkpoints exist, but none can be restored. The objects may hold parts of one: this run
-                goes no further.
+            CorruptDataError: checkpoints exist, but none can be restored, or not the one to go `back_to`. The objects
+                may hold parts of one: this run goes no further.
+            NotFoundError: the one to go `back_to` is not there for all ranks; nothing was changed.
             StateMismatchError: the objects given do not fit; nothing was changed.
         """
         check_may_restore(started=self._started, restored=self._asked_restore)
@@ -197,6 +201,8 @@ class Run:
             snapshotter=self._snapshotter,
             events=self._stream_events,
             unmoved=self._unmoved,
+            goal=self._goal,
+            notes=self._notes,
         )
         try:
             restored = restore.run()
@@ -360,6 +366,11 @@ class Run:
         self._check_usable()
         if self._started:
             return
+        if self._goal is not None and not self._asked_restore:
+            raise UsageError(
+                f"back_to={self._goal.text!r}, and nothing was restored",
+                hint="call run.restore() before training",
+            )
         self._started = True
         if not self._asked_restore and self._link.opened.highest_attempt > 0:
             logger.warning(

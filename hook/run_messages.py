@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..checkpoint.lineage_plan import Goal
 from ..core.ids import CheckpointId
 from .link import Link
 from .report import Report
@@ -66,12 +67,23 @@ def say_restored(
         )
 
 
-def say_went_back(name: str, checkpoint: CheckpointId) -> None:
+def say_went_back(name: str, goal: Goal) -> None:
     """Say that the run goes on from a checkpoint that was asked for."""
     logger.warning(
-        "went_back run=%s to=%s: newer ones of earlier attempts are set aside, and go when one after it is complete",
+        "went_back run=%s to=%s: once one after it is complete, newer ones of earlier attempts are set aside",
         name,
+        goal.text,
+    )
+
+
+def say_goes_on(name: str, goal: Goal, checkpoint: CheckpointId) -> None:
+    """Say that it went there before."""
+    logger.warning(
+        "went_back_before run=%s to=%s: it goes on from %s, which came since; back_to='%s#2' goes there once more",
+        name,
+        goal.text,
         checkpoint,
+        goal.checkpoint,
     )
 
 

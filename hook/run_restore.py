@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..checkpoint.frequency_types import FailureKind
+from ..checkpoint.lineage_plan import WENT_BACK_NOTE, Goal, Turn, note_of, turns_of
 from ..core.errors import CorruptDataError
 from ..proto import frames
 from .ledger_merge import adopt_ledgers
@@ -21,7 +22,7 @@ from .replayed_loaders import draw_nothing_when_replayed
 from .restore import OWN_COMPONENTS, Fetched, Restored, RestoreSearch
 from .restore_plan import differing
 from .rng_state import RngState
-from .run_messages import say_nothing_restored, say_restored, say_went_back
+from .run_messages import say_goes_on, say_nothing_restored, say_restored, say_went_back
 from .run_state import RunState
 from .shard_stream import StreamEvents
 from .snapshot import Snapshotter
@@ -44,6 +45,10 @@ class RunRestore:
     snapshotter: Snapshotter
     events: StreamEvents
     unmoved: Unmoved
+    goal: Goal | None
+    """Where the run goes back to, unless it did."""
+    notes: dict[str, str]
+    """Of the checkpoints to come."""
     mixture: CorruptDataError | None = None
     """Why the objects are of no use any more; None: they are what they were, or what was restored."""
 
@@ -63,12 +68,14 @@ class RunRestore:
             components=self.components,
             attempt=self.attempt,
             events=self.events,
+            goal=self.goal,
         )
         found = self._bring_back(search)
         if found is None:
             say_nothing_restored(self.name, self.link)
             return None
-        self._learn_from(found)
+        self._note_turn(found, goes_back=search.goes_back)
+        self._learn_from(found, goes_back=search.goes_back)
         restored = Restored(
             checkpoint=found.choice.checkpoint,
             step=self.state.step,
@@ -136,15 +143,26 @@ class RunRestore:
             for each in loaders.values():
                 self.unmoved.on_first_batch(leading, each.pass_end)
 
-    def _learn_from(self, found: Fetched) -> None:
+    def _note_turn(self, found: Fetched, *, goes_back: bool) -> None:
+        """Let the next checkpoints say where their lineage has gone back."""
+        turns = turns_of(found.manifest.notes)
+        if goes_back:
+            assert self.goal is not None
+            turns = (*turns, Turn(attempt=self.attempt, goal=self.goal))
+            say_went_back(self.name, self.goal)
+        elif self.goal is not None:
+            say_goes_on(self.name, self.goal, found.choice.checkpoint)
+        if turns:
+            self.notes[WENT_BACK_NOTE] = note_of(turns)
+
+    def _learn_from(self, found: Fetched, *, goes_back: bool) -> None:
         """Go on with what the controller has learnt, if as many ranks wrote it.
 
         An attempt that did not end by itself has died, and so have all that began after it: they left no checkpoint.
         """
         kind = FailureKind.TRAINER if found.is_in_memory else FailureKind.NODE
         died = self.attempt - found.choice.checkpoint.attempt - self.state.restored_last
-        if found.choice.checkpoint == self.link.back_to:
-            say_went_back(self.name, found.choice.checkpoint)
+        if goes_back:
             died = 0  # nobody knows: some of them have left newer ones
         remembered = self.state.restored_learnt if found.choice.world_size == self.ranks.world_size else None
         self.pace.restored(remembered, kind if died else None, attempts=max(died, 1))

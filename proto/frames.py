@@ -97,8 +97,6 @@ class OpenRun(msgspec.Struct, frozen=True, tag="open_run"):
     takeover: bool
     keep: KeepRules | None = None
     """None: what the daemon's configuration says."""
-    back_to: tuple[int, int] | None = None
-    """Refused where this checkpoint (attempt, step) is not here for the attempt that will go back to it."""
 
 
 class BeginAttempt(msgspec.Struct, frozen=True, tag="begin_attempt"):
@@ -107,8 +105,6 @@ class BeginAttempt(msgspec.Struct, frozen=True, tag="begin_attempt"):
     request_id: int
     attempt: int
     fresh: bool
-    back_to: tuple[int, int] | None = None
-    """Go back to this checkpoint (attempt, step), unless the run did so last and goes on from there."""
 
 
 class ListOffers(msgspec.Struct, frozen=True, tag="list_offers"):
@@ -506,6 +502,10 @@ class Offer(msgspec.Struct, frozen=True):
     """The asking rank's own shard is sealed in this daemon's memory."""
     problem: str
     """Why it cannot be restored here; empty when nothing is known against it."""
+    is_set_aside: bool = False
+    """The run has started anew since, or gone back behind it: restored only where it is asked for by name."""
+    turns: str = ""
+    """Where the run went back along its lineage, as its notes say (checkpoint/lineage_plan.py)."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -547,7 +547,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Offers(msgspec.Struct, frozen=True, tag="offers"):
-    """What can be restored, newest first, without what an attempt that started anew or went back has set aside."""
+    """What can be restored, newest first."""
 
     re: int
     items: list[Offer]

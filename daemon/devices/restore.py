@@ -4,8 +4,11 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ...checkpoint.catalogue import CheckpointInfo
 from ...checkpoint.checksum import first_bad_block
+from ...checkpoint.lineage_plan import WENT_BACK_NOTE
 from ...checkpoint.manifest_format import decode_manifest
 from ...checkpoint.segment_check import CHUNK_SIZE_BYTES
 from ...checkpoint.shard_reader import ShardReader
@@ -36,21 +39,22 @@ class Restorer:
         self._streaming = ThreadPoolExecutor(STREAMS_MAX, thread_name_prefix="everstep-stream")
 
     async def offers(self, rank: RankRecord, request_id: int) -> frames.Offers:
-        """Return every checkpoint that this rank might restore, the newest first.
+        """Return every checkpoint that this rank might restore, the newest first, and what is set aside.
 
         What a dead trainer sealed is on its way to the devices: its end is awaited, so that what is offered is
         known to be whole in memory or on disk.
         """
         await self._node.persister.settled(rank)
         store = rank.run.store
-        offers = {info.checkpoint: _offer(info) for info in store.checkpoints() if not info.is_set_aside}
+        floor = store.fresh_floor()
+        offers = {info.checkpoint: _offer(info) for info in store.checkpoints()}
         for checkpoint, problem in store.lost.items():
-            if checkpoint not in offers and not store.is_set_aside(checkpoint):
+            if checkpoint not in offers:
                 offers[checkpoint] = _lost_offer(checkpoint, problem)
         for (number, _), snapshot in rank.snapshots.items():
             if rank.arenas[number].shared_with_dead:
                 continue
-            if snapshot.world_size == rank.world_size and not store.is_set_aside(snapshot.checkpoint):
+            if snapshot.world_size == rank.world_size:
                 known = offers.get(snapshot.checkpoint)
                 offers[snapshot.checkpoint] = frames.Offer(
                     attempt=snapshot.checkpoint.attempt,
@@ -59,11 +63,14 @@ class Restorer:
                     shards=known.shards if known else [],
                     in_memory=True,
                     problem="",
+                    turns=snapshot.draft.notes.get(WENT_BACK_NOTE, ""),
                 )
-        items = [offers[checkpoint] for checkpoint in sorted(offers, reverse=True)]
+        items = [
+            replace(offers[checkpoint], is_set_aside=store.is_set_aside(checkpoint))
+            for checkpoint in sorted(offers, reverse=True)
+        ]
         complete = store.complete_floor()
-        goes_on = complete is not None and not store.is_set_aside(complete)
-        had_complete = goes_on or store.went_back_to() is not None
+        had_complete = complete is not None and complete.attempt >= floor
         return frames.Offers(re=request_id, items=items, had_complete=had_complete)
 
     async def fetch(self, lease: Lease, frame: frames.Fetch) -> tuple[frames.Fetched | frames.Streaming, int]:
@@ -180,6 +187,7 @@ def _offer(info: CheckpointInfo) -> frames.Offer:
         shards=list(info.ranks),
         in_memory=False,
         problem="; ".join(info.problems),
+        turns=info.notes.get(WENT_BACK_NOTE, ""),
     )
 
 

@@ -127,18 +127,15 @@ def went_back(*infos: CheckpointInfo) -> list[CheckpointInfo]:
     return [*complete(1, 2), *aside, *infos]
 
 
-def test_what_a_run_left_by_going_back_stays_until_one_after_it_is_complete() -> None:
-    keep = Keep(last=2)
-    assert kept(went_back(), keep, at(5)) == ["1.1", "1.2", "1.5"]
-    assert kept(went_back(info(at(3, 2), L)), keep, at(5)) == ["1.1", "1.2", "1.5", "2.3"]
-    assert kept(went_back(info(at(3, 2))), keep, at(3, 2)) == ["1.2", "2.3"]
-    assert kept(went_back(info(at(3, 2)), info(at(4, 2))), keep, at(4, 2)) == ["2.3", "2.4"]
+def test_what_a_run_left_by_going_back_takes_nobodys_place() -> None:
+    assert kept(went_back(info(at(3, 2))), Keep(last=2), at(3, 2)) == ["1.2", "2.3"]
+    assert kept(went_back(info(at(3, 2)), info(at(4, 2))), Keep(last=2), at(4, 2)) == ["2.3", "2.4"]
+    assert kept(went_back(info(at(3, 2))), Keep(last=4), at(3, 2)) == ["1.1", "1.2", "1.5", "2.3"]
 
 
-def test_where_a_run_went_back_to_stays_though_this_store_does_not_know_that_it_is_complete() -> None:
-    infos = [info(at(1)), info(at(2), L), *(replace(each, is_set_aside=True) for each in complete(3, 4))]
-    gone = plan_collection(infos, floor=at(4), keep=Keep(last=1), back_to=at(2))
-    assert [str(each) for each in gone] == ["1.3"]
+def test_what_the_newest_attempt_goes_on_from_stays_however_old_it_is() -> None:
+    gone = plan_collection(complete(1, 2, 3, 4, 5), floor=at(5), keep=Keep(last=1), origin=at(2))
+    assert [str(each) for each in gone] == ["1.1", "1.3"]
 
 
 @pytest.mark.parametrize("state", [C, L, D])

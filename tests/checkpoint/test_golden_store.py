@@ -38,7 +38,7 @@ def test_version_1_opens_with_everything_in_it(dirs: list[Path], read_only: bool
         assert report.problems == []
         assert (report.shard_count, report.damaged_count, report.orphan_count) == (7, 0, 0)
         run = store.run(1000, "golden run")
-        assert run.highest_attempt() == 3
+        assert (run.highest_attempt(), run.fresh_floor()) == (3, 2)
         assert run.complete_floor() == CheckpointId(2, 8)
         infos = run.checkpoints()
         assert [(str(info.checkpoint), info.state, info.ranks) for info in infos] == [

@@ -1,69 +1,74 @@
-"""Which checkpoints a run goes on from, after attempts that started anew or went back."""
+"""Where a run went back, as checkpoints say it in their notes."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.checkpoint.lineage_plan import is_set_aside, went_back_to
-from everstep.checkpoint.store_format import Attempt
+from everstep.checkpoint.lineage_plan import (
+    TURN_COUNT_MAX,
+    WENT_BACK_NOTE,
+    Goal,
+    Turn,
+    is_left,
+    note_of,
+    turns_of,
+)
 from everstep.core.ids import CheckpointId
 
-PLAIN = [Attempt(attempt=number, fresh=False) for number in (1, 2, 3)]
 
-
-def back(attempt: int, to: str) -> Attempt:
-    return Attempt(attempt=attempt, fresh=False, back_to=CheckpointId.parse(to))
-
-
-def fresh(attempt: int) -> Attempt:
-    return Attempt(attempt=attempt, fresh=True)
+def turn(attempt: int, goal: str) -> Turn:
+    return Turn(attempt=attempt, goal=Goal.parse(goal))
 
 
 @pytest.mark.parametrize(
-    ("turns", "here", "aside"),
+    ("turns", "here", "left"),
     [
         ([], "1.1 3.9", ""),
-        ([fresh(3)], "3.1", "1.1 2.9"),
-        ([back(4, "2.50")], "1.99 2.50 4.51 5.1", "2.51 3.1 3.900"),
-        ([back(4, "2.50"), fresh(6)], "6.1", "2.50 4.51 5.1"),
-        ([fresh(2), back(4, "2.50")], "2.50 4.51", "1.99 2.51 3.1"),
-        # Back, and back again on the new branch: the old one stays left.
-        ([back(4, "2.50"), back(7, "5.80")], "2.50 4.51 5.80 7.81", "2.51 3.900 5.81 6.1"),
-        # It was a mistake: back to where it was before, by which the new branch is left.
-        ([back(4, "2.50"), back(5, "3.900")], "2.51 3.900 5.901", "3.901 4.51"),
-        # Before a fresh start, which is thereby left, too.
-        ([fresh(3), back(4, "2.50")], "1.1 2.50 4.51", "2.51 3.1"),
+        ([turn(4, "2.50")], "1.99 2.50 4.51 5.1", "2.51 3.1 3.900"),
+        ([turn(4, "2.50"), turn(7, "5.80")], "2.50 4.51 5.80 7.81", "2.51 3.900 5.81 6.1"),
+        ([turn(4, "2.50"), turn(5, "2.50#2")], "2.50 5.51", "2.51 3.900 4.51"),
     ],
 )
-def test_what_is_left_and_what_is_not(turns: list[Attempt], here: str, aside: str) -> None:
-    attempts = [*PLAIN, *turns]
-    assert [each for each in here.split() if is_set_aside(CheckpointId.parse(each), attempts)] == []
-    assert [each for each in aside.split() if not is_set_aside(CheckpointId.parse(each), attempts)] == []
+def test_what_is_left_and_what_is_not(turns: list[Turn], here: str, left: str) -> None:
+    assert [each for each in here.split() if is_left(CheckpointId.parse(each), turns)] == []
+    assert [each for each in left.split() if not is_left(CheckpointId.parse(each), turns)] == []
 
 
-def test_where_it_went_last() -> None:
-    assert went_back_to(PLAIN) is None
-    assert went_back_to([*PLAIN, back(4, "2.50"), back(5, "4.60")]) == CheckpointId(4, 60)
-    assert went_back_to([*PLAIN, back(4, "2.50"), fresh(5)]) is None
+def test_a_note_reads_back_and_does_not_grow_for_ever() -> None:
+    turns = [turn(4, "2.50"), turn(5, "2.50#2")]
+    assert note_of(turns) == "4:2.50 5:2.50#2"
+    assert turns_of({WENT_BACK_NOTE: note_of(turns)}) == tuple(turns)
+    assert turns_of({}) == ()
+    many = [turn(attempt, "1.1") for attempt in range(2, 200)]
+    assert turns_of({WENT_BACK_NOTE: note_of(many)}) == tuple(many[-TURN_COUNT_MAX:])
 
 
-@given(
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 9)), max_size=8),
-    st.data(),
-)
+@given(st.text(max_size=30))
+def test_what_is_no_note_is_none(text: str) -> None:
+    found = turns_of({WENT_BACK_NOTE: text})
+    assert turns_of({WENT_BACK_NOTE: note_of(found)}) == found
+
+
+@pytest.mark.parametrize("text", ["", "best", "2", "2.", "2.50#", "2.50#x", "0.1", "2.50#1#2", "-1.5"])
+def test_what_is_no_goal_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"checkpoint is named|attempt must|a number"):
+        Goal.parse(text)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=8), st.data())
 def test_it_is_what_a_run_that_forgets_by_itself_would_know(
-    starts: list[tuple[bool, bool, int]], data: st.DataObject
+    starts: list[tuple[bool, int]], data: st.DataObject
 ) -> None:
     """A model: each attempt begins with the branch that it takes, and adds its own checkpoints."""
-    known, branches = set[CheckpointId](), dict[CheckpointId, frozenset[CheckpointId]]()
-    attempts, now = list[Attempt](), frozenset[CheckpointId]()
-    for number, (is_fresh, goes_back, count) in enumerate(starts, start=1):
-        goal = data.draw(st.sampled_from(sorted(known))) if goes_back and known and not is_fresh else None
-        attempts.append(Attempt(attempt=number, fresh=is_fresh, back_to=goal))
-        now = frozenset() if is_fresh else now if goal is None else branches[goal]
+    branches = dict[CheckpointId, frozenset[CheckpointId]]()
+    notes = dict[CheckpointId, tuple[Turn, ...]]()
+    now, turns = frozenset[CheckpointId](), tuple[Turn, ...]()
+    for number, (goes_back, count) in enumerate(starts, start=1):
+        if goes_back and branches:
+            goal = data.draw(st.sampled_from(sorted(branches)))
+            now, turns = branches[goal], (*notes[goal], turn(number, str(goal)))
         for step in range(count):
             made = CheckpointId(number, step)
             now |= {made}
-            known.add(made)
-            branches[made] = now
-    assert {each for each in known if not is_set_aside(each, attempts)} == now
+            branches[made], notes[made] = now, turns
+    assert {each for each in branches if not is_left(each, turns)} == now

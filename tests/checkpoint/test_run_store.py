@@ -37,8 +37,7 @@ def test_attempts_only_grow_and_are_on_every_device(run: RunStore, dirs: list[Pa
         with pytest.raises(FencedError, match="attempt 2 has begun"):
             run.begin_attempt(attempt, fresh=False)
     run.begin_attempt(7, fresh=True)
-    assert run.highest_attempt() == 7
-    assert run.is_set_aside(CheckpointId(6, 1))
+    assert (run.highest_attempt(), run.fresh_floor()) == (7, 7)
     run.check_admission(7)
     for attempt in (2, 8):
         with pytest.raises(FencedError):
@@ -48,8 +47,7 @@ def test_attempts_only_grow_and_are_on_every_device(run: RunStore, dirs: list[Pa
     run.store.close()
     with opened(dirs) as (store, _):
         again = store.run(UID, "demo")
-        assert again.highest_attempt() == 7
-        assert again.is_set_aside(CheckpointId(6, 1))
+        assert (again.highest_attempt(), again.fresh_floor()) == (7, 7)
 
 
 def test_two_threads_cannot_begin_the_same_attempt(run: RunStore) -> None:
@@ -210,6 +208,39 @@ def test_the_newest_checkpoint_comes_first_and_older_ones_than_a_fresh_attempt_a
     assert run.offered() == []
     save(run, state, CheckpointId(3, 1))
     assert run.offered() == [CheckpointId(3, 1)]
+
+
+def test_what_the_newest_complete_checkpoint_has_gone_back_behind_is_not_offered(run: RunStore) -> None:
+    state = make_state(run.store)
+    run.begin_attempt(1, fresh=False)
+    for step in (1, 2, 3):
+        save(run, state, CheckpointId(1, step))
+    run.set_complete_floor(CheckpointId(1, 3))
+    run.begin_attempt(2, fresh=False)
+    save(run, state, CheckpointId(2, 2), notes={"went_back": "2:1.1"})
+    assert [str(each) for each in run.offered()] == ["2.2", "1.3", "1.2", "1.1"], (
+        "of other ranks it may be lost"
+    )
+    run.set_complete_floor(CheckpointId(2, 2))
+    assert [str(each) for each in run.offered()] == ["2.2", "1.1"]
+    run.mark_damaged(
+        CheckpointId(2, 2), 0, "a block is bad", generation=run.shard(CheckpointId(2, 2), 0).generation
+    )
+    assert [str(each) for each in run.offered()] == ["1.1"]
+
+
+def test_what_an_attempt_goes_on_from_stays_until_a_checkpoint_of_it_is_complete(run: RunStore) -> None:
+    state = make_state(run.store)
+    run.begin_attempt(1, fresh=False)
+    for step in (1, 2, 3, 4):
+        save(run, state, CheckpointId(1, step))
+    run.set_complete_floor(CheckpointId(1, 4))
+    run.begin_attempt(2, fresh=False)
+    run.goes_on_from(CheckpointId(1, 1))
+    assert [str(each) for each in collect_garbage(run, keep=Keep(last=1)).removed] == ["1.2"]
+    save(run, state, CheckpointId(2, 2))
+    run.set_complete_floor(CheckpointId(2, 2))
+    assert [str(each) for each in collect_garbage(run, keep=Keep(last=1)).removed] == ["1.1", "1.3"]
 
 
 def test_shards_of_different_worlds_make_no_checkpoint(run: RunStore) -> None:

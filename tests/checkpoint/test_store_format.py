@@ -54,7 +54,6 @@ DISK_ID_WITH_CHANGES = DiskId(
 )
 RUN = RunId.of("größe ✓", 1000)
 ATTEMPT = Attempt(attempt=3, fresh=True)
-WENT_BACK = Attempt(attempt=3, fresh=False, back_to=CheckpointId(2, 70))
 FLOOR = Floor(newest=CheckpointId(3, 9), previous=CheckpointId(2, 1))
 DAMAGE = DamageList(
     change=3,
@@ -74,7 +73,6 @@ FORMATS: list[tuple[Callable[[Any], bytes], Callable[[bytes, str], object], obje
     (encode_disk_id, decode_disk_id, DISK_ID_WITH_CHANGES),
     (encode_run, decode_run, RUN),
     (encode_attempt, decode_attempt, ATTEMPT),
-    (encode_attempt, decode_attempt, WENT_BACK),
     (encode_floor, decode_floor, FLOOR),
     (encode_damage, decode_damage, DAMAGE),
     (encode_damage, decode_damage, DamageList(change=1, shards=())),
@@ -133,20 +131,6 @@ def test_disk_id_has_the_version_that_it_needs() -> None:
     assert b'"format":2,' in content
     with pytest.raises(CorruptDataError, match="more than its format version 1 can"):
         decode_disk_id(content.replace(b'"format":2', b'"format":1'), "x")
-
-
-def test_an_attempt_has_the_version_that_it_needs() -> None:
-    assert encode_attempt(ATTEMPT) == b'{"format":1,"attempt":3,"fresh":true}\n'
-    content = encode_attempt(WENT_BACK)
-    assert b'"format":2,' in content
-    with pytest.raises(CorruptDataError, match="more than its format version 1 can"):
-        decode_attempt(content.replace(b'"format":2', b'"format":1'), "x")
-
-
-@pytest.mark.parametrize("changed", [{"fresh": True}, {"attempt": 2}, {"back_to": CheckpointId(3, 0)}])
-def test_an_attempt_that_cannot_have_gone_back_is_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(CorruptDataError, match="cannot have gone back"):
-        decode_attempt(encode_attempt(replace(WENT_BACK, **changed)), "x")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from everstep.checkpoint.run_store import DAMAGED_NAME, FLOOR_NAME, TAGS_NAME, R
 from everstep.checkpoint.scrub_mark import SCRUB_NAME
 from everstep.checkpoint.store import Store, open_store
 from everstep.checkpoint.store_format import (
-    Attempt,
     DiskId,
     Tag,
     decode_attempt,
@@ -40,7 +39,7 @@ class Recovered:
     trace: list[Step]
     image: Image
     shards: frozenset[Shard]
-    """Those that are offered or would be, had no attempt started anew or gone back."""
+    """Those that are offered or would be, but for a fresh start."""
     lost: frozenset[Shard]
     """Those with a part on a retired device."""
     out: frozenset[int]
@@ -230,9 +229,8 @@ class Checker:
         yield from (f"LOST TOO {_named(shard)}" for shard in lost & promise.shards())
         if not promise.attempt <= run.highest_attempt() <= promise.attempt_max:
             yield f"attempt {run.highest_attempt()}, promised {promise.attempt} to {promise.attempt_max}"
-        turn = _last_turn(run)
-        if turn not in (promise.turn, promise.turn_max):
-            yield f"{turn} began what goes on, promised {promise.turn} or {promise.turn_max}"
+        if not promise.fresh <= run.fresh_floor() <= promise.fresh_max:
+            yield f"fresh from {run.fresh_floor()}, promised {promise.fresh} to {promise.fresh_max}"
         tags = set(run.tags().items())
         yield from (f"LOST tag {tag}" for tag in promise.tags - tags)
         yield from (f"CAME BACK tag {tag}" for tag in tags - promise.tags - promise.tags_may)
@@ -252,7 +250,9 @@ class Checker:
                     yield f"{info.checkpoint} is offered without a device that was retired: {info.problems}"
             elif problems:
                 yield f"HALF {info.checkpoint}: {problems}"
-            elif (info.checkpoint in offered) != (not is_marked and not _is_left(info.checkpoint, turn)):
+            elif (info.checkpoint in offered) != (
+                info.checkpoint.attempt >= run.fresh_floor() and not is_marked
+            ):
                 yield f"{info.checkpoint} is offered wrongly"
         for shard in sorted(found):
             yield from self._bytes(storage, run, shard)
@@ -439,19 +439,6 @@ def shards_on(run: RunStore, device_ids: Collection[str]) -> set[Shard]:
         for record in run.shards()
         if any(ref.device_id in device_ids for ref in record.segments)
     }
-
-
-def _last_turn(run: RunStore) -> Attempt | None:
-    """Return the newest attempt that started anew or went back."""
-    turns = [each for each in run.attempts() if each.fresh or each.back_to is not None]
-    return max(turns, key=lambda each: each.attempt, default=None)
-
-
-def _is_left(checkpoint: CheckpointId, turn: Attempt | None) -> bool:
-    """Tell whether an attempt, the first that did not just go on, has left a checkpoint."""
-    if turn is None or checkpoint.attempt >= turn.attempt:
-        return False
-    return turn.back_to is None or checkpoint > turn.back_to
 
 
 def _named(shard: Shard) -> str:

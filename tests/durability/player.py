@@ -45,14 +45,13 @@ from everstep.checkpoint.device_change import (
 )
 from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.leaf import LeafSpec, whole_leaf
-from everstep.checkpoint.lineage_plan import went_back_to
 from everstep.checkpoint.publication import PersistResult
 from everstep.checkpoint.readmission import prepare_readmission
 from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.scrub_mark import write_scrub_mark
 from everstep.checkpoint.store import Store, open_store
-from everstep.checkpoint.store_format import Attempt, ScrubMark, ScrubPlace
+from everstep.checkpoint.store_format import ScrubMark, ScrubPlace
 from everstep.checkpoint.tags import add_tag, remove_tag
 from everstep.checkpoint.testing import HOLDER, State, make_state, save, save_again
 from everstep.checkpoint.verify import verify_checkpoint
@@ -152,13 +151,10 @@ class Player:
             case SaveAgain():
                 for rank in step.ranks:
                     self._save_again(run, step, rank)
-            case Begin(fresh, point):
+            case Begin(fresh):
                 self._attempt += 1
-                back_to = CheckpointId(*point) if point is not None else None
-                is_there = back_to == went_back_to(run.attempts())
-                begun = Attempt(attempt=self._attempt, fresh=fresh, back_to=None if is_there else back_to)
-                self._promised(self._promise.beginning(begun))
-                run.begin_attempt(self._attempt, fresh=fresh, back_to=back_to)
+                self._promised(self._promise.beginning(self._attempt, fresh=fresh))
+                run.begin_attempt(self._attempt, fresh=fresh)
                 self._promised(self._promise.begun(behind=self._untrusted(run)))
             case Save():
                 for rank in step.ranks:

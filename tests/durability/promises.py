@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from model_storage import ModelStorage
 
 from everstep.checkpoint.manifest_format import decode_manifest_head, manifest_name
-from everstep.checkpoint.store_format import Attempt
 from everstep.checkpoint.testing import HOLDER
 from everstep.core.errors import DataError
 from everstep.core.ids import CheckpointId, run_id_of
@@ -32,9 +31,9 @@ class Promise:
     attempt: int = 0
     """Begun for sure, on every device."""
     attempt_max: int = 0
-    turn: Attempt | None = None
-    """Newest attempt that started anew or went back for sure."""
-    turn_max: Attempt | None = None
+    fresh: int = 0
+    """Newest attempt that started anew for sure."""
+    fresh_max: int = 0
     floor: CheckpointId | None = None
     floor_max: CheckpointId | None = None
     dispensable: frozenset[tuple[Shard, int]] = frozenset()
@@ -109,15 +108,14 @@ class Promise:
             lost=frozenset(shard for shard in self.lost if shard[0] not in gone),
         )
 
-    def beginning(self, attempt: Attempt) -> "Promise":
+    def beginning(self, attempt: int, *, fresh: bool) -> "Promise":
         """An attempt is being made durable."""
-        is_turn = attempt.fresh or attempt.back_to is not None
-        return replace(self, attempt_max=attempt.attempt, turn_max=attempt if is_turn else self.turn_max)
+        return replace(self, attempt_max=attempt, fresh_max=attempt if fresh else self.fresh_max)
 
     def begun(self, *, behind: Iterable[int] = ()) -> "Promise":
         """It was acknowledged; these devices have failed by then."""
         return replace(
-            self, attempt=self.attempt_max, turn=self.turn_max, behind=self.behind | frozenset(behind)
+            self, attempt=self.attempt_max, fresh=self.fresh_max, behind=self.behind | frozenset(behind)
         )
 
     def completing(self, checkpoint: CheckpointId) -> "Promise":
@@ -249,7 +247,7 @@ class Promise:
             away=frozenset(),
             attempt=max(self.attempt, attempt),
             floor=floor,
-            turn_max=self.turn_max,
+            fresh_max=self.fresh_max,
             tags=frozenset(tags),
             tags_may=frozenset(),
             damaged=frozenset(damaged),

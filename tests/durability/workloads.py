@@ -14,8 +14,6 @@ class Begin:
     """Start the next attempt."""
 
     fresh: bool = False
-    back_to: tuple[int, int] | None = None
-    """The checkpoint that it goes back to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,19 +221,6 @@ WORKLOADS = (
         steps=(*_SAVES, Reopen(), Begin(), Save(2), Complete(2), Collect(1, removes=((1, 1), (1, 2)))),
     ),
     Workload(name="a fresh start", steps=(*_SAVES[:5], Begin(fresh=True), Save(1), Complete(1), Save(2))),
-    Workload(
-        name="going back",
-        steps=(
-            *_SAVES,
-            Begin(back_to=(1, 1)),
-            Collect(1, removes=((1, 2),)),  # what it left stays, where it goes on from, too
-            Save(2),
-            Complete(2),
-            Collect(1, removes=((1, 3),)),
-            Begin(back_to=(1, 1)),  # it did
-            Save(3),
-        ),
-    ),
     Workload(
         name="removal on request",
         steps=(*_SAVES, Remove((1, 2)), Save(4), Remove((1, 1))),

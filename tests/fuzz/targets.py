@@ -233,7 +233,6 @@ def _json(content: bytes) -> object:
 
 
 _FILE_SIZES_BYTES = tuple(plan.file_size_bytes for plan in _draft().segments)
-_BACK = Attempt(attempt=4, fresh=False, back_to=CheckpointId(3, 2000))
 _REQUESTS = (
     frames.Hello(protocol=frames.PROTOCOL, version=VERSION, role=frames.Role.TRAINER),
     frames.OpenRun(request_id=1, name="demo", rank=0, world_size=2, storage=["/a", "/b"], takeover=False),
@@ -245,9 +244,7 @@ _REQUESTS = (
         storage=["/a"],
         takeover=True,
         keep=frames.KeepRules(last=2, every_steps=1000, every="6h"),
-        back_to=(3, 2000),
     ),
-    frames.BeginAttempt(request_id=3, attempt=4, fresh=False, back_to=(3, 2000)),
     frames.Seal(
         arena=1,
         slot=0,
@@ -340,9 +337,7 @@ def _targets() -> dict[str, Target]:
         ),
         "run": Target(lambda each: decode_run(each, "run.json"), (encode_run(RunId.of("demo", 7)),), data),
         "attempt": Target(
-            lambda each: decode_attempt(each, "1"),
-            (encode_attempt(Attempt(attempt=1, fresh=True)), encode_attempt(_BACK)),
-            data,
+            lambda each: decode_attempt(each, "1"), (encode_attempt(Attempt(attempt=1, fresh=True)),), data
         ),
         "floor": Target(lambda each: decode_floor(each, "floor.json"), (encode_floor(floor),), data),
         "tag": Target(lambda each: decode_tag(each, "tag", _TAG.file_name), (encode_tag(_TAG),), data),

@@ -5,7 +5,7 @@ from pathlib import Path
 from in_process import refused, segments, training
 
 from everstep.checkpoint.testing import opened
-from everstep.core.errors import CorruptDataError, NotFoundError, UsageError
+from everstep.core.errors import CorruptDataError, NotFoundError, StateMismatchError, UsageError
 from everstep.dataloader import skip
 from everstep.hook.trainer_testing import Job, Trainer, end_daemon
 
@@ -33,7 +33,8 @@ def test_it_goes_back_once_and_ends_as_if_it_had_never_been_further(job: Job, un
     assert stopped(second) == "2.10"
     third = job.start("--every", "2", "--back-to", "1.8")  # as a scheduler starts it again
     assert third.until_key("restored")["restored"] == "2.10"
-    assert "went_back" not in third.log
+    assert "went_back run" not in third.log
+    assert "went_back_before run=small to=1.8: it goes on from 2.10" in third.log
     assert third.done()[-1]["done"] == undisturbed
     again = job.start("--every", "2")
     line = again.until_key("restored")
@@ -41,34 +42,70 @@ def test_it_goes_back_once_and_ends_as_if_it_had_never_been_further(job: Job, un
     again.done()
 
 
-def test_what_it_left_stays_until_a_newer_one_is_complete_and_until_then_it_may_return(job: Job) -> None:
+def test_before_a_newer_one_is_complete_nothing_has_happened(job: Job) -> None:
     assert stopped(job.start("--every", "2", "--until", "12")) == "1.12"
-    back = job.start("--every", "2", "--back-to", "1.8", "--until", "9")
-    assert back.until_key("restored")["restored"] == "1.8"
-    back.until_key("waiting")
-    back.kill()
+    for _ in range(2):
+        back = job.start("--every", "2", "--back-to", "1.8", "--until", "9")
+        assert back.until_key("restored")["restored"] == "1.8"
+        back.until_key("waiting")
+        back.kill()
     end_daemon()
-    assert listed(job.storage) == {"1.12": True, "1.10": True, "1.8": False}
-    mistaken = job.start("--every", "2", "--back-to", "1.12", "--until", "14")
-    assert mistaken.until_key("restored")["restored"] == "1.12"
-    assert stopped(mistaken) == "3.14"
-    end_daemon()
-    assert listed(job.storage) == {"3.14": False, "1.12": False, "1.10": False}
+    assert listed(job.storage) == {"1.12": False, "1.10": False, "1.8": False}
+    regretted = job.start("--every", "2", "--until", "13")
+    assert regretted.until_key("restored")["restored"] == "1.12"
 
 
-def test_where_it_cannot_go_it_says_so_and_nothing_is_changed(devices: list[Path]) -> None:
+def test_it_returns_to_what_it_left_and_goes_back_to_the_same_once_more(job: Job) -> None:
+    assert stopped(job.start("--every", "2", "--until", "12")) == "1.12"
+    assert stopped(job.start("--every", "2", "--back-to", "1.8", "--until", "10")) == "2.10"
+    end_daemon()
+    assert listed(job.storage) == {"2.10": False, "1.12": True, "1.8": False}
+    again = job.start("--every", "2", "--back-to", "1.8#2", "--until", "10")
+    assert again.until_key("restored")["restored"] == "1.8"
+    assert stopped(again) == "3.10"
+    end_daemon()
+    assert listed(job.storage) == {"3.10": False, "2.10": True, "1.8": False}
+    other = job.start("--every", "2", "--back-to", "2.10", "--until", "12")
+    assert other.until_key("restored")["restored"] == "2.10"
+    assert stopped(other) == "4.12"
+    end_daemon()
+    assert listed(job.storage) == {"4.12": False, "2.10": False, "1.8": False}
+
+
+def test_it_returns_to_what_a_fresh_start_has_left(devices: list[Path]) -> None:
+    newest = three(devices)[0]
+    with training(devices, fresh=True) as trained:
+        trained.save()
+    with training(devices, back_to=newest) as trained:
+        found = trained.run.restore()
+        assert found is not None
+        assert str(found.checkpoint) == newest
+
+
+def assert_goes_on(devices: list[Path], newest: str) -> None:
+    """What a restart would restore is what it was."""
+    with training(devices) as trained:
+        found = trained.run.restore()
+        assert found is not None
+        assert str(found.checkpoint) == newest
+
+
+def three(devices: list[Path]) -> list[str]:
+    """Train; return the checkpoints, the newest first."""
     with training(devices) as trained:
         for _ in range(3):
             assert trained.save()
-    with opened(devices, read_only=True) as (store, _):
-        (run,) = store.runs()
-        names = [str(info.checkpoint) for info in run.checkpoints()]
-    hint = f"the newest are {', '.join(names[:3])}"
+    return list(listed(devices))
+
+
+def test_where_it_cannot_go_it_says_so_and_nothing_is_changed(devices: list[Path]) -> None:
+    names = three(devices)
+    hint = f"the newest here are {', '.join(names[:3])}"
     with (
-        refused(NotFoundError, "no checkpoint 7.1 in this store", hint=hint),
-        training(devices, back_to="7.1"),
+        refused(NotFoundError, "cannot go back to checkpoint 7.1: rank 0 has none", hint=hint),
+        training(devices, back_to="7.1") as trained,
     ):
-        pass
+        trained.run.restore()
     with refused(UsageError, "back_to='best'", hint="back_to='3.2000'"), training(devices, back_to="best"):
         pass
     with (
@@ -76,30 +113,33 @@ def test_where_it_cannot_go_it_says_so_and_nothing_is_changed(devices: list[Path
         training(devices, fresh=True, back_to="1.1"),
     ):
         pass
-    with training(devices) as trained:
-        found = trained.run.restore()
-        assert found is not None
-        assert str(found.checkpoint) == names[0]
-
-
-def test_it_does_not_go_to_a_damaged_one(devices: list[Path]) -> None:
-    with training(devices) as trained:
-        first = trained.save()
-        second = trained.save()
-    assert first
-    assert second
-    end_daemon()
-    for path in [*segments(devices[0], first), *segments(devices[1], first)]:
-        path.unlink()
     with (
-        refused(CorruptDataError, "cannot go back", first, hint="everstep ls bad"),
-        training(devices, back_to=first),
+        refused(UsageError, "nothing was restored", hint="run.restore()"),
+        training(devices, back_to=names[1]) as trained,
     ):
-        pass
-    with training(devices) as trained:
-        found = trained.run.restore()
-        assert found is not None
-        assert str(found.checkpoint) != first
+        trained.step()
+    with (
+        refused(StateMismatchError, "does not fit 'model'", hint="build the objects"),
+        training(devices, back_to=names[1], width=9) as trained,
+    ):
+        trained.run.restore()
+    assert_goes_on(devices, names[0])
+
+
+def test_it_goes_to_no_other_where_that_one_is_damaged(devices: list[Path]) -> None:
+    names = three(devices)
+    end_daemon()
+    (path,) = [*segments(devices[0], names[1]), *segments(devices[1], names[1])][:1]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for error in (CorruptDataError, NotFoundError):  # found by reading it, then known
+        with (
+            refused(error, f"cannot go back to checkpoint {names[1]}", "block", hint="`everstep ls`"),
+            training(devices, back_to=names[1]) as trained,
+        ):
+            trained.run.restore()
+    assert_goes_on(devices, names[0])
 
 
 def test_the_samples_for_which_it_went_back_are_skipped(devices: list[Path]) -> None:

@@ -275,7 +275,6 @@ WITHOUT_RUN: dict[str, frames.Request] = {
     "no name": open_run(name=""),
     "a name of two lines": open_run(name=NAMES["newline"]),
     "a name that turns round": open_run(name=NAMES["right-to-left"]),
-    "back to attempt 0": open_run(back_to=(0, 5)),
     "keep -1": open_run(keep=frames.KeepRules(last=-1)),
     "the neighbour's run": open_run(name="neighbour", storage=["nvme0", "nvme1"]),
     "attempt without run": frames.BeginAttempt(request_id=1, attempt=1, fresh=False),
