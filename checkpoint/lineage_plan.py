@@ -29,6 +29,11 @@ class Goal:
             raise ValueError(f"behind # stands a number, got {text!r}")
         return cls(text=text, checkpoint=CheckpointId.parse(name))
 
+    @property
+    def once_more(self) -> str:
+        """How to ask for it when the run has been there."""
+        return f"{self.checkpoint}#{int(self.text.partition('#')[2] or 1) + 1}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:

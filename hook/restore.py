@@ -147,6 +147,7 @@ class RestoreSearch:
         Raises:
             CorruptDataError: there are checkpoints, but none can be restored.
             StateMismatchError: the newest does not fit the objects given; nothing was changed.
+            NotFoundError: the goal is not there for all ranks; nothing was changed.
         """
         offers = self._offers()
         all_choices = restorable(offers.items, self.ranks.rank, self.ranks.world_size)
@@ -158,7 +159,7 @@ class RestoreSearch:
         while True:
             offered = self.ranks.gather("offer", [str(checkpoint) for checkpoint in choices])
             newest = newest_common(cast("list[list[str]]", offered))
-            if self.goal is not None and not self.goes_back and not self._has_been_there(offers, newest):
+            if self.goal is not None and not self._has_been_there(offers, newest):
                 return self._go_back(self.goal.checkpoint, all_choices)
             if newest is None:
                 self._refuse_if_lost(offers)

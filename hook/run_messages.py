@@ -79,11 +79,11 @@ def say_went_back(name: str, goal: Goal) -> None:
 def say_goes_on(name: str, goal: Goal, checkpoint: CheckpointId) -> None:
     """Say that it went there before."""
     logger.warning(
-        "went_back_before run=%s to=%s: it goes on from %s, which came since; back_to='%s#2' goes there once more",
+        "went_back_before run=%s to=%s: it goes on from %s, which came since; back_to='%s' goes there once more",
         name,
         goal.text,
         checkpoint,
-        goal.checkpoint,
+        goal.once_more,
     )
 
 

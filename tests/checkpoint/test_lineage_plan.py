@@ -43,6 +43,11 @@ def test_a_note_reads_back_and_does_not_grow_for_ever() -> None:
     assert turns_of({WENT_BACK_NOTE: note_of(many)}) == tuple(many[-TURN_COUNT_MAX:])
 
 
+@pytest.mark.parametrize(("text", "again"), [("2.50", "2.50#2"), ("2.50#2", "2.50#3"), ("2.50#9", "2.50#10")])
+def test_how_to_go_there_once_more(text: str, again: str) -> None:
+    assert Goal.parse(text).once_more == Goal.parse(again).text
+
+
 @given(st.text(max_size=30))
 def test_what_is_no_note_is_none(text: str) -> None:
     found = turns_of({WENT_BACK_NOTE: text})
