@@ -46,7 +46,7 @@ class Turn:
 def turns_of(notes: Mapping[str, str]) -> tuple[Turn, ...]:
     """Return the turns along a checkpoint's lineage, the oldest first; what is not written so is none."""
     found: list[Turn] = []
-    for word in notes.get(WENT_BACK_NOTE, "").split():
+    for word in notes.get(WENT_BACK_NOTE, "").split()[-TURN_COUNT_MAX:]:
         attempt, _, goal = word.partition(":")
         try:
             found.append(Turn(attempt=int(attempt), goal=Goal.parse(goal)))

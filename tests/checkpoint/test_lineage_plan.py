@@ -41,6 +41,7 @@ def test_a_note_reads_back_and_does_not_grow_for_ever() -> None:
     assert turns_of({}) == ()
     many = [turn(attempt, "1.1") for attempt in range(2, 200)]
     assert turns_of({WENT_BACK_NOTE: note_of(many)}) == tuple(many[-TURN_COUNT_MAX:])
+    assert len(turns_of({WENT_BACK_NOTE: "4:2.50 " * 10_000})) == TURN_COUNT_MAX, "whoever wrote it"
 
 
 @pytest.mark.parametrize(("text", "again"), [("2.50", "2.50#2"), ("2.50#2", "2.50#3"), ("2.50#9", "2.50#10")])
