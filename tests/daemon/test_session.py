@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -111,10 +110,10 @@ class TestLeases:
                     assert isinstance(old.event(frames.Fenced), frames.Fenced)
             assert isinstance(only.ask(frames.Detach(request_id=only.number())), frames.Done)
 
-    def test_they_end_at_once_while_a_device_writes_for_others(
+    def test_they_end_while_a_device_writes_for_others(
         self, socket_path: Path, devices: list[Path], pause: Pause
     ) -> None:
-        """A device's thread stands still in the middle of a write; the event loop must not wait for it."""
+        """A device's thread stands still in the middle of a write until it is told to go on: nothing waits for it."""
         engine = choose_engine(devices[0]).factory()
         engine.close()
         phase = Phase(f"{type(engine).__module__}:{type(engine).__name__}.run", match="WRITE")
@@ -131,12 +130,10 @@ class TestLeases:
             arenas[0].save(CheckpointId(1, 1), seed=1)
             pause.reached(daemon)
             leaving.ask(frames.Detach(request_id=77))
-            began_s = time.perf_counter()
             dying.close()
             with FakeTrainer(socket_path) as restarted:
                 assert isinstance(restarted.open_run(devices, name="dying"), frames.RunOpened)
-                free_s = time.perf_counter() - began_s
-            assert free_s < 0.1
+            assert not any(isinstance(event, frames.Persisted) for event in writing.events)
             pause.go()
             assert isinstance(writing.event(frames.Persisted), frames.Persisted)
             for arena in arenas:
