@@ -10,6 +10,7 @@ from ..core.ids import CheckpointId
 
 WENT_BACK_NOTE = "went_back"
 """In a manifest's notes: `<attempt>:<goal>` of each going back along the lineage, the oldest first, between spaces."""
+NUMBER_DIGITS_MAX = 9
 TURN_COUNT_MAX = 64
 """So many are remembered, the newest."""
 
@@ -25,8 +26,8 @@ class Goal:
     def parse(cls, text: str) -> "Goal":
         """Return the goal that is written so; ValueError on anything else."""
         name, mark, number = text.partition("#")
-        if mark and not (number.isascii() and number.isdigit()):
-            raise ValueError(f"behind # stands a number, got {text!r}")
+        if mark and not (number.isascii() and number.isdigit() and len(number) <= NUMBER_DIGITS_MAX):
+            raise ValueError(f"behind # stands a number of at most {NUMBER_DIGITS_MAX} digits, got {text!r}")
         return cls(text=text, checkpoint=CheckpointId.parse(name))
 
     @property

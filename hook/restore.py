@@ -2,12 +2,11 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import torch
-from msgspec.structs import replace
 
 from ..checkpoint.catalogue import NEWEST_SHOWN
 from ..checkpoint.leaf_runs_plan import leaf_runs
@@ -150,8 +149,6 @@ class RestoreSearch:
             NotFoundError: the goal is not there for all ranks; nothing was changed.
         """
         offers = self._offers()
-        all_choices = restorable(offers.items, self.ranks.rank, self.ranks.world_size)
-        offers = replace(offers, items=[each for each in offers.items if not each.is_set_aside])
         choices = restorable(offers.items, self.ranks.rank, self.ranks.world_size)
         self.skipped += [
             f"{offer.attempt}.{offer.step}: {offer.problem}" for offer in offers.items if offer.problem
@@ -160,7 +157,7 @@ class RestoreSearch:
             offered = self.ranks.gather("offer", [str(checkpoint) for checkpoint in choices])
             newest = newest_common(cast("list[list[str]]", offered))
             if self.goal is not None and not self._has_been_there(offers, newest):
-                return self._go_back(self.goal.checkpoint, all_choices)
+                return self._go_back(self.goal.checkpoint, offers)
             if newest is None:
                 self._refuse_if_lost(offers)
                 return None
@@ -175,14 +172,18 @@ class RestoreSearch:
         point = None if newest is None else (newest.attempt, newest.step)
         notes = next((each.turns for each in offers.items if (each.attempt, each.step) == point), "")
         turns = turns_of({WENT_BACK_NOTE: notes})
-        return bool(turns) and turns[-1].goal == self.goal
+        return any(self.ranks.gather("been", bool(turns) and turns[-1].goal == self.goal))
 
-    def _go_back(self, wanted: CheckpointId, choices: Mapping[CheckpointId, Choice]) -> Fetched:
-        """Restore that checkpoint or none."""
+    def _go_back(self, wanted: CheckpointId, offers: frames.Offers) -> Fetched:
+        """Restore that checkpoint, which may be set aside, or none."""
+        items = [*offers.items, *offers.set_aside]
+        choices = restorable(items, self.ranks.rank, self.ranks.world_size)
         has_it = self.ranks.gather("goal", wanted in choices)
         if not all(has_it):
             known = ", ".join(map(str, sorted(choices, reverse=True)[:NEWEST_SHOWN])) or "none"
-            problem = next((text for text in self.skipped if text.startswith(f"{wanted}: ")), "")
+            problem = next(
+                (each.problem for each in items if str(wanted) == f"{each.attempt}.{each.step}"), ""
+            )
             raise NotFoundError(
                 f"the run cannot go back to checkpoint {wanted}: rank {has_it.index(False)} has none that it can "
                 "restore" + (f" ({problem})" if problem else ""),

@@ -91,7 +91,6 @@ class Run:
         goal: Goal | None = None,
     ) -> None:
         self.name, self.attempt = name, attempt
-        _attached.add(self)
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self._link, self._ranks = link, ranks
         self._pace = pace
@@ -123,6 +122,7 @@ class Run:
             self._say_forgotten("load_not_called", text)
         for text in notes_on_lazy(objects):
             self._say_forgotten("module_is_lazy", text)
+        _attached.add(self)
 
     def _make_snapshotter(
         self, *, slots: int, replicated: bool, debug: bool, device_first: bool

@@ -502,8 +502,6 @@ class Offer(msgspec.Struct, frozen=True):
     """The asking rank's own shard is sealed in this daemon's memory."""
     problem: str
     """Why it cannot be restored here; empty when nothing is known against it."""
-    is_set_aside: bool = False
-    """The run has started anew since, or gone back behind it: restored only where it is asked for by name."""
     turns: str = ""
     """Where the run went back along its lineage, as its notes say (checkpoint/lineage_plan.py)."""
 
@@ -553,6 +551,8 @@ class Offers(msgspec.Struct, frozen=True, tag="offers"):
     items: list[Offer]
     had_complete: bool = True
     """One of this run was complete on all ranks, as far as this daemon knows; one of before does not say."""
+    set_aside: list[Offer] = []
+    """What the run has left by starting anew or going back: restored only where it is asked for by name."""
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):

@@ -4,8 +4,6 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from ...checkpoint.catalogue import CheckpointInfo
 from ...checkpoint.checksum import first_bad_block
 from ...checkpoint.lineage_plan import WENT_BACK_NOTE
@@ -65,13 +63,13 @@ class Restorer:
                     problem="",
                     turns=snapshot.draft.notes.get(WENT_BACK_NOTE, ""),
                 )
-        items = [
-            replace(offers[checkpoint], is_set_aside=store.is_set_aside(checkpoint))
-            for checkpoint in sorted(offers, reverse=True)
-        ]
+        newest_first = sorted(offers, reverse=True)
+        left = {checkpoint for checkpoint in newest_first if store.is_set_aside(checkpoint)}
+        items = [offers[checkpoint] for checkpoint in newest_first if checkpoint not in left]
+        set_aside = [offers[checkpoint] for checkpoint in newest_first if checkpoint in left]
         complete = store.complete_floor()
         had_complete = complete is not None and complete.attempt >= floor
-        return frames.Offers(re=request_id, items=items, had_complete=had_complete)
+        return frames.Offers(re=request_id, items=items, had_complete=had_complete, set_aside=set_aside)
 
     async def fetch(self, lease: Lease, frame: frames.Fetch) -> tuple[frames.Fetched | frames.Streaming, int]:
         """Return one shard: in the arena where it is, else the begin of its stream from the devices.

@@ -55,7 +55,9 @@ def test_what_is_no_note_is_none(text: str) -> None:
     assert turns_of({WENT_BACK_NOTE: note_of(found)}) == found
 
 
-@pytest.mark.parametrize("text", ["", "best", "2", "2.", "2.50#", "2.50#x", "0.1", "2.50#1#2", "-1.5"])
+@pytest.mark.parametrize(
+    "text", ["", "best", "2", "2.", "2.50#", "2.50#x", "2.50#1234567890", "0.1", "2.50#1#2", "-1.5"]
+)
 def test_what_is_no_goal_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"checkpoint is named|attempt must|a number"):
         Goal.parse(text)
