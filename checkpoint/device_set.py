@@ -29,8 +29,8 @@ class DeviceState(Enum):
     SLOW = "slow"
     """Three times slower than it was or than its peers: it gets fewer segments."""
     SUSPECT = "suspect"
-    """A call on it failed: it gets nothing new, and nothing is deleted anywhere until the store is opened again. Or a
-    call has not returned in time: until it has."""
+    """A call on it failed: it gets nothing new, and nothing is deleted anywhere until it is taken back or the store is
+    opened again. Or a call has not returned in time: until it has."""
     MISSING = "missing"
     DRAINING = "draining"
     """It gets no new segments; all else goes on."""
@@ -55,7 +55,7 @@ class MissingDevice:
 
 @dataclass(slots=True)
 class _Late:
-    """A device that has not been waited for, until it has what it missed."""
+    """A device that has not been waited for, or was not trusted, until it has what it missed."""
 
     reason: str
     call_count: int = 0
@@ -102,6 +102,7 @@ class DeviceSet:
         self._suspects = dict(suspects)
         self._late: dict[str, _Late] = {}
         self._were_late = set[str]()
+        self._unread: frozenset[str] = frozenset()
         self._unreadable = dict(unreadable)
         self._deleting_count = 0
         self._is_holding = False
@@ -293,6 +294,16 @@ class DeviceSet:
         device = self.device(device_id)
         return f"{membership.members[device_id]} (missing)" if device is None else str(device.path)
 
+    def is_read(self) -> None:
+        """All is known that the devices hold, but for those that have failed by now."""
+        with self._lock:
+            self._unread = frozenset(self._suspects)
+
+    def was_read(self, device: Device) -> bool:
+        """Tell whether all is known that a device holds."""
+        with self._lock:
+            return device.device_id not in self._unread
+
     def mark_suspect(self, device_id: str, error: EverstepError) -> None:
         """Remember that a call on a device failed, with the first reason."""
         with self._lock:
@@ -311,8 +322,21 @@ class DeviceSet:
         _log.warning("device_late path=%s reason=%s", self.device_name(device_id), error)
         self.on_change()
 
+    def take_back(self, device: Device) -> None:
+        """Let a suspect device take what it has missed, as one that was late: it is well then, or suspect again."""
+        with self._lock:
+            reason = self._suspects.get(device.device_id)
+            if reason is None:
+                return
+            late = self._late.setdefault(device.device_id, _Late(reason))
+            late.call_count += 1
+            late.is_trusted = False
+            self._were_late.add(device.device_id)
+            del self._suspects[device.device_id]
+        self.late_is_over(device.device_id)
+
     def was_late(self, device_id: str) -> bool:
-        """Tell whether a device has been late: it may lack directories of runs that were made meanwhile."""
+        """Tell whether a device has been late, or suspect: it may lack directories of runs that were made meanwhile."""
         with self._lock:
             return device_id in self._were_late
 

@@ -15,6 +15,7 @@ from ..core.ids import CheckpointId
 from .catalogue import CheckpointState
 from .device import DISK_ID_NAME, Device, Survey, lock_directory, survey_directory
 from .device_set import DeviceState
+from .device_survey import survey_all
 from .findings import Finding, Severity
 from .fsck_plan import sort_out
 from .manifest_format import manifest_name
@@ -115,12 +116,12 @@ def _survey(
 ) -> tuple[list[Survey], tuple[Finding, ...]]:
     surveys: list[Survey] = []
     unreadable: list[Finding] = []
-    for path in dict.fromkeys(directory.absolute().resolve() for directory in directories):
-        survey = _survey_one(path, ops, uid)
+    paths = list(dict.fromkeys(directory.absolute().resolve() for directory in directories))
+    for survey in survey_all(ops, paths, lambda path: _survey_one(path, ops, uid)):
         if survey.error is None:
             surveys.append(survey)
         else:
-            place = str(path / DISK_ID_NAME)
+            place = str(survey.path / DISK_ID_NAME)
             unreadable.append(Finding(severity=Severity.LOST, path=place, problem=str(survey.error)))
     return surveys, tuple(unreadable)
 

@@ -1,4 +1,7 @@
-"""Taking a device back into its store: with all it has, or, once it was retired, as a new and empty one."""
+"""Taking a device back into its store: with all it has, or, once it was retired, as a new and empty one.
+
+One that was there all the time and has only failed is taken back while the store is used (ADR 0102).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +9,18 @@ from pathlib import Path
 
 from ..core.errors import DeviceMissingError, StorageError
 from ..core.ids import random_id
-from .device import DISK_ID_NAME, QUARANTINE_NAME, RUNS_NAME, lock_directory, survey_directory
-from .durable import make_directories
+from .device import DISK_ID_NAME, QUARANTINE_NAME, RUNS_NAME, Device, lock_directory, survey_directory
+from .device_set import DeviceState
+from .device_survey import survey_all
+from .durable import make_directories, publish_over
+from .manifest_format import manifest_name, parse_manifest_name
+from .run_store import RunStore
 from .storage_ops import StorageOps
-from .store_format import LockHolder
+from .store import Store
+from .store_format import LockHolder, encode_disk_id
 from .store_plan import plan_store
 
+_HINT = "readmit it when no trainer is attached, or restart the daemon: what it holds is read then"
 RETIRED_SUFFIX = ".retired"
 """In quarantine: what a device held that came back after it was retired."""
 
@@ -38,7 +47,8 @@ def check_readmission(
         ConfigError, CorruptDataError: see store_plan.plan_store.
         StorageError: what is at this path cannot be read.
     """
-    surveys = {each: survey_directory(ops, each, uid=uid) for each in directories}
+    found = survey_all(ops, directories, lambda each: survey_directory(ops, each, uid=uid))
+    surveys = dict(zip(directories, found, strict=True))
     if (error := surveys[path].error) is not None:
         raise error
     plan = plan_store(list(surveys.values()), adopt=[path])
@@ -92,3 +102,38 @@ def _set_aside(ops: StorageOps, path: Path, device_id: str, *, holder: LockHolde
         return aside
     finally:
         lock.release()
+
+
+def take_back(store: Store, device: Device) -> None:
+    """Trust a suspect device of an open store again, when it has taken what it missed; nothing if it is well.
+
+    Raises:
+        StorageError: it still fails, or it holds what was not read when the store was opened.
+    """
+    if store.device_state(device.device_id)[0] is not DeviceState.SUSPECT:
+        return
+    if not store.was_read(device):
+        raise StorageError(
+            f"{device.path} failed when the store was opened: nobody knows what it holds", hint=_HINT
+        )
+    store.check_in_place(device)
+    for run in store.runs():
+        _refuse_unknown(run, device)
+    content = encode_disk_id(store.membership.disk_id(device.device_id, store_id=store.store_id))
+    publish_over(store.ops, device.path / DISK_ID_NAME, content)  # it takes what is new, and keeps it
+    store.take_back(device)
+    state, reason = store.device_state(device.device_id)
+    if state is DeviceState.SUSPECT:
+        raise StorageError(f"{device.path} is suspect again: {reason}")
+
+
+def _refuse_unknown(run: RunStore, device: Device) -> None:
+    """Raise where a manifest is left of what was removed, or was thought to have failed: only recovery knows of it."""
+    path = run.commits_path(device)
+    if run.store.ops.stat(path) is None:
+        return
+    names = [name for name in run.store.ops.list_directory(path) if parse_manifest_name(name)]
+    known = {manifest_name(shard.checkpoint, shard.rank) for shard in run.shards()}
+    unknown = sorted(set(names) - known)
+    if unknown:
+        raise StorageError(f"{path / unknown[0]} belongs to no checkpoint that is known here", hint=_HINT)

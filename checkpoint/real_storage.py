@@ -56,6 +56,9 @@ class _FileLock:
 class RealStorage:
     """`StorageOps` on the real file system. One instance may serve all threads."""
 
+    can_hang = True
+    """See StorageOps."""
+
     def __init__(self) -> None:
         self._tried: dict[int, DioAlignment | None] = {}
         """What a try has shown of direct I/O, by st_dev, where files do not say it (before Linux 6.1)."""

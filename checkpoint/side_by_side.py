@@ -1,5 +1,6 @@
 """Executors for what happens on several devices at once."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -19,11 +20,36 @@ class Here(Executor):
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Return a future that is done."""
         future = Future[_T]()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - raised to whoever asks for the result
-            future.set_exception(error)
+        _settle(future, fn, *args, **kwargs)
         try:
             return future
         finally:
             del future  # else it and a failure's traceback hold each other, with all that `fn` had in hand
+
+
+class Apart(Executor):
+    """Does each thing in a thread of its own that nobody waits for at the end of the process: it may hang for good."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Return a future that is done when `fn` is."""
+        future = Future[_T]()
+        threading.Thread(
+            target=_settle,
+            args=(future, fn, *args),
+            kwargs=kwargs,
+            name=f"everstep-{self._name}",
+            daemon=True,
+        ).start()
+        return future
+
+
+def _settle(future: Future[_T], fn: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    try:
+        future.set_result(fn(*args, **kwargs))
+    except BaseException as error:  # noqa: BLE001 - raised to whoever asks for the result
+        future.set_exception(error)
+    finally:
+        del future

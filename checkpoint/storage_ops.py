@@ -100,6 +100,11 @@ class StorageOps(Protocol):
     directory that holds it. Nothing else.
     """
 
+    @property
+    def can_hang(self) -> bool:
+        """Whether a call may never return, as of a drive that does not answer: who cannot wait makes it in a thread."""
+        ...
+
     def make_directory(self, path: Path) -> bool:
         """Make a directory (0700); False when one is there already."""
         ...

@@ -10,9 +10,10 @@ from types import TracebackType
 from ..core.errors import NoSpaceError, NotFoundError, StorageError
 from ..core.ids import random_id
 from .catch_up import catch_up_run
-from .device import DISK_ID_NAME, QUARANTINE_NAME, RUNS_NAME, Device, Survey, lock_directory, survey_directory
+from .device import DISK_ID_NAME, QUARANTINE_NAME, RUNS_NAME, Device, Survey, survey_directory
 from .device_round import on_trusted
 from .device_set import DeviceSet
+from .device_survey import lock_all, survey_all
 from .durable import make_directories, publish_over
 from .membership_plan import Membership
 from .run_store import RunStore, create_run_directories
@@ -163,23 +164,28 @@ def open_store(
     # Resolved once: the recorded path and the one compared with it later must not depend on the directory of a process.
     paths = [path.absolute().resolve() for path in directories]
     adopt = [path.absolute().resolve() for path in adopt]
-    plan = plan_store([survey_directory(ops, path, uid=uid) for path in paths], adopt=adopt)
+    hanging: Mapping[Path, Survey] = {}
+
+    def planned() -> StorePlan:
+        surveys = survey_all(
+            ops, paths, lambda path: hanging.get(path) or survey_directory(ops, path, uid=uid)
+        )
+        return plan_store(surveys, adopt=adopt)
+
+    plan = planned()
     if read_only:
         return _open_read_only(plan, ops, uid)
-    locked = sorted(survey.path for survey in (*plan.known.values(), *plan.blank))
-    locks: list[LockHandle] = []
+    locks: dict[Path, LockHandle] = {}
     try:
-        for path in locked:
-            locks.append(lock_directory(ops, path, holder))  # noqa: PERF401 (each counts at once, to be released)
-        # What another process did before the locks were ours is seen only now.
-        plan = plan_store([survey_directory(ops, path, uid=uid) for path in paths], adopt=adopt)
-        if locked != sorted(survey.path for survey in (*plan.known.values(), *plan.blank)):
+        hanging = lock_all(ops, [survey.path for survey in plan.named], holder, locks)
+        plan = planned()  # what another process did before the locks were ours is seen only now
+        if locks.keys() != {survey.path for survey in plan.named}:
             raise StorageError("another process changed the devices while they were opened", hint="try again")
-        store = _settle(plan, ops, uid, locks)
+        store = _settle(plan, ops, uid, list(locks.values()))
         store.pool.is_on = recycles
         return store
     except BaseException:
-        for lock in locks:
+        for lock in locks.values():
             lock.release()
         raise
 

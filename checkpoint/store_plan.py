@@ -30,6 +30,11 @@ class StorePlan:
     """What the present members say together; of a new store nothing yet."""
     notes: tuple[str, ...]
 
+    @property
+    def named(self) -> tuple[Survey, ...]:
+        """The directories that are or become devices."""
+        return (*self.known.values(), *self.blank)
+
 
 def plan_store(surveys: Sequence[Survey], *, adopt: Collection[PurePath] = ()) -> StorePlan:
     """Return what the directories are.

@@ -72,6 +72,9 @@ class Call:
 class FaultyStorage:
     """A `StorageOps` that records its calls, and lets the n-th one after `arm` fail."""
 
+    can_hang = False
+    """Calls are counted in the order in which they begin, which threads would change."""
+
     def __init__(self, ops: StorageOps) -> None:
         self._ops = ops
         self._lock = threading.Lock()

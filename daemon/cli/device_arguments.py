@@ -8,15 +8,18 @@ _STORAGE_HELP = "all directories of a store, to work on it without a daemon"
 READMIT_HELP = """\
 Take the device in DIR back. What that means depends on what DIR holds:
 
-  - a member that was suspect, once you have checked it, or missing and is
-    mounted again: it comes back with all it has, and nothing is lost
+  - a member that was suspect, once you have checked it: it takes what it has
+    missed and is well again, also while trainers run
+  - a member that was missing and is mounted again, or answers again: it comes
+    back with all it has, and nothing is lost
   - a device that was retired: it comes back as a new, empty device; what it
     holds is moved into its quarantine/, where you may delete it
   - an empty directory, such as a new drive in place of a retired one: it
     becomes a new device
 
-The store is closed and opened again for this. A daemon refuses it while a
-trainer is attached to the store or snapshots wait in memory for a restart.
+For all but the first the store is closed and opened again. A daemon refuses
+that while a trainer is attached to the store or snapshots wait in memory for a
+restart.
 """
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...checkpoint.device_change import holdings, note_missing, retire
+from ...checkpoint.readmission import Readmission, take_back
 from ...checkpoint.retire_plan import Verdict, judge_missing
 from ...checkpoint.store import Store
 from ...core.errors import EverstepError, NotFoundError, RunBusyError
@@ -67,22 +68,37 @@ class DeviceDesk:
             self._node.reporter.devices(opened)
 
     async def readmit(self, directory: str) -> ReadmitView:
-        """Close a store and open it again with this directory taken back.
+        """Take a directory back into its store: one that has failed at once, else by closing and opening the store.
 
         Raises:
             NotFoundError: no open store was opened with this directory.
-            RunBusyError: a trainer is attached to the store, or something waits in memory for a restart.
-            StorageError and others: see readmission.prepare_readmission.
+            RunBusyError: it is missing, or was retired, and a trainer is attached to the store, or something waits in
+                memory for a restart.
+            StorageError and others: see readmission.take_back and prepare_readmission.
         """
-        node, path = self._node, await in_thread(Path(directory).resolve)
+        path = await in_thread(Path(directory).resolve)
+        opened = self._opened_with(path)
+        device = next((each for each in opened.store.devices if each.path == path), None)
+        if device is not None and refusal_to_close(self._node, opened):
+            await in_thread(take_back, opened.store, device)
+            return await self._readmitted(opened, path, aside=None, is_new=False)
+        fresh, done = await self._reopen(path)
+        return await self._readmitted(fresh, path, aside=done.aside, is_new=done.is_new)
+
+    def _opened_with(self, path: Path) -> OpenStore:
+        opened = self._node.stores.opened_with(path)
+        if opened is None:
+            raise NotFoundError(
+                f"no open store was opened with {path}",
+                hint="name it in storage=, or in [devices] of the node's file: an empty directory becomes a device"
+                " when the daemon starts with it",
+            )
+        return opened
+
+    async def _reopen(self, path: Path) -> tuple[OpenStore, Readmission]:
+        node = self._node
         async with node.opening():
-            opened = node.stores.opened_with(path)
-            if opened is None:
-                raise NotFoundError(
-                    f"no open store was opened with {path}",
-                    hint="name it in storage=, or in [devices] of the node's file: an empty directory becomes a device"
-                    " when the daemon starts with it",
-                )
+            opened = self._opened_with(path)
             if refusal := refusal_to_close(node, opened):
                 raise refusal
             await node.stores.check_readmission(opened, path)
@@ -91,12 +107,17 @@ class DeviceDesk:
             if watching := self._watching.pop(opened, None):
                 watching.cancel()
                 await asyncio.wait([watching])
-            fresh, readmission = await node.stores.reopen(opened, path)
-            node.watch(fresh)
-        device_id = next(each.device_id for each in fresh.store.devices if each.path == path)
-        detail = await in_thread(device_views.device_detail, fresh.store, device_id, None)
-        logger.info("device_readmitted path=%s device=%s new=%s", path, device_id, readmission.is_new)
-        return ReadmitView(device=detail, is_new=readmission.is_new, aside=str(readmission.aside or ""))
+            done = await node.stores.reopen(opened, path)
+            node.watch(done[0])
+        return done
+
+    async def _readmitted(
+        self, opened: OpenStore, path: Path, *, aside: Path | None, is_new: bool
+    ) -> ReadmitView:
+        device_id = next(each.device_id for each in opened.store.devices if each.path == path)
+        detail = await in_thread(device_views.device_detail, opened.store, device_id, None)
+        logger.info("device_readmitted path=%s device=%s new=%s", path, device_id, is_new)
+        return ReadmitView(device=detail, is_new=is_new, aside=str(aside or ""))
 
     def watch(self, opened: OpenStore) -> None:
         """Retire the missing devices of a store when the policy says so; of a node's only."""

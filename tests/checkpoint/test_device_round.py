@@ -3,13 +3,13 @@
 import errno
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import cast
 
 import pytest
+from hanging_storage import HangingStorage
 from pausing import wait_until
 
 from everstep.checkpoint import device_round, device_set
@@ -19,9 +19,8 @@ from everstep.checkpoint.device import Device, lock_directory, survey_directory
 from everstep.checkpoint.device_change import drain
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.manifest_format import manifest_name
-from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import DAMAGED_NAME, TAGS_NAME, RunStore
-from everstep.checkpoint.storage_ops import StorageOps, storage_error
+from everstep.checkpoint.storage_ops import StorageOps
 from everstep.checkpoint.store import Store
 from everstep.checkpoint.tags import add_tag, remove_tag
 from everstep.checkpoint.testing import HOLDER, begun, load, make_state, opened, save, save_again
@@ -30,74 +29,6 @@ from everstep.core.ids import CheckpointId
 
 UID = os.geteuid()
 LATE_S = 0.2
-
-
-class Rule:
-    """Calls that hang until a test lets them go, well or with an error."""
-
-    def __init__(self, matches: Callable[[str, Path], bool]) -> None:
-        self.matches = matches
-        self.error = 0
-        self._opens, self._asked = threading.Event(), threading.Event()
-
-    def meet(self, name: str, path: Path) -> None:
-        """Hang, and then fail where that was asked for."""
-        self._asked.set()
-        assert self._opens.wait(60)
-        if self.error:
-            error = OSError(self.error, os.strerror(self.error))
-            raise storage_error(error, path, name) from error
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether such a call was made."""
-        return self._asked.is_set()
-
-    def wait_asked(self) -> None:
-        """Return when something hangs."""
-        assert self._asked.wait(60)
-
-    def let_go(self, error: int = 0) -> None:
-        """Let what hangs end, and what comes later: as it should, or with this error."""
-        self.error = error
-        self._opens.set()
-
-
-class HangingStorage:
-    """A `StorageOps` of which some calls hang."""
-
-    def __init__(self) -> None:
-        self._ops = RealStorage()
-        self._rules: list[Rule] = []
-
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        real = cast(Callable[..., object], getattr(self._ops, name))
-
-        def call(*args: object, **kwargs: object) -> object:
-            path = args[0] if isinstance(args[0], Path) else Path("/")
-            rule = next((rule for rule in self._rules if rule.matches(name, path)), None)
-            if rule is not None:
-                rule.meet(name, path)
-            return real(*args, **kwargs)
-
-        return call
-
-    @contextmanager
-    def where(self, matches: Callable[[str, Path], bool]) -> Generator[Rule]:
-        """Let calls that match hang while the block runs."""
-        rule = Rule(matches)
-        self._rules.append(rule)
-        try:
-            yield rule
-        finally:
-            self._rules.remove(rule)
-            rule.let_go()
-
-    def hanging(self, device: Device, *names: str) -> AbstractContextManager[Rule]:
-        """Let these calls on a device (none: all) hang while the block runs."""
-        return self.where(
-            lambda name, path: path.is_relative_to(device.path) and (not names or name in names)
-        )
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +80,7 @@ def test_a_shard_is_committed_while_a_device_that_has_no_byte_of_it_hangs(
     well, late = store.devices
     drain(store, late.device_id)
     state = make_state(store, 1)
-    with ops.hanging(late):
+    with ops.hanging(late.path):
         first = save(run, state, at(1))
         assert (first.copy_count, first.device_count) == (1, 2)
         found, reason = store.device_state(late.device_id)
@@ -169,7 +100,7 @@ def test_nobody_is_left_behind_before_it_is_done_anywhere(
 ) -> None:
     failing, slow = store.devices
     commits = run.commits_path(failing)
-    with ThreadPoolExecutor(1) as pool, ops.hanging(slow, "write_small_new") as rule:
+    with ThreadPoolExecutor(1) as pool, ops.hanging(slow.path, "write_small_new") as rule:
         commits.rename(commits.with_name("moved"))
         saved = pool.submit(save, run, make_state(store, 1), at(1))
         rule.wait_asked()
@@ -186,7 +117,7 @@ def test_where_another_writer_was_there_before_all_are_waited_for(
 ) -> None:
     taken, slow = store.devices
     foreign(run, taken, 1)
-    with ThreadPoolExecutor(1) as pool, ops.hanging(slow, "write_small_new") as rule:
+    with ThreadPoolExecutor(1) as pool, ops.hanging(slow.path, "write_small_new") as rule:
         saved = pool.submit(save, run, make_state(store, 1), at(1))
         rule.wait_asked()
         with pytest.raises(TimeoutError):
@@ -201,7 +132,7 @@ def test_another_writer_on_a_device_that_was_left_behind_makes_it_suspect(
     store: Store, run: RunStore, ops: HangingStorage
 ) -> None:
     _, late = store.devices
-    with ops.hanging(late, "write_small_new"):
+    with ops.hanging(late.path, "write_small_new"):
         assert save(run, make_state(store, 1), at(1)).copy_count == 1
         foreign(run, late, 1)
     wait_until(lambda: "was done on another device" not in store.device_state(late.device_id)[1])
@@ -215,7 +146,7 @@ def test_a_device_that_was_late_has_all_that_happened_meanwhile_before_anything_
     well, late = store.devices
     save(run, make_state(store, 1), at(1))
     drain(store, late.device_id)
-    with ops.hanging(late):
+    with ops.hanging(late.path):
         run.begin_attempt(2, fresh=False)
         assert store.device_state(late.device_id)[1].startswith("beginning attempt 2 was done on another")
         new = CheckpointId(2, 1)
@@ -237,7 +168,7 @@ def test_a_device_that_hangs_while_it_takes_what_it_missed_holds_nobody_up(
 ) -> None:
     well, late = store.devices
     with ops.where(lambda _, path: path.parent == run.commits_path(late)) as again:
-        with ops.hanging(late):
+        with ops.hanging(late.path):
             run.begin_attempt(2, fresh=False)
             save(run, make_state(store, 1), CheckpointId(2, 1))
         again.wait_asked()
@@ -264,11 +195,11 @@ def test_nothing_is_deleted_while_a_device_takes_what_it_missed(
 
     save(run, first, at(1))
     with ops.where(comes_back) as catching_up:
-        with ops.hanging(late):
+        with ops.hanging(late.path):
             run.begin_attempt(2, fresh=False)
         catching_up.wait_asked()
         assert "suspect" in refusal(run)
-        with ops.hanging(late, "write_small_new"):
+        with ops.hanging(late.path, "write_small_new"):
             assert save(run, second, CheckpointId(2, 1)).copy_count == 1
             assert late not in store.trusted
         assert "suspect" in refusal(run)
@@ -293,7 +224,7 @@ def test_a_device_that_was_late_learns_who_belongs_to_the_store(
     with opened(dirs, ops=cast(StorageOps, ops)) as (store, _):
         run = begun(store)
         first, late, third = store.devices
-        with ops.hanging(late):
+        with ops.hanging(late.path):
             run.begin_attempt(2, fresh=False)
             drain(store, third.device_id)
         wait_until(lambda: refusal(run) == "")
@@ -306,7 +237,7 @@ def test_what_is_being_removed_comes_back_on_no_device(
 ) -> None:
     well, late = store.devices
     with store.deleting():  # what is removed may still be in the catalogue
-        with ops.hanging(late):
+        with ops.hanging(late.path):
             run.begin_attempt(2, fresh=False)
             save(run, make_state(store, 1), CheckpointId(2, 1))
         assert not threading.Event().wait(LATE_S)
@@ -320,7 +251,7 @@ def test_a_device_that_fails_when_it_no_longer_hangs_is_suspect(
     store: Store, run: RunStore, ops: HangingStorage
 ) -> None:
     _, late = store.devices
-    with ops.hanging(late) as rule:
+    with ops.hanging(late.path) as rule:
         run.begin_attempt(2, fresh=False)
         rule.let_go(errno.EIO)
         wait_until(lambda: "Input/output error" in store.device_state(late.device_id)[1])
@@ -332,7 +263,7 @@ def test_one_that_holds_what_it_should_not_is_suspect(
     store: Store, run: RunStore, ops: HangingStorage
 ) -> None:
     _, late = store.devices
-    with ops.hanging(late):
+    with ops.hanging(late.path):
         run.begin_attempt(2, fresh=False)
         (late.path / "disk.id").write_bytes(b"garbage")
     wait_until(lambda: "could not take what it missed" in store.device_state(late.device_id)[1])
@@ -343,7 +274,7 @@ def test_a_full_one_goes_on_and_gets_directories_with_what_is_written_there(
     store: Store, run: RunStore, ops: HangingStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, late = store.devices
-    with ops.hanging(late, "write_small_new", "make_directory") as rule:
+    with ops.hanging(late.path, "write_small_new", "make_directory") as rule:
         run.begin_attempt(2, fresh=False)
         other = store.run(UID, "other", create=True)
         other.begin_attempt(1, fresh=False)
@@ -365,7 +296,7 @@ def test_a_shard_is_written_again_although_a_device_has_an_older_manifest(tmp_pa
         state = make_state(store, 1, segment_count=3)
         save(run, state, at(1))
         for attempt, late in ((2, second), (3, third)):
-            with ops.hanging(late):
+            with ops.hanging(late.path):
                 run.begin_attempt(attempt, fresh=False)
                 written = save_again(run, state, at(1))
                 assert late.device_id not in {record.device_id for record in written.manifest.segments}
@@ -380,7 +311,7 @@ def test_a_tag_that_cannot_be_removed_now_holds_up_no_attempt(
     save(run, make_state(store, 1), at(1))
     add_tag(run, "best", at(1))
     with ThreadPoolExecutor(1) as pool:
-        with ops.hanging(late, "unlink") as rule:
+        with ops.hanging(late.path, "unlink") as rule:
             removed = pool.submit(remove_tag, run, "best")
             rule.wait_asked()
             run.begin_attempt(2, fresh=False)
@@ -392,7 +323,7 @@ def test_a_device_that_is_late_is_asked_for_no_tag(store: Store, run: RunStore, 
     well, late = store.devices
     save(run, make_state(store, 1), at(1))
     with ops.where(lambda _, path: path.is_relative_to(run.path_on(late) / TAGS_NAME)) as tagging:
-        with ops.hanging(late):
+        with ops.hanging(late.path):
             run.begin_attempt(2, fresh=False)
             assert store.answering == (well,)
             add_tag(run, "best", at(1))
@@ -407,7 +338,7 @@ def test_one_that_cannot_take_what_it_missed_is_suspect(
 ) -> None:
     well, late = store.devices
     save(run, make_state(store, 1), at(1))
-    with ops.hanging(late, "stat"):
+    with ops.hanging(late.path, "stat"):
         run.begin_attempt(2, fresh=False)
         save(run, make_state(store, 1), CheckpointId(2, 1))
         commits = run.commits_path(late)
@@ -421,7 +352,7 @@ def test_in_a_directory_that_took_the_place_of_a_device_nothing_is_made(
 ) -> None:
     """As where a drive is unmounted: its mount point is an empty directory of another file system."""
     _, gone = store.devices
-    with ops.hanging(gone):
+    with ops.hanging(gone.path):
         run.begin_attempt(2, fresh=False)
     wait_until(lambda: refusal(run) == "")
     gone.path.rename(gone.path.with_name("elsewhere"))
@@ -437,7 +368,7 @@ def test_damage_is_recorded_where_no_call_hangs(
 ) -> None:
     well, late = store.devices
     result = save(run, make_state(store, 1), at(1))
-    with ops.hanging(late):
+    with ops.hanging(late.path):
         if is_late:
             run.begin_attempt(2, fresh=False)
         error = CorruptDataError("block 1 is not what was committed")
@@ -453,7 +384,7 @@ def test_a_device_on_which_a_call_hangs_stays_locked_when_its_store_is_closed(
     monkeypatch.setattr(device_set, "CHANGE_DEADLINE_S", 0.1)
     with opened(dirs, ops=cast(StorageOps, ops)) as (store, _):
         run, (well, late) = begun(store), store.devices
-        with ops.hanging(late):
+        with ops.hanging(late.path):
             run.begin_attempt(2, fresh=False)
             store.close()
             assert f"device_still_late path={late.path}" in caplog.messages

@@ -76,6 +76,10 @@ def trainer_of(socket_path: Path, storage: list[Path], name: str = "test") -> Ge
         yield trainer
 
 
+def told_by_status() -> dict[str, str]:
+    return {each["path"]: each["state"] for each in document("status")["stores"][0]["devices"]}
+
+
 def states(*arguments: str | Path) -> dict[str, str]:
     """Return the state of each device by its path; a retired one's is overlaid by what took its place."""
     (store,) = document("device", "ls", *arguments)["stores"]
@@ -228,14 +232,50 @@ class TestARunningDaemon:
         away.rename(stored[1])
         assert states(*stored) == {str(stored[0]): "ok", str(stored[1]): "retired"}
 
+    def test_one_that_has_failed_is_taken_back_while_a_trainer_trains(
+        self, devices: list[Path], socket_path: Path
+    ) -> None:
+        bad, away = devices[0], devices[0].with_name("away")
+        with daemon_process(socket_path), trainer_of(socket_path, devices) as trainer:
+            trainer.begin_attempt(1)
+
+            def save(step: int) -> frames.Persisted:
+                arena = trainer.make_arena(trainer.layout())
+                arena.save(CheckpointId(1, step), seed=step)
+                persisted = trainer.event(frames.Persisted)
+                arena.close()
+                assert isinstance(persisted, frames.Persisted)
+                return persisted
+
+            assert not save(29).under_replicated
+            bad.rename(away)
+            assert save(30).under_replicated
+            assert told_by_status()[str(bad)] == "suspect"
+            gone = everstep("device", "readmit", bad)
+            assert (gone.returncode, "is not the directory that was opened" in gone.stderr) == (1, True)
+            away.rename(bad)
+            done = everstep("device", "readmit", bad)
+            assert (done.returncode, "is a member again, with all it has" in done.stdout) == (0, True), done
+            assert told_by_status()[str(bad)] == "ok"
+            assert not save(31).under_replicated
+            again = everstep("device", "readmit", bad)
+            assert (again.returncode, "was well already" in again.stdout) == (0, True)
+            told = [event for event in trainer.events if isinstance(event, frames.DevicesChanged)]
+            conditions = [{info.path: info.condition for info in event.devices}[str(bad)] for event in told]
+            assert conditions[-1] is frames.DeviceCondition.OK
+        assert states(*devices)[str(bad)] == "ok"
+
     def test_what_needs_the_store_for_itself_waits_for_the_trainer(
         self, stored: list[Path], socket_path: Path
     ) -> None:
+        away = stored[1].with_name("away")
+        stored[1].rename(away)
         with daemon_process(socket_path):
             with trainer_of(socket_path, stored) as trainer:
-                assert everstep("device", "retire", stored[1], "--yes").returncode == 0
+                away.rename(stored[1])
                 done = everstep("device", "readmit", stored[1])
                 assert (done.returncode, "is attached" in done.stderr) == (1, True)
+                assert everstep("device", "retire", stored[1], "--yes").returncode == 0
                 refused = everstep("device", "readmit", stored[1].parent / "d7")
                 assert (refused.returncode, "no open store" in refused.stderr) == (3, True)
                 trainer.begin_attempt(1)

@@ -14,6 +14,8 @@ from pausing import wait_until
 
 from everstep.checkpoint.testing import opened
 from everstep.core.ids import CheckpointId
+from everstep.daemon.control.client import connected
+from everstep.daemon.control.views import DeviceStatus
 from everstep.daemon.testing import FakeTrainer, daemon_process
 from everstep.proto import frames
 from everstep.proto.frames import DeviceCondition
@@ -86,6 +88,34 @@ def test_a_run_begins_beside_a_drive_that_hangs_and_is_on_it_when_it_answers_aga
         assert daemon.wait(60) == 0
         with opened(places) as (store, report):
             assert (store.is_whole, report.problems) == (True, [])
+
+
+def test_a_daemon_that_starts_beside_a_drive_that_hangs_goes_on_without_it_and_takes_it_back(
+    socket_path: Path,
+) -> None:
+    skip_without("ext4")
+    with mounted_drives("ext4", 2) as (_, drives):
+        places = [drive.path / "everstep" for drive in drives]
+        for place in places:
+            place.mkdir(mode=0o700)
+        with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+            trainer.open_run(places)
+            trainer.begin_attempt(1)
+            save(trainer, CheckpointId(1, 1))
+        with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+            with frozen(drives[1]):
+                found = trainer.open_run(places)
+                assert isinstance(found, frames.RunOpened)
+                assert any(f"{places[1]} has not answered for {LATE_S} s" in note for note in found.notes)
+                assert isinstance(trainer.begin_attempt(2), frames.Done)
+                save(trainer, CheckpointId(2, 1))
+            assert isinstance(trainer.ask(frames.Detach(request_id=trainer.number())), frames.Done)
+            with connected(socket_path) as daemon:
+                wait_until(lambda: daemon.readmit_device(str(places[1])).device.state is DeviceStatus.OK)
+        with opened(places) as (store, report):
+            assert (store.is_whole, report.problems) == (True, [])
+            (run,) = store.runs()
+            assert {info.checkpoint for info in run.checkpoints()} == {CheckpointId(1, 1), CheckpointId(2, 1)}
 
 
 def test_no_store_is_closed_for_idleness_while_a_drive_of_it_hangs(socket_path: Path, tmp_path: Path) -> None:

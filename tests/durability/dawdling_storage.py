@@ -15,6 +15,8 @@ MEAN_S = 0.003
 class DawdlingStorage:
     """Passes every call on."""
 
+    can_hang = True
+
     def __init__(self, ops: StorageOps) -> None:
         self._ops = ops
 

@@ -163,6 +163,9 @@ class ModelStorage:
     The lock file is durable at once: nothing depends on its content, and it would double every choice.
     """
 
+    can_hang = False
+    """It is memory, and is opened a hundred thousand times."""
+
     def __init__(
         self, device_count: int, image: Image | None = None, recorder: Recorder | None = None
     ) -> None:
