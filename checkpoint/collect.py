@@ -100,7 +100,7 @@ def store_refusal(store: DeviceSet) -> str:
         return f"missing devices: {names}"
     if store.is_changing:
         return "a device is leaving the store, and not every other one knows of it yet"
-    return "a device is suspect; open the store again when it is well"
+    return "a device is suspect; `everstep device readmit` it when it is well"
 
 
 def _remove(run: RunStore, checkpoint: CheckpointId, *, with_tags: bool = False) -> int | None:

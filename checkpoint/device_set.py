@@ -322,18 +322,28 @@ class DeviceSet:
         _log.warning("device_late path=%s reason=%s", self.device_name(device_id), error)
         self.on_change()
 
-    def take_back(self, device: Device) -> None:
-        """Let a suspect device take what it has missed, as one that was late: it is well then, or suspect again."""
+    def has_failed(self, device: Device) -> bool:
+        """Tell whether a call on a device has failed, since the store was opened or it was taken back."""
         with self._lock:
-            reason = self._suspects.get(device.device_id)
-            if reason is None:
-                return
-            late = self._late.setdefault(device.device_id, _Late(reason))
+            return device.device_id in self._suspects
+
+    @contextmanager
+    def taking_back(self, device: Device) -> Generator[None]:
+        """Try a device that has failed: without an error it is well, when it has taken what it missed, as a late one.
+
+        Meanwhile it counts as one on which a call hangs, whose lock outlives the store.
+        """
+        with self._lock:
+            late = self._late.setdefault(device.device_id, _Late(self._suspects.get(device.device_id, "")))
             late.call_count += 1
             late.is_trusted = False
             self._were_late.add(device.device_id)
-            del self._suspects[device.device_id]
-        self.late_is_over(device.device_id)
+        try:
+            yield
+            with self._lock:
+                self._suspects.pop(device.device_id, None)
+        finally:
+            self.late_is_over(device.device_id)
 
     def was_late(self, device_id: str) -> bool:
         """Tell whether a device has been late, or suspect: it may lack directories of runs that were made meanwhile."""

@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
-from ..core.errors import StorageError
-from .device import Survey, lock_directory
+from ..core.errors import DeviceLockedError, StorageError
+from .device import LOCK_NAME, Survey, lock_directory
 from .late_plan import LATE_CALL_S
 from .side_by_side import Apart
 from .storage_ops import LockHandle, StorageOps
 from .store_format import LockHolder
+
+_HINT = "look at its drive (dmesg)"
+_being_locked = set[Path]()
+"""Directories of which a lock was asked in vain so far, by this process."""
 
 
 def survey_all(ops: StorageOps, paths: Sequence[Path], survey: Callable[[Path], Survey]) -> list[Survey]:
@@ -35,30 +39,51 @@ def lock_all(
 
     Raises:
         DeviceLockedError: another process has one; the message says which.
-        StorageError: a directory cannot be written to.
+        StorageError: a directory cannot be written to, or none answers.
     """
     hanging: dict[Path, Survey] = {}
     for path in sorted(paths):
-        if len(paths) < 2 or not ops.can_hang:
-            locks[path] = lock_directory(ops, path, holder)
-            continue
-        asked = Apart("lock").submit(lock_directory, ops, path, holder)
-        if wait([asked], LATE_CALL_S).done:
-            locks[path] = asked.result()
+        try:
+            found = _lock(ops, path, holder, may_hang=len(paths) > 1 and ops.can_hang)
+        except DeviceLockedError:
+            if not ops.is_lock_of_the_dead(path / LOCK_NAME):
+                raise
+            error = StorageError(
+                f"{path} is held by a process that was ended while a call on a drive hangs",
+                hint="the kernel lets go of it when that drive answers, or when the node starts again",
+            )
+            found = Survey(path=path, exists=True, error=error)
+        if isinstance(found, Survey):
+            hanging[path] = found
         else:
-            asked.add_done_callback(_release)
-            hanging[path] = _hanging(path)
+            locks[path] = found
+    if not locks and hanging:
+        raise next(each.error for each in hanging.values() if each.error)
     return hanging
 
 
-def _release(asked: Future[LockHandle]) -> None:
+def _lock(ops: StorageOps, path: Path, holder: LockHolder, *, may_hang: bool) -> LockHandle | Survey:
+    if path in _being_locked:
+        return _hanging(path)
+    if not may_hang:
+        return lock_directory(ops, path, holder)
+    asked = Apart("lock").submit(lock_directory, ops, path, holder)
+    if wait([asked], LATE_CALL_S).done:
+        return asked.result()
+    _being_locked.add(path)
+    asked.add_done_callback(lambda done: _let_go(path, done))
+    return _hanging(path)
+
+
+def _let_go(path: Path, asked: Future[LockHandle]) -> None:
+    """Nobody uses a device whose lock came too late."""
     if asked.exception() is None:
         asked.result().release()
+    _being_locked.discard(path)
 
 
 def _hanging(path: Path) -> Survey:
     error = StorageError(
-        f"{path} has not answered for {LATE_CALL_S:.0f} s, and another device has",
-        hint="look at its drive (dmesg); when it answers again, `everstep device readmit` takes it back",
+        f"{path} has not answered for {LATE_CALL_S:.0f} s, and another device has", hint=_HINT
     )
     return Survey(path=path, exists=True, error=error)

@@ -5,7 +5,7 @@ leaves lying goes to quarantine: damaged checkpoints, and tags on checkpoints th
 but what recovery deletes.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +13,16 @@ from pathlib import Path
 from ..core.errors import CorruptDataError, DataError, NotFoundError
 from ..core.ids import CheckpointId
 from .catalogue import CheckpointState
-from .device import DISK_ID_NAME, Device, Survey, lock_directory, survey_directory
+from .device import DISK_ID_NAME, Device, Survey, survey_directory
 from .device_set import DeviceState
-from .device_survey import survey_all
+from .device_survey import lock_all, survey_all
 from .findings import Finding, Severity
 from .fsck_plan import sort_out
 from .manifest_format import manifest_name
 from .recovery import recover
 from .recovery_devices import COPY_SUFFIX, LOST_SUFFIX, RecoveryDevices, RecoveryReport
 from .run_store import COMMITS_NAME, TAGS_NAME, RunStore
-from .storage_ops import StorageOps
+from .storage_ops import LockHandle, StorageOps
 from .store import Store, open_store
 from .store_format import LockHolder, Tag
 from .verify import verify_checkpoint
@@ -140,9 +140,16 @@ def _opened(
     """Give the store of these devices, locked: for reading only unless it is repaired."""
     with ExitStack() as held:
         if not repair:  # else opening takes the locks
-            for path in sorted(paths):
-                held.callback(lock_directory(ops, path, holder).release)
+            locks: dict[Path, LockHandle] = {}
+            held.callback(_release, locks)
+            if hanging := lock_all(ops, paths, holder, locks):
+                raise next(each.error for each in hanging.values() if each.error)
         yield held.enter_context(open_store(paths, ops=ops, holder=holder, uid=uid, read_only=not repair))
+
+
+def _release(locks: Mapping[Path, LockHandle]) -> None:
+    for lock in locks.values():
+        lock.release()
 
 
 def _damaged(store: Store, report: RecoveryReport) -> _Damaged:

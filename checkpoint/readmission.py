@@ -105,26 +105,30 @@ def _set_aside(ops: StorageOps, path: Path, device_id: str, *, holder: LockHolde
 
 
 def take_back(store: Store, device: Device) -> None:
-    """Trust a suspect device of an open store again, when it has taken what it missed; nothing if it is well.
+    """Trust a device of an open store that has failed again, when it has taken what it missed; nothing if it is well.
 
     Raises:
-        StorageError: it still fails, or it holds what was not read when the store was opened.
+        StorageError: it still fails, or does not answer, or holds what was not read when the store was opened.
     """
-    if store.device_state(device.device_id)[0] is not DeviceState.SUSPECT:
-        return
-    if not store.was_read(device):
-        raise StorageError(
-            f"{device.path} failed when the store was opened: nobody knows what it holds", hint=_HINT
-        )
-    store.check_in_place(device)
-    for run in store.runs():
-        _refuse_unknown(run, device)
-    content = encode_disk_id(store.membership.disk_id(device.device_id, store_id=store.store_id))
-    publish_over(store.ops, device.path / DISK_ID_NAME, content)  # it takes what is new, and keeps it
-    store.take_back(device)
+    if store.has_failed(device):
+        if not store.was_read(device):
+            raise StorageError(
+                f"{device.path} failed when the store was opened: nobody knows what it holds", hint=_HINT
+            )
+        with store.taking_back(device):
+            store.check_in_place(device)
+            for run in store.runs():
+                _refuse_unknown(run, device)
+            content = encode_disk_id(store.membership.disk_id(device.device_id, store_id=store.store_id))
+            publish_over(store.ops, device.path / DISK_ID_NAME, content)  # it takes what is new, and keeps it
     state, reason = store.device_state(device.device_id)
-    if state is DeviceState.SUSPECT:
+    if state is DeviceState.SUSPECT and store.has_failed(device):
         raise StorageError(f"{device.path} is suspect again: {reason}")
+    if state is DeviceState.SUSPECT:
+        raise StorageError(
+            f"{device.path} is late: {reason}",
+            hint="nothing is to be done: it comes back when its call has returned",
+        )
 
 
 def _refuse_unknown(run: RunStore, device: Device) -> None:

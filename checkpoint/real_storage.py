@@ -9,6 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..core.dead_process import is_dead_but_held
 from ..core.errors import CorruptDataError, StorageError
 from . import linux
 from .direct_io import ASSUMED_ALIGNMENT, alignment_in, try_to_read
@@ -234,6 +235,17 @@ class RealStorage:
                 os.close(fd)
                 raise
         return _FileLock(path, fd)
+
+    def is_lock_of_the_dead(self, path: Path) -> bool:
+        """See StorageOps."""
+        with _named(path, "looking at"):
+            found = path.stat()
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, pid, where, *_ = line.split()
+            if (kind, where) == ("FLOCK", place):
+                return is_dead_but_held(int(pid))
+        return False
 
     def open_new_segment(self, path: Path) -> SegmentHandle:
         """See StorageOps."""

@@ -168,6 +168,10 @@ class StorageOps(Protocol):
         """Return the bytes that this user may still write on the path's file system."""
         ...
 
+    def is_lock_of_the_dead(self, path: Path) -> bool:
+        """Tell whether the holder of the lock at this path has ended, but for a call that hangs in the kernel."""
+        ...
+
     def try_lock(self, path: Path, content: bytes) -> LockHandle | None:
         """Lock a file (made if absent) for this process and write who holds it; None when another has it."""
         ...

@@ -83,7 +83,7 @@ def _check_durable(run: RunStore, device: Device) -> None:
     if state is DeviceState.SUSPECT:
         raise StorageError(
             f"whether the tag is durable on {device.path} is not known: {reason}",
-            hint="open the store again when the device is well",
+            hint="`everstep device readmit` it when it is well",
         )
 
 

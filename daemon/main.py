@@ -16,6 +16,7 @@ import aiofiles
 import aiofiles.os
 import msgspec
 
+from ..core.dead_process import is_dead_but_held
 from ..core.errors import ConfigError, EverstepError, QuotaError
 from ..core.paths import control_socket_path, ensure_private_directory
 from ..core.version import VERSION
@@ -176,7 +177,8 @@ def _told(path: Path) -> str:
         facts = msgspec.json.decode(_address_path(path).read_bytes(), type=Address)
     except (OSError, msgspec.MsgspecError):
         return ""
-    return f" ({'private' if facts.private else 'node'}, pid {facts.pid})"
+    dead = "; it was ended, and a call of it on a drive hangs" if is_dead_but_held(facts.pid) else ""
+    return f" ({'private' if facts.private else 'node'}, pid {facts.pid}{dead})"
 
 
 def _address_path(path: Path) -> Path:

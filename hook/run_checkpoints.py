@@ -212,7 +212,7 @@ class RunCheckpoints:
             new = sorted(self._under_way.keys() - self._silent_told)
             self._silent_told.update(new)
         if new:
-            text = f"{', '.join(map(str, new))} will not be complete: {self._ranks.silent}"
+            text = f"{', '.join(map(str, new))} is not complete: {self._ranks.silent}"
             self._costs.fail(text)
             logger.error("ranks_silent run=%s reason=%s", self._parts.name, text)
 

@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...checkpoint.device import Device
 from ...checkpoint.device_change import holdings, note_missing, retire
+from ...checkpoint.late_plan import LATE_CALL_S
 from ...checkpoint.readmission import Readmission, take_back
 from ...checkpoint.retire_plan import Verdict, judge_missing
+from ...checkpoint.side_by_side import Apart
 from ...checkpoint.store import Store
-from ...core.errors import EverstepError, NotFoundError, RunBusyError
+from ...core.errors import EverstepError, NotFoundError, RunBusyError, StorageError
 from ..blocking import in_thread
 from ..control import device_views
 from ..control.device_views import DeviceDetail, ReadmitView, RetireView, StoreDevices
@@ -39,6 +42,7 @@ class DeviceDesk:
     def __init__(self, node: "Node") -> None:
         self._node = node
         self._watching: dict[OpenStore, asyncio.Task[None]] = {}
+        self._taking: dict[Device, asyncio.Future[None]] = {}
 
     async def devices(self, uid: int | None) -> list[StoreDevices]:
         """Return the devices of every open store, with the parts of this user's checkpoints (None: of all)."""
@@ -80,10 +84,30 @@ class DeviceDesk:
         opened = self._opened_with(path)
         device = next((each for each in opened.store.devices if each.path == path), None)
         if device is not None and refusal_to_close(self._node, opened):
-            await in_thread(take_back, opened.store, device)
+            await self._take_back(opened.store, device)
             return await self._readmitted(opened, path, aside=None, is_new=False)
         fresh, done = await self._reopen(path)
         return await self._readmitted(fresh, path, aside=done.aside, is_new=done.is_new)
+
+    async def _take_back(self, store: Store, device: Device) -> None:
+        """In a thread of its own, one for a device whoever asks: it may hang again."""
+        taking = self._taking.get(device)
+        if taking is None:
+            work = Apart("readmit").submit(take_back, store, device)
+            taking = self._taking[device] = asyncio.wrap_future(work)
+            taking.add_done_callback(lambda done: self._taken_back(device, done))
+        await asyncio.wait([taking], timeout=LATE_CALL_S)
+        if not taking.done():
+            raise StorageError(
+                f"{device.path} has not answered for {LATE_CALL_S:.0f} s",
+                hint="it is taken back when it answers; `everstep device ls` says so",
+            )
+        await taking
+
+    def _taken_back(self, device: Device, taking: asyncio.Future[None]) -> None:
+        del self._taking[device]
+        if (error := taking.exception()) is not None:
+            logger.warning("device_not_readmitted path=%s reason=%s", device.path, error)
 
     def _opened_with(self, path: Path) -> OpenStore:
         opened = self._node.stores.opened_with(path)
@@ -107,13 +131,16 @@ class DeviceDesk:
             if watching := self._watching.pop(opened, None):
                 watching.cancel()
                 await asyncio.wait([watching])
-            done = await node.stores.reopen(opened, path)
-            node.watch(done[0])
-        return done
+            try:
+                return await node.stores.reopen(opened, path)
+            finally:
+                node.watch(self._opened_with(path))
 
     async def _readmitted(
         self, opened: OpenStore, path: Path, *, aside: Path | None, is_new: bool
     ) -> ReadmitView:
+        if absent := next((each for each in opened.store.missing if each.path == str(path)), None):
+            raise StorageError(f"{path} is missing still: {absent.reason or 'it is not where it was'}")
         device_id = next(each.device_id for each in opened.store.devices if each.path == path)
         detail = await in_thread(device_views.device_detail, opened.store, device_id, None)
         logger.info("device_readmitted path=%s device=%s new=%s", path, device_id, is_new)

@@ -523,10 +523,9 @@ def _keeps_all(store: Store) -> str:
         if store.device_state(device.device_id)[0] is DeviceState.SUSPECT
     ]
     absent = [device.path for device in store.missing]
+    when = " when no run of the store is attached" if absent else " once it is well"
     who = [f"{path} is suspect" for path in failed] + [f"{path} is missing" for path in absent]
     if not who:
         return ""
-    return (
-        f"nothing is deleted while {' and '.join(who)}: `everstep device retire` it, `readmit` it when no run of the "
-        "store is attached, or add a device"
-    )
+    what = f"`everstep device readmit` it{when}, `retire` it, or add a device"
+    return f"nothing is deleted while {' and '.join(who)}: {what}"

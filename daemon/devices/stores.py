@@ -184,22 +184,25 @@ class StoreBook:
     async def reopen(self, opened: OpenStore, readmit: Path) -> tuple[OpenStore, Readmission]:
         """Close a store that nobody uses, and return it opened again with one of its directories taken back.
 
-        Where that fails the next who asks for the store opens it.
+        Where that fails it is opened again without.
         """
         directories = self._directories_of(opened)
         for path in directories:
             del self._by_directory[path]
         await in_thread(opened.close)
-        readmission = await in_thread(
-            prepare_readmission,
-            directories,
-            readmit,
-            ops=RealStorage(),
-            holder=self._holder,
-            uid=os.getuid(),
-        )
-        fresh = await in_thread(self._open_now, directories, readmission.adopt)
-        self._by_directory |= dict.fromkeys(directories, fresh)
+        readmission = Readmission(adopt=(), is_new=False, aside=None)
+        try:
+            readmission = await in_thread(
+                prepare_readmission,
+                directories,
+                readmit,
+                ops=RealStorage(),
+                holder=self._holder,
+                uid=os.getuid(),
+            )
+        finally:
+            fresh = await in_thread(self._open_now, directories, readmission.adopt)
+            self._by_directory |= dict.fromkeys(directories, fresh)
         return fresh, readmission
 
     def _directories_of(self, opened: OpenStore) -> list[Path]:

@@ -123,6 +123,30 @@ def test_who_is_alone_is_waited_for(
         assert opening.result() == (alone, [])
 
 
+def test_who_still_hangs_is_missing_in_the_next_opening_too(
+    stored: list[Path], hanging: HangingStorage, ops: StorageOps
+) -> None:
+    """Its lock is still asked for: by this process, and not held by it."""
+    *well, drive = stored
+    with hanging.hanging(drive, "try_lock"):
+        for _ in range(2):
+            with opened(stored, ops=ops) as (store, _):
+                assert paths(store) == (well, [drive])
+    wait_until(lambda: is_free(drive))
+
+
+def test_what_hangs_in_an_inspection_ends_it_and_keeps_no_lock(
+    stored: list[Path], hanging: HangingStorage, ops: StorageOps
+) -> None:
+    with (
+        hanging.hanging(stored[-1], "try_lock"),
+        pytest.raises(StorageError, match=f"{re.escape(str(stored[-1]))} has not answered"),
+    ):
+        fsck(stored, ops=ops, holder=HOLDER, uid=UID)
+    assert is_free(stored[0])
+    wait_until(lambda: is_free(stored[-1]))
+
+
 def test_an_inspection_names_who_hangs_and_repairs_nothing(
     stored: list[Path], hanging: HangingStorage, ops: StorageOps
 ) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -10,16 +11,18 @@ from typing import cast
 import pytest
 from hanging_storage import HangingStorage
 
+from everstep.checkpoint import device_set
 from everstep.checkpoint.collect import remove_checkpoint
-from everstep.checkpoint.device import Device
+from everstep.checkpoint.device import Device, lock_directory
 from everstep.checkpoint.device_set import DeviceState
 from everstep.checkpoint.manifest_format import manifest_name
 from everstep.checkpoint.readmission import take_back
+from everstep.checkpoint.real_storage import RealStorage
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.storage_ops import StorageOps
 from everstep.checkpoint.store import Store
-from everstep.checkpoint.testing import begun, load, make_state, opened, save
-from everstep.core.errors import StorageError
+from everstep.checkpoint.testing import HOLDER, begun, load, make_state, opened, save
+from everstep.core.errors import DeviceLockedError, StorageError
 from everstep.core.ids import CheckpointId
 
 UID = os.geteuid()
@@ -110,6 +113,35 @@ def test_one_that_fails_again_while_it_catches_up_says_so(
         with pytest.raises(StorageError, match="is suspect again: write_small_new"):
             take_back(store, device)
     assert (state_of(device, store), store.may_delete) == (DeviceState.SUSPECT, False)
+
+
+def test_one_that_is_late_comes_back_by_itself(store: Store, run: RunStore) -> None:
+    _, device = store.devices
+    store.mark_late(device.device_id, StorageError("writing was done elsewhere, and here it is not"))
+    with pytest.raises(StorageError, match=f"{device.path} is late: writing was done elsewhere"):
+        take_back(store, device)
+    store.late_is_over(device.device_id)
+    take_back(store, device)
+    assert run.store.may_delete
+
+
+def test_one_that_hangs_meanwhile_stays_locked_behind_the_store(
+    store: Store, run: RunStore, ops: HangingStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What hangs may yet change what is there."""
+    monkeypatch.setattr(device_set, "CHANGE_DEADLINE_S", 0.1)
+    _, device = store.devices
+    with failing(ops, device, "write_small_new"):
+        save(run, make_state(store, 2), at(2))
+    with ThreadPoolExecutor(1) as pool, ops.hanging(device.path, "write_small_new") as rule:
+        taking = pool.submit(take_back, store, device)
+        rule.wait_asked()
+        store.close()
+        with pytest.raises(DeviceLockedError):
+            lock_directory(RealStorage(), device.path, HOLDER)
+        rule.let_go()
+        taking.result()
+    lock_directory(RealStorage(), device.path, HOLDER).release()
 
 
 def test_one_that_was_not_read_needs_the_store_to_be_opened(dirs: list[Path], ops: HangingStorage) -> None:

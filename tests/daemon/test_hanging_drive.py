@@ -2,8 +2,11 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +15,13 @@ from full_drives import mounted_drives
 from loop_disk import LoopDisk, skip_without
 from pausing import wait_until
 
-from everstep.checkpoint.testing import opened
+from everstep.checkpoint.device import lock_directory
+from everstep.checkpoint.device_survey import lock_all
+from everstep.checkpoint.real_storage import RealStorage
+from everstep.checkpoint.storage_ops import LockHandle
+from everstep.checkpoint.testing import HOLDER, opened
+from everstep.core.dead_process import is_dead_but_held
+from everstep.core.errors import StorageError
 from everstep.core.ids import CheckpointId
 from everstep.daemon.control.client import connected
 from everstep.daemon.control.views import DeviceStatus
@@ -116,6 +125,84 @@ def test_a_daemon_that_starts_beside_a_drive_that_hangs_goes_on_without_it_and_t
             assert (store.is_whole, report.problems) == (True, [])
             (run,) = store.runs()
             assert {info.checkpoint for info in run.checkpoints()} == {CheckpointId(1, 1), CheckpointId(2, 1)}
+
+
+DEAD = """
+import sys, threading, time
+from pathlib import Path
+from everstep.checkpoint.device import lock_directory
+from everstep.checkpoint.real_storage import RealStorage
+from everstep.checkpoint.testing import HOLDER
+locks = [lock_directory(RealStorage(), Path(each), HOLDER) for each in sys.argv[1:]]
+print("locked", flush=True)
+sys.stdin.readline()
+threading.Thread(target=lambda: Path(sys.argv[1], "hangs").write_bytes(b"x")).start()
+print("goes on", flush=True)
+time.sleep(600)
+"""
+
+
+def hangs(pid: int) -> bool:
+    """Tell whether a thread of a process is in a call that nothing interrupts."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return any(stat.rpartition(") ")[2].startswith("D") for stat in stats)
+
+
+def test_the_locks_of_a_process_that_was_ended_and_hangs_are_of_the_dead(tmp_path: Path) -> None:
+    """The kernel keeps them, also of drives that are well, until its call returns: who waits for what is said."""
+    skip_without("ext4")
+    well, other = tmp_path / "well", tmp_path / "other"
+    well.mkdir()
+    other.mkdir()
+    with mounted_drives("ext4", 1) as (_, (drive,)):
+        place = drive.path / "everstep"
+        place.mkdir(mode=0o700)
+        command = [sys.executable, "-P", "-c", DEAD, str(place), str(well)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == "locked\n"
+            with frozen(drive):
+                print(file=process.stdin, flush=True)
+                assert process.stdout.readline() == "goes on\n"
+                wait_until(lambda: hangs(process.pid))
+                process.kill()
+                wait_until(lambda: is_dead_but_held(process.pid))
+                locks: dict[Path, LockHandle] = {}
+                found = lock_all(RealStorage(), [place, well, other], HOLDER, locks)
+                assert (found.keys(), locks.keys()) == ({place, well}, {other})
+                locks[other].release()
+                with pytest.raises(
+                    StorageError, match="is held by a process that was ended while a call on a drive"
+                ):
+                    lock_all(RealStorage(), [place, well], HOLDER, {})
+        assert not is_dead_but_held(process.pid)
+        lock_directory(RealStorage(), well, HOLDER).release()
+
+
+def test_a_device_that_hangs_again_holds_up_its_readmission_alone(socket_path: Path) -> None:
+    skip_without("ext4")
+    with mounted_drives("ext4", 2) as (_, drives), daemon_process(socket_path):
+        places = [drive.path / "everstep" for drive in drives]
+        for place in places:
+            place.mkdir(mode=0o700)
+        with FakeTrainer(socket_path) as trainer, connected(socket_path) as daemon:
+            trainer.open_run(places)
+            trainer.begin_attempt(1)
+            save(trainer, CheckpointId(1, 1))
+            away = places[1].with_name("away")
+            places[1].rename(away)
+            assert save(trainer, CheckpointId(1, 2)).under_replicated
+            away.rename(places[1])
+            with frozen(drives[1]), ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(daemon.readmit_device, str(places[1])) for _ in range(8)]
+                (store,) = daemon.devices()
+                assert {each.path for each in store.devices} == {str(each) for each in places}
+                for each in asked:
+                    with pytest.raises(StorageError, match=f"has not answered for {LATE_S} s"):
+                        each.result()
+            wait_until(lambda: daemon.readmit_device(str(places[1])).device.state is DeviceStatus.OK)
+            assert not save(trainer, CheckpointId(1, 3)).under_replicated
 
 
 def test_no_store_is_closed_for_idleness_while_a_drive_of_it_hangs(socket_path: Path, tmp_path: Path) -> None:

@@ -385,6 +385,10 @@ class ModelStorage:
         self._enter("free_bytes", path)
         return FREE_BYTES
 
+    def is_lock_of_the_dead(self, path: Path) -> bool:
+        """See StorageOps."""
+        return False
+
     def try_lock(self, path: Path, content: bytes) -> LockHandle | None:
         """See StorageOps."""
         with self._guard:

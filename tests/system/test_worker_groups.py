@@ -218,8 +218,8 @@ def test_ranks_that_end_at_different_boundaries_say_so_at_once(job: Job) -> None
     began_s = time.monotonic()
     group = start_ranks(job, store.port, *steps)
     reasons = [
-        "1.7 will not be complete: rank 1 ended after boundary 7, this one ended after boundary 6",
-        "1.8 will not be complete: rank 0 ended after boundary 6, this one ended after boundary 7",
+        "1.7 is not complete: rank 1 ended after boundary 7, this one ended after boundary 6",
+        "1.8 is not complete: rank 0 ended after boundary 6, this one ended after boundary 7",
         "rank 1 does not answer",  # rank 0 says so
     ]
     for trainer, reason in zip(group, reasons, strict=True):
