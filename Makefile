@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PHOTOGRAPHED := $(VENV)/.photographed
 DURATION ?= 600
-WORKERS ?= $(shell echo $$(($$(nproc) * 3 / 2)))
+WORKERS ?= $(shell echo $$(($$(nproc) * 2)))
 TORCH  := $(shell grep '^torch==' constraints.txt)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
@@ -24,7 +24,7 @@ help:  ## list the targets
 demo: $(STAMP)  ## train, kill and restart: ends with the verdict (under 5 minutes)
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
-# Three processes for two cores, since many tests wait for processes of their own. A file's tests stay in one of them,
+# Two processes for each core, since many tests wait for processes of their own. A file's tests stay in one of them,
 # and the longest files come first (tests/conftest.py). What is about the speed of steps runs after them, alone.
 ALONE := tests/system/test_pace.py tests/system/test_pace_changes.py
 test: $(STAMP)  ## run the tests; skipped ones are listed with the reason (PYTEST_ARGS: these only, in one process)

@@ -181,7 +181,9 @@ def test_where_a_device_that_has_failed_keeps_all_the_hint_names_it(
                 step += 1
             arena.close()
         assert failed.code == "NoSpaceError"
-        assert f"nothing is deleted while {failing} is suspect: `everstep device retire` it" in failed.hint
+        assert (
+            f"nothing is deleted while {failing} is suspect: `everstep device readmit` it once" in failed.hint
+        )
     finally:
         disk.remove()
 
