@@ -382,7 +382,8 @@ class DeviceSet:
                     is_closed = self._is_closed
                     self._lock.notify_all()
                     break
-        _log.warning("device_late_no_more path=%s", device.path)
+        if told is not None:
+            _log.warning("device_late_no_more path=%s", device.path)
         if is_closed:
             self._locks[device.path].release()
 

@@ -134,7 +134,8 @@ class DeviceDesk:
             try:
                 return await node.stores.reopen(opened, path)
             finally:
-                node.watch(self._opened_with(path))
+                if (fresh := node.stores.opened_with(path)) is not None:
+                    node.watch(fresh)
 
     async def _readmitted(
         self, opened: OpenStore, path: Path, *, aside: Path | None, is_new: bool

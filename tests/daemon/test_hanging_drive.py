@@ -205,6 +205,35 @@ def test_a_device_that_hangs_again_holds_up_its_readmission_alone(socket_path: P
             assert not save(trainer, CheckpointId(1, 3)).under_replicated
 
 
+def test_a_readmission_of_one_that_still_hangs_leaves_the_store_open_without_it(
+    socket_path: Path, tmp_path: Path
+) -> None:
+    skip_without("ext4")
+    other = tmp_path / "other"
+    other.mkdir()
+    with (
+        mounted_drives("ext4", 2) as (_, drives),
+        daemon_process(socket_path),
+        FakeTrainer(socket_path) as living,
+        connected(socket_path) as daemon,
+    ):
+        places = [drive.path / "everstep" for drive in drives]
+        for place in places:
+            place.mkdir(mode=0o700)
+        living.open_run([other], name="living")
+        with FakeTrainer(socket_path) as trainer:
+            trainer.open_run(places)
+            assert isinstance(trainer.ask(frames.Detach(request_id=trainer.number())), frames.Done)
+        with frozen(drives[1]):
+            for _ in range(2):
+                with pytest.raises(StorageError, match=f"is missing still: {places[1]} has not answered"):
+                    daemon.readmit_device(str(places[1]))
+                found = {each.path: each.state for store in daemon.devices() for each in store.devices}
+                assert found[str(places[0])] is DeviceStatus.OK
+                assert found[str(places[1])] is DeviceStatus.MISSING
+        wait_until(lambda: daemon.readmit_device(str(places[1])).device.state is DeviceStatus.OK)
+
+
 def test_no_store_is_closed_for_idleness_while_a_drive_of_it_hangs(socket_path: Path, tmp_path: Path) -> None:
     """Who opened it again would find the drive locked by this very daemon."""
     skip_without("ext4")
