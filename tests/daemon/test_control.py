@@ -492,6 +492,21 @@ class TestStop:
         assert not socket_path.exists()
         assert not control_socket_path(socket_path).exists()
 
+    def test_what_waits_in_memory_since_it_could_not_be_written_is_lost(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
+            trainer.open_run(devices[:1], name=RUN)
+            trainer.begin_attempt(1)
+            arena = trainer.make_arena(trainer.layout())
+            devices[0].rename(devices[0].with_name("away"))
+            arena.save(CheckpointId(1, 9), seed=1)
+            assert isinstance(trainer.event(frames.PersistFailed), frames.PersistFailed)
+            with connected(socket_path) as client:
+                stopped = client.stop()
+            arena.close()
+        assert (stopped.persisted_count, stopped.lost_count) == (0, 1)
+
     def test_what_is_sealed_is_committed_first(self, socket_path: Path, devices: list[Path]) -> None:
         with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
             trainer.open_run(devices, name=RUN)
