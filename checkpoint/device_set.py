@@ -294,8 +294,8 @@ class DeviceSet:
         device = self.device(device_id)
         return f"{membership.members[device_id]} (missing)" if device is None else str(device.path)
 
-    def is_read(self) -> None:
-        """All is known that the devices hold, but for those that have failed by now."""
+    def mark_read(self) -> None:
+        """Remember that all is known that the devices hold, but for those that have failed by now."""
         with self._lock:
             self._unread = frozenset(self._suspects)
 

@@ -49,7 +49,7 @@ def recover(store: Store, *, looks_for_rests: bool = False) -> RecoveryReport:
             store.add_run(recover_run(devices, identity))
             report.run_count += 1
     _check_known(store)
-    store.is_read()
+    store.mark_read()
     if devices.writes or looks_for_rests:
         remove_orphans(devices, store.runs())
     report.duration_s = time.perf_counter() - started_s

@@ -345,7 +345,10 @@ class NodeService(
         except TimeoutError:
             unsettled_count = sum(rank.writing for rank in node.registry.ranks())
         newly_failed = node_views.total(node, node_views.FAILED) - failed
-        in_memory_count = sum(rank.in_memory_only is not None for rank in node.registry.ranks())
+        # What a trainer seals at this moment is written while the daemon ends.
+        in_memory_count = sum(
+            rank.in_memory_only is not None and not rank.persisting for rank in node.registry.ranks()
+        )
         return pb.ShutdownResponse(
             persisted_count=node_views.total(node, node_views.PERSISTED) - persisted,
             lost_count=max(newly_failed + unsettled_count, in_memory_count),

@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -34,17 +33,6 @@ LATE_S = 0.2
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
     monkeypatch.setattr(device_round, "LATE_CALL_S", LATE_S)
-
-
-@pytest.fixture
-def ops() -> HangingStorage:
-    return HangingStorage()
-
-
-@pytest.fixture
-def store(dirs: list[Path], ops: HangingStorage) -> Generator[Store]:
-    with opened(dirs, ops=cast(StorageOps, ops)) as (made, _):
-        yield made
 
 
 @pytest.fixture

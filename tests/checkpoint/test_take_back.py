@@ -29,17 +29,6 @@ UID = os.geteuid()
 
 
 @pytest.fixture
-def ops() -> HangingStorage:
-    return HangingStorage()
-
-
-@pytest.fixture
-def store(dirs: list[Path], ops: HangingStorage) -> Generator[Store]:
-    with opened(dirs, ops=cast(StorageOps, ops)) as (made, _):
-        yield made
-
-
-@pytest.fixture
 def run(store: Store) -> RunStore:
     made = begun(store)
     save(made, make_state(store, 1), at(1))

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +51,14 @@ def frozen(drive: LoopDisk) -> Generator[None]:
         os.close(fd)
 
 
+def made_on(drives: Iterable[LoopDisk]) -> list[Path]:
+    """Return a new directory for a store on each drive."""
+    places = [drive.path / "everstep" for drive in drives]
+    for place in places:
+        place.mkdir(mode=0o700)
+    return places
+
+
 def save(trainer: FakeTrainer, checkpoint: CheckpointId) -> frames.Persisted:
     arena = trainer.make_arena(trainer.layout())
     arena.save(checkpoint, seed=checkpoint.step)
@@ -72,9 +80,7 @@ def small_files(place: Path) -> set[str]:
 def test_a_run_begins_beside_a_drive_that_hangs_and_is_on_it_when_it_answers_again(socket_path: Path) -> None:
     skip_without("ext4")
     with mounted_drives("ext4", 2) as (_, drives), daemon_process(socket_path) as daemon:
-        places = [drive.path / "everstep" for drive in drives]
-        for place in places:
-            place.mkdir(mode=0o700)
+        places = made_on(drives)
         with FakeTrainer(socket_path) as trainer:
             trainer.open_run(places)
             trainer.begin_attempt(1)
@@ -104,9 +110,7 @@ def test_a_daemon_that_starts_beside_a_drive_that_hangs_goes_on_without_it_and_t
 ) -> None:
     skip_without("ext4")
     with mounted_drives("ext4", 2) as (_, drives):
-        places = [drive.path / "everstep" for drive in drives]
-        for place in places:
-            place.mkdir(mode=0o700)
+        places = made_on(drives)
         with daemon_process(socket_path), FakeTrainer(socket_path) as trainer:
             trainer.open_run(places)
             trainer.begin_attempt(1)
@@ -183,9 +187,7 @@ def test_the_locks_of_a_process_that_was_ended_and_hangs_are_of_the_dead(tmp_pat
 def test_a_device_that_hangs_again_holds_up_its_readmission_alone(socket_path: Path) -> None:
     skip_without("ext4")
     with mounted_drives("ext4", 2) as (_, drives), daemon_process(socket_path):
-        places = [drive.path / "everstep" for drive in drives]
-        for place in places:
-            place.mkdir(mode=0o700)
+        places = made_on(drives)
         with FakeTrainer(socket_path) as trainer, connected(socket_path) as daemon:
             trainer.open_run(places)
             trainer.begin_attempt(1)
@@ -217,9 +219,7 @@ def test_a_readmission_of_one_that_still_hangs_leaves_the_store_open_without_it(
         FakeTrainer(socket_path) as living,
         connected(socket_path) as daemon,
     ):
-        places = [drive.path / "everstep" for drive in drives]
-        for place in places:
-            place.mkdir(mode=0o700)
+        places = made_on(drives)
         living.open_run([other], name="living")
         with FakeTrainer(socket_path) as trainer:
             trainer.open_run(places)
@@ -245,9 +245,7 @@ def test_no_store_is_closed_for_idleness_while_a_drive_of_it_hangs(socket_path: 
         daemon_process(socket_path, linger_s=IDLE_S),
         FakeTrainer(socket_path) as living,
     ):
-        places = [drive.path / "everstep" for drive in drives]
-        for place in places:
-            place.mkdir(mode=0o700)
+        places = made_on(drives)
         living.open_run([other], name="living")
         with FakeTrainer(socket_path) as trainer:
             trainer.open_run(places)
