@@ -25,6 +25,7 @@ from everstep.core.errors import StorageError
 from everstep.core.ids import CheckpointId
 from everstep.daemon.control.client import connected
 from everstep.daemon.control.views import DeviceStatus
+from everstep.daemon.events.event_types import EventKind, EventQuery
 from everstep.daemon.testing import FakeTrainer, daemon_process
 from everstep.proto import frames
 from everstep.proto.frames import DeviceCondition
@@ -35,6 +36,7 @@ FREEZE, THAW = 0xC0045877, 0xC0045878
 """FIFREEZE, FITHAW."""
 LATE_S = 10
 IDLE_S = 1.0
+EVERY_COMPLETE = EventQuery(since=0, kinds=frozenset({EventKind.CHECKPOINT_COMPLETE}), follow=True)
 
 
 @contextmanager
@@ -81,10 +83,11 @@ def test_a_run_begins_beside_a_drive_that_hangs_and_is_on_it_when_it_answers_aga
     skip_without("ext4")
     with mounted_drives("ext4", 2) as (_, drives), daemon_process(socket_path) as daemon:
         places = made_on(drives)
-        with FakeTrainer(socket_path) as trainer:
+        with FakeTrainer(socket_path) as trainer, connected(socket_path) as client:
             trainer.open_run(places)
             trainer.begin_attempt(1)
             save(trainer, CheckpointId(1, 1))
+            next(client.events(EVERY_COMPLETE))  # nothing of it is written to the drive any more
         with FakeTrainer(socket_path) as trainer:
             with frozen(drives[1]):
                 assert isinstance(trainer.open_run(places), frames.RunOpened)
