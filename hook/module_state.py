@@ -19,6 +19,7 @@ from .document import Document, mismatch, read_document
 from .lazy_leaves import may_be_statistics
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .overlaps import overlapping, put_overlapping
+from .plain_errors import read_named
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
 from .structure_watch import CACHES, GroupsWatch, ModulesWatch
@@ -218,14 +219,14 @@ class ModuleState:
             )
             for named in found.sparse
         }
-        extra = {
-            named.prefix: TreeEncoder(sink, replicas=named.replicas).encode(
-                named.module.get_extra_state(), f"{self.name}.{named.prefix}_extra_state"
-            )
-            for named in found.extra
-        }
+        extra = {named.prefix: self._extra_state(named, sink) for named in found.extra}
         document = {"kind": KIND, "tensors": found.plain, "caches": found.caches}
         sink.value(document | {"sparse": sparse, "extra": extra})
+
+    def _extra_state(self, named: NamedModule, sink: Sink) -> object:
+        place = f"{self.name}.{named.prefix}"
+        read = read_named(named.module.get_extra_state, f"get_extra_state() of {place[:-1]!r}")
+        return TreeEncoder(sink, replicas=named.replicas).encode(read, f"{place}_extra_state")
 
     def _laziness(self, named: NamedTensor, owned: set[int]) -> Laziness:
         if _is_renormalised(named) or named.role is not Role.PARAMETER:

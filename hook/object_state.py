@@ -16,6 +16,7 @@ from ..dataloader.state_format import parse_state
 from .document import Document, class_name, mismatch, other_class, read_document
 from .loaders import LOADERS, AnyLoader
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names, numpy_module
+from .plain_errors import read_named
 from .rng_state import pack_python, unpack_python
 from .state_protocol import Component, Laziness, Sink
 from .stored_state import StoredState
@@ -64,7 +65,8 @@ class ObjectState:
 
     def capture(self, sink: Sink) -> None:
         """Hand over the state as the object gives it now."""
-        state = TreeEncoder(sink).encode(self._read(), self.name)
+        read = read_named(self._read, f"state_dict() of {self.name!r}")
+        state = TreeEncoder(sink).encode(read, self.name)
         known = {} if self._of is None else {"class": class_name(self._of)}
         sink.value({"kind": self._kind, **known, "state": state})
 

@@ -1,4 +1,4 @@
-"""Errors of a public call as its caller needs them: their own line, and one of everstep's."""
+"""Errors as the caller needs them: of a public call their own line and one of everstep's, of an object its name."""
 
 import functools
 import logging
@@ -30,3 +30,12 @@ def with_plain_errors(call: Callable[Given, Result]) -> Callable[Given, Result]:
             raise error.with_traceback(None) from None
 
     return plain
+
+
+def read_named(read: Callable[[], Result], what: str) -> Result:
+    """Return what a user's object gives; whatever it raises is raised as it is, with a note that says of what."""
+    try:
+        return read()
+    except Exception as error:
+        error.add_note(f"while {what} was read for a snapshot")
+        raise

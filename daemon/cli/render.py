@@ -389,7 +389,7 @@ def _shape_text(shape: Sequence[int]) -> str:
 def verdict(console: Console, found: Verdict, ledgers: "Sequence[LedgerVerdict] | None") -> None:
     """Draw what reading one checkpoint showed."""
     size_bytes = sum(segment.size_bytes for segment in found.segments)
-    word = Text("intact " if found.is_intact else "DAMAGED", GOOD if found.is_intact else BAD)
+    word = _verdict_text(found)
     files = f"{count_text(len(found.segments), 'file')}, {size_text(size_bytes)}"
     rest = f"  {found.summary.title}  {files}, {found.elapsed_s:.1f} s"
     console.print(word + Text(rest), soft_wrap=True)
@@ -402,6 +402,12 @@ def verdict(console: Console, found: Verdict, ledgers: "Sequence[LedgerVerdict] 
         _line(console, "  ledger: no loader of this checkpoint kept one", WARN)
     for ledger in ledgers:
         _ledger(console, ledger)
+
+
+def _verdict_text(found: Verdict) -> Text:
+    if found.is_intact:
+        return Text("intact ", GOOD)
+    return _state_text(found.summary) if found.summary.missing_on else Text("DAMAGED", BAD)
 
 
 def _ledger(console: Console, found: "LedgerVerdict") -> None:

@@ -130,10 +130,10 @@ def stored(devices: list[Path]) -> list[Path]:
     return devices
 
 
-def segment_file(devices: list[Path], run: str, checkpoint: CheckpointId, rank: int) -> Path:
+def segment_files(devices: list[Path], run: str, checkpoint: CheckpointId, rank: int) -> list[Path]:
     with opened(devices, read_only=True) as (store, _):
         found = store.run(UID, run)
-        return found.segment_path(found.shard(checkpoint, rank).segments[0])
+        return [found.segment_path(each) for each in found.shard(checkpoint, rank).segments]
 
 
 class TestStarting:
@@ -368,7 +368,7 @@ class TestWithoutDaemon:
 class TestVerify:
     def test_damage_is_1_and_names_file_and_block(self, stored: list[Path]) -> None:
         assert document("verify", *stored)["ok"]
-        path = segment_file(stored, "pair", CheckpointId(1, 20), 1)
+        path = segment_files(stored, "pair", CheckpointId(1, 20), 1)[0]
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
@@ -385,6 +385,31 @@ class TestVerify:
         bad = [each for each in found["segments"] if each["problem"]]
         assert [(each["path"], each["bad_block"], each["rank"]) for each in bad] == [(str(path), 0, 1)]
         assert everstep("verify", "pair@1.30", *stored).returncode == 0
+
+    def test_what_is_away_with_its_device_is_1_and_no_damage_as_in_the_table(
+        self, stored: list[Path]
+    ) -> None:
+        """Of what is here each byte is read all the same."""
+        here = segment_files(stored, "pair", CheckpointId(1, 20), 1)
+        stored[1].rename(stored[1].with_name("away"))
+        for name in ("ls", "verify"):
+            done = everstep(name, "pair", *stored)
+            assert done.returncode == (name == "verify")
+            assert "incomplete" in done.stdout
+            assert "DAMAGED" not in done.stdout
+        (path,) = {*here} & {*stored[0].rglob("*.safetensors")}
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        words = [
+            line.split()[:2]
+            for line in everstep("verify", "pair", *stored).stdout.splitlines()
+            if "@" in line
+        ]
+        assert words == [
+            ["incomplete", "pair@1.40"],
+            ["incomplete", "pair@1.30"],
+            ["DAMAGED", "pair@1.20"],
+            ["incomplete", "pair@1.10"],
+        ]
 
     def test_a_broken_manifest_is_1_for_its_run(self, stored: list[Path]) -> None:
         for device in stored:

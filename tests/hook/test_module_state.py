@@ -269,6 +269,16 @@ class WithExtra(nn.Module):
         self.extra = state
 
 
+def test_a_module_whose_extra_state_cannot_be_read_is_named_beside_its_own_error() -> None:
+    class Broken(nn.Module):
+        def get_extra_state(self) -> object:
+            raise KeyError("two")
+
+    with pytest.raises(KeyError, match="two") as raised:
+        transfer({"model": nn.Sequential(Broken())}, {"model": nn.Sequential(Broken())})
+    assert raised.value.__notes__ == ["while get_extra_state() of 'model.0' was read for a snapshot"]
+
+
 def test_extra_state_comes_back() -> None:
     extra = {"amax": torch.arange(3.0), 1: (None, b"x")}
     saved = nn.Sequential(WithExtra(extra), WithExtra(3))

@@ -307,3 +307,19 @@ def test_an_object_that_does_not_take_its_state_is_named() -> None:
     words = r"does not fit 'odd': its load_state_dict\(\) raised KeyError: 'two'"
     with pytest.raises(StateMismatchError, match=words):
         transfer({"odd": Particular()}, {"odd": Particular()})
+
+
+class Silent:
+    """Gives no state."""
+
+    def state_dict(self) -> dict[str, int]:
+        raise KeyError("two")
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_an_object_whose_state_cannot_be_read_is_named_beside_its_own_error() -> None:
+    with pytest.raises(KeyError, match="two") as raised:
+        transfer({"odd": Silent()}, {"odd": Silent()})
+    assert raised.value.__notes__ == ["while state_dict() of 'odd' was read for a snapshot"]
