@@ -6,11 +6,11 @@ times have none, so the difference is judged by Student's t.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import accumulate
-from typing import NamedTuple
+
+import msgspec
 
 SURE_Z = 1.96
 """95 % of a normal distribution lie within so many deviations: what an interval of confidence means here."""
@@ -26,10 +26,11 @@ ROUNDING = 1e-6
 """Of sums of squares: a cut that comes so near is compared."""
 FEW = 32
 SURPRISE_Z = 3.0
+NEWER_MIN = 2
+"""A single one is an exception until there is a second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # made several times at each boundary
     """A mean, and what it was taken of."""
 
     mean: float
@@ -76,7 +77,7 @@ def student_t(z: float, freedom: int) -> float:
     return math.sqrt(freedom * math.expm1(z * z * scale))
 
 
-class Block(NamedTuple):
+class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Some samples in a row, by what is needed of them."""
 
     samples: int
@@ -107,23 +108,21 @@ class DriftWindow:
     in `check_every`.
     """
 
-    __slots__ = ("_check_every", "_whole", "blocks")
+    __slots__ = ("_check_every", "_spread", "_whole", "blocks")
 
-    def __init__(
-        self, blocks: Iterable[Block] = (), *, check_every: int = 8, whole: Block | None = None
-    ) -> None:
-        """`whole`: the blocks as one, where that is known."""
+    def __init__(self, blocks: Iterable[Block] = (), *, check_every: int = 8) -> None:
         self.blocks = list(blocks)
         self._check_every = check_every
-        self._whole = self._joined() if whole is None else whole
+        self._whole = _joined(self.blocks)
+        self._spread: Spread | None = None
 
     @property
     def spread(self) -> Spread | None:
         """Mean and deviation; None before the first sample."""
         whole = self._whole
-        if not whole.samples:
-            return None
-        return Spread(mean=whole.mean, deviation=math.sqrt(whole.variance), count=whole.samples)
+        if self._spread is None and whole.samples:
+            self._spread = Spread(mean=whole.mean, deviation=math.sqrt(whole.variance), count=whole.samples)
+        return self._spread
 
     def add(self, value: float) -> bool:
         """Take a sample; tell whether it showed that the past is over.
@@ -132,86 +131,96 @@ class DriftWindow:
         """
         assert math.isfinite(value), value
         before, single = self._whole, Block(1, value, 0.0)
-        changed = type(self)(
-            (*self.blocks, single), check_every=self._check_every, whole=before.joined(single)
-        )
-        changed._compress()
+        blocks, whole = _compressed([*self.blocks, single]), before.joined(single)
+        if whole.samples > SAMPLES_MAX:
+            del blocks[0]
+            whole = _joined(blocks)
         is_time = before.samples < FEW or before.samples % self._check_every == 0
-        is_over = (is_time or changed._is_surprising(before)) and changed._forget_what_is_over()
-        self.blocks, self._whole = changed.blocks, changed._whole
-        return is_over
-
-    def _is_surprising(self, before: Block) -> bool:
-        limit = SURPRISE_Z * math.sqrt(before.variance) + DRIFT_SHARE * abs(before.mean)
-        return any(abs(block.mean - before.mean) > limit for block in self.blocks[-2:])
-
-    def _joined(self) -> Block:
-        return reduce(Block.joined, self.blocks, Block(0, 0.0, 0.0))
-
-    def _forget_what_is_over(self) -> bool:
-        """Cut where before and after differ most, if that is no chance; then look again at what is left."""
-        freedom = self._whole.samples - 2
-        if freedom < 1:
-            return False
-        chance = student_t(DRIFT_Z, freedom)
-        if not self._may_be_over(chance):
-            return False
-        before = list(accumulate(self.blocks, Block.joined))
-        after = list(accumulate(reversed(self.blocks), lambda later, earlier: earlier.joined(later)))[::-1]
-        best, place = 1.0, 0
-        for cut in range(1, len(self.blocks)):
-            difference = _difference(before[cut - 1], after[cut], chance)
-            if difference > best:
-                best, place = difference, cut
+        place = _first_of_now(blocks, whole) if is_time or _is_surprising(blocks, before) else 0
         if place:
-            del self.blocks[:place]
-            self._whole = self._joined()
-            self._forget_what_is_over()
+            blocks = blocks[place:]
+            whole = _joined(blocks)
+        self.blocks, self._whole, self._spread = blocks, whole, None
         return place > 0
 
-    def _may_be_over(self, chance: float) -> bool:
-        """Tell whether any cut comes near what `_difference` asks for: nearly always none does, and this is quick.
 
-        The pooled deviation is the least that both of its limits can be; what the squares before and after a cut have
-        together is the sum of all without what the means' difference accounts for. Of the ratio, whose limits are
-        shares of two means, the larger mean over the smaller one is allowed besides.
-        """
-        whole = self._whole
-        freedom, mean = whole.samples - 2, whole.mean
-        count, total = 0, 0.0
-        for block in self.blocks[:-1]:
-            count += block.samples
-            total += block.samples * (block.mean - mean)
-            left = whole.samples - count
-            between = total * total * whole.samples / (count * left)
-            within = (whole.squares - between) * (1 - ROUNDING)
-            older, newer = mean + total / count, mean - total / left
-            ratio = max(older / newer, newer / older) if older > 0 and newer > 0 else 1.0
-            if ratio * ratio * between * freedom >= chance * chance * within:
-                return True
-        return False
+def _joined(blocks: Iterable[Block]) -> Block:
+    return reduce(Block.joined, blocks, Block(0, 0.0, 0.0))
 
-    def _compress(self) -> None:
-        """Join the two oldest blocks of a size where there are too many of it."""
-        end, most = len(self.blocks), SINGLES_MAX
-        while end > most:
-            size = self.blocks[end - 1].samples
-            begin = end
-            while begin > 0 and self.blocks[begin - 1].samples == size:
-                begin -= 1
-            if end - begin <= most:
-                break
-            self.blocks[begin : begin + 2] = [self.blocks[begin].joined(self.blocks[begin + 1])]
-            end, most = begin + 1, BLOCKS_PER_SIZE
-        if self._whole.samples > SAMPLES_MAX:
-            del self.blocks[0]
-            self._whole = self._joined()
+
+def _compressed(blocks: list[Block]) -> list[Block]:
+    """Join the two oldest blocks of a size where there are too many of it, in place."""
+    end, most = len(blocks), SINGLES_MAX
+    while end > most and blocks[end - 1 - most].samples == (size := blocks[end - 1].samples):
+        begin = end - 1 - most
+        while begin > 0 and blocks[begin - 1].samples == size:
+            begin -= 1
+        blocks[begin : begin + 2] = [blocks[begin].joined(blocks[begin + 1])]
+        end, most = begin + 1, BLOCKS_PER_SIZE
+    return blocks
+
+
+def _is_surprising(blocks: Sequence[Block], before: Block) -> bool:
+    limit = SURPRISE_Z * math.sqrt(before.variance) + DRIFT_SHARE * abs(before.mean)
+    return any(abs(block.mean - before.mean) > limit for block in blocks[-2:])
+
+
+def _first_of_now(blocks: Sequence[Block], whole: Block) -> int:
+    """Return the index of the first block of the present; 0 where all of the past looks like it.
+
+    Cut where before and after differ most, if that is no chance; then look again at what is left.
+    """
+    freedom = whole.samples - 2
+    if freedom < 1:
+        return 0
+    chance = student_t(DRIFT_Z, freedom)
+    if not _may_be_over(blocks, whole, chance):
+        return 0
+    before = list(accumulate(blocks, Block.joined))
+    after = list(accumulate(reversed(blocks), lambda later, earlier: earlier.joined(later)))[::-1]
+    best, place = 1.0, 0
+    for cut in range(1, len(blocks)):
+        difference = _difference(before[cut - 1], after[cut], chance)
+        if difference > best:
+            best, place = difference, cut
+    if not place:
+        return 0
+    left = blocks[place:]
+    return place + _first_of_now(left, _joined(left))
+
+
+def _may_be_over(blocks: Sequence[Block], whole: Block, chance: float) -> bool:
+    """Tell whether any cut comes near what `_difference` asks for: nearly always none does, and this is quick.
+
+    The pooled deviation is the least that both of its limits can be; what the squares before and after a cut have
+    together is the sum of all without what the means' difference accounts for. Of the ratio, whose limits are
+    shares of two means, the larger mean over the smaller one is allowed besides. Of what both ignore, the share of the
+    smaller mean is the least.
+    """
+    freedom, mean = whole.samples - 2, whole.mean
+    count, total = 0, 0.0
+    for block in blocks[:-1]:
+        count += block.samples
+        total += block.samples * (block.mean - mean)
+        left = whole.samples - count
+        if left < NEWER_MIN:
+            break
+        between = total * total * whole.samples / (count * left)
+        within = (whole.squares - between) * (1 - ROUNDING)
+        older, newer = mean + total / count, mean - total / left
+        ignored = DRIFT_Z * DRIFT_SHARE * min(abs(older), abs(newer))
+        if between <= ignored * ignored * (1 - ROUNDING):
+            continue
+        ratio = max(older / newer, newer / older) if older > 0 and newer > 0 else 1.0
+        if ratio * ratio * between * freedom >= chance * chance * within:
+            return True
+    return False
 
 
 def _difference(older: Block, newer: Block, chance: float) -> float:
     """Return how far two stretches are apart; 1 is what is neither chance nor too little to care about."""
-    if newer.samples < 2:
-        return 0.0  # a single one is an exception until there is a second
+    if newer.samples < NEWER_MIN:
+        return 0.0
     return max(_apart(older, newer, chance), _apart_as_ratio(older, newer, chance))
 
 

@@ -6,8 +6,10 @@ in seconds between two checkpoints. `everstep plan` predicts with the same funct
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist, median
+
+from msgspec import structs
 
 from ..core.durations import duration_text
 from .drift_machine import SURE_Z, Spread, student_t
@@ -68,7 +70,7 @@ def _slower_beyond(stall: Spread | None, figures: Figures) -> Spread | None:
     if stall is None or figures.stall is None or figures.slower is None:
         return figures.slower
     waited_s = stall.mean - figures.stall.mean
-    return replace(figures.slower, mean=figures.slower.mean - waited_s)
+    return structs.replace(figures.slower, mean=figures.slower.mean - waited_s)
 
 
 def _surest(spreads: Sequence[Spread | None]) -> Spread | None:
@@ -220,7 +222,7 @@ def find_target(figures: Figures, limits: Limits, *, mtbf_s: float | None, slowe
         other_s = max(bound.aim_s for bound in bounds if bound is not deciding)
         loss = budget_loss(deciding.aim_s, other_s, cost_s=cost_s, mtbf_s=mtbf_s, room=ROOM)
         if loss is not None:
-            deciding = replace(deciding, text=f"{deciding.text}, which costs {loss}")
+            deciding = structs.replace(deciding, text=f"{deciding.text}, which costs {loss}")
     return Target(
         bound=deciding,
         need_s=max(bound.need_s for bound in bounds),

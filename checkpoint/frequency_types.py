@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from ..core.errors import UsageError
 from .drift_machine import Spread
 
@@ -199,8 +201,7 @@ class BoundKind(Enum):
     """Nobody takes any: an operator asked for that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True, kw_only=True):  # a handful are made for each decision
     """One reason for an interval."""
 
     kind: BoundKind

@@ -335,9 +335,12 @@ class Node:
             dead.died()
             dead.end()
         if rank.lessee is not None and not frame.takeover:
+            is_own = rank.lessee.pid == session.pid
             raise RunBusyError(
-                f"rank {frame.rank} of run {frame.name!r} is held by a living trainer",
-                hint="wait for it to end, use another name, or attach(..., takeover=True)",
+                f"rank {frame.rank} of run {frame.name!r} is held by "
+                + ("this very process" if is_own else f"a living trainer (pid {rank.lessee.pid})"),
+                hint=f"{'close() that run' if is_own else 'wait for it to end'}, use another name, or attach(...,"
+                " takeover=True)",
             )
         if rank.lessee is not None:
             self._fence(rank, rank.lessee)

@@ -118,6 +118,10 @@ def _numbers(tensor: torch.Tensor) -> object:
 def _number(key: str, value: object) -> float:
     try:
         return float(cast(float, value.detach() if isinstance(value, torch.Tensor) else value))
+    except OverflowError as error:
+        raise StateTypeError(
+            f"log({key}=…) was given an integer that no float holds", hint="scale it"
+        ) from error
     except (TypeError, ValueError, RuntimeError) as error:
         raise StateTypeError(
             f"log({key}=…) was given a {type(value).__qualname__}, which is no number",

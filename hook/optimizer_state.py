@@ -1,6 +1,7 @@
 """State of an optimizer, read and written by us: Optimizer.load_state_dict casts it to the parameter's dtype."""
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -39,6 +40,14 @@ class _Parameter:
     replicas: int
     is_held: bool = True
     """An attached module has it; else its value is saved with the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Former:
+    """What a parameter was called at an earlier walk, as long as it lives."""
+
+    name: str
+    tensor: "weakref.ref[torch.Tensor]"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +104,7 @@ class OptimizerState:
         self._optimizer = optimizer
         self._registry = registry
         self._found = _Found()
+        self._former: dict[int, _Former] = {}
         if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
             raise StateTypeError(
                 f"{name} is a ZeroRedundancyOptimizer, whose state is sharded by whole parameters",
@@ -112,6 +122,7 @@ class OptimizerState:
     def walk(self, sink: Sink) -> Sequence[Watch]:
         """Hand over the tensors of each parameter's own state."""
         names = self._names()
+        self._former = names.remembered()
         found = self._found = _Found(
             groups=[
                 dump_part([names.of(parameter).name for parameter in _parameters(group)])
@@ -126,7 +137,9 @@ class OptimizerState:
             if not isinstance(key, torch.Tensor):
                 found.shared.append(key)
                 continue
-            parameter = names.of(key)
+            parameter = names.of_state(key)
+            if parameter is None:
+                continue
             if not isinstance(state, dict):
                 raise StateTypeError(
                     f"{self.name}.state.{parameter.name} is a {type(state).__qualname__}, which cannot be saved",
@@ -284,7 +297,8 @@ class OptimizerState:
         states = document.mapping("state")
         held = cast("dict[object, object]", self._optimizer.state)
         for key in list(held):
-            if not isinstance(key, torch.Tensor) or names.of(key).name not in states:
+            parameter = names.of_state(key) if isinstance(key, torch.Tensor) else None
+            if parameter is None or parameter.name not in states:
                 del held[key]
         restoring = _Restoring(
             stored=stored, maker=TensorMaker(stored), steps_on_device=self._steps_on_device()
@@ -340,14 +354,21 @@ class OptimizerState:
         return {id(parameter) for group in groups for parameter in _parameters(group)}
 
     def _names(self) -> "_Names":
-        return _Names(self.name, self._optimizer, self._registry)
+        return _Names(self.name, self._optimizer, self._registry, self._former)
 
 
 class _Names:
     """The names of an optimizer's parameters at this moment, and of those it still has state of."""
 
-    def __init__(self, name: str, optimizer: torch.optim.Optimizer, registry: ParameterRegistry) -> None:
+    def __init__(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        registry: ParameterRegistry,
+        former: "Mapping[int, _Former]",
+    ) -> None:
         self._optimizer_name = name
+        self._former = former
         self._registry = registry
         for module in registry.modules:
             if module not in registry.named:
@@ -366,11 +387,20 @@ class _Names:
             self._add(parameter, own, f"parameter {position} of group {group}")
         for key in cast(dict[object, object], optimizer.state):
             if isinstance(key, torch.Tensor) and id(key) not in self._by_id:
-                self._add(key, None, f"a tensor of shape {list(key.shape)} that is in no group but has state")
+                self._add_left(key)
+
+    def remembered(self) -> "dict[int, _Former]":
+        """Return what the parameters are called, and were before, by id."""
+        now = {key: _Former(each.name, weakref.ref(each.tensor)) for key, each in self._by_id.items()}
+        return {key: each for key, each in self._former.items() if each.tensor() is not None} | now
 
     def of(self, tensor: torch.Tensor) -> _Parameter:
-        """Return the parameter that a tensor of the groups or a key of the state is."""
+        """Return the parameter that a tensor of the groups is."""
         return self._by_id[id(tensor)]
+
+    def of_state(self, tensor: torch.Tensor) -> _Parameter | None:
+        """Return the parameter that a key of the state is; None for what a replaced layer has left there."""
+        return self._by_id.get(id(tensor))
 
     def held_by_nobody(self) -> list[_Parameter]:
         """Return the parameters that no attached module has."""
@@ -397,18 +427,45 @@ class _Names:
         if parameter is None and own_name is not None:
             parameter = _Parameter(own_name, tensor, 1, is_held=False)
         if parameter is None:
-            raise UsageError(
-                f"{self._optimizer_name} has {what} (shape {list(tensor.shape)}), which no attached module has",
-                hint="attach the module that owns it, or build the optimizer from named_parameters()",
-            )
+            raise self._nobodys(tensor, what)
         if id(tensor) in self._by_id:
             return  # twice in the groups, as a tied weight may be: torch warns of it
+        self._put(parameter)
+
+    def _add_left(self, tensor: torch.Tensor) -> None:
+        """Know a tensor that has state and is in no group: a module's, or of a replaced layer, whom no step asks."""
+        if (parameter := self._named(tensor)) is not None:
+            self._put(parameter)
+        elif not self._former_name(tensor):
+            raise self._nobodys(tensor, "a tensor that is in no group but has state", is_state=True)
+
+    def _former_name(self, tensor: torch.Tensor) -> str:
+        former = self._former.get(id(tensor))
+        return former.name if former is not None and former.tensor() is tensor else ""
+
+    def _nobodys(self, tensor: torch.Tensor, what: str, *, is_state: bool = False) -> UsageError:
+        text = f"{self._optimizer_name} has {what} (shape {list(tensor.shape)}), which"
+        if former := self._former_name(tensor):
+            return UsageError(
+                f"{text} was {former!r} and is in no attached module any more",
+                hint="where a layer is replaced, build the optimizer anew from what the model has, and attach() again",
+            )
+        otherwise = (
+            f"delete its entry of {self._optimizer_name}.state"
+            if is_state
+            else "build the optimizer from named_parameters()"
+        )
+        return UsageError(
+            f"{text} no attached module has", hint=f"attach the module that owns it, or {otherwise}"
+        )
+
+    def _put(self, parameter: _Parameter) -> None:
         if parameter.name in self._by_name:
             raise UsageError(
                 f"{self._optimizer_name} has two parameters named {parameter.name!r}",
                 hint="attach the modules that own them",
             )
-        self._by_id[id(tensor)] = parameter
+        self._by_id[id(parameter.tensor)] = parameter
         self._by_name[parameter.name] = parameter
 
     def _named(self, tensor: torch.Tensor) -> _Parameter | None:

@@ -417,3 +417,20 @@ def check_may_restore(*, started: bool, restored: bool) -> None:
             "restore() comes once, before the first step() or epochs()",
             hint="attach, restore, then train",
         )
+
+
+def check_may_train(goal: Goal | None, *, asked: bool, refusal: str) -> None:
+    """Raise UsageError where checkpoints to come would take the place of those that were to be restored.
+
+    `refusal`: what `restore()` raised, empty if nothing; `asked`: whether it was called.
+    """
+    if goal is not None and not asked:
+        raise UsageError(
+            f"back_to={goal.text!r}, and nothing was restored",
+            hint="call run.restore() before training",
+        )
+    if refusal:
+        raise UsageError(
+            f"restore() raised {refusal}; training that begins from nothing would replace what it was to bring back",
+            hint="close() the run, mend what is named and attach() again, or attach(..., fresh=True) to begin anew",
+        )

@@ -34,7 +34,7 @@ from .pace import Pace
 from .rank_protocol import Ranks
 from .reentry import named_calls, refuse_within
 from .report import CostBook, Report
-from .restore import Restored, check_may_restore
+from .restore import Restored, check_may_restore, check_may_train
 from .rng_state import RngState
 from .run_checkpoints import RunCheckpoints, RunParts
 from .run_end import RunEnd
@@ -104,6 +104,8 @@ class Run:
         self._storage_notes = StorageNotes(name, link.devices, self._costs)
         self._unusable: FencedError | CorruptDataError | None = None
         self._stream_events: StreamEvents = SimpleQueue()
+        self._refusal = ""
+        """What `restore()` raised."""
         self._asked_restore = self._started = self._closed = self._told_too_short = False
         self._guard_s = self._costs_at_s = 0.0
         self._goal = goal
@@ -185,6 +187,9 @@ class Run:
                 may hold parts of one: this run goes no further.
             NotFoundError: the one to go `back_to` is not there for all ranks; nothing was changed.
             StateMismatchError: the objects given do not fit; nothing was changed.
+
+        What it raises ends the run: `step()` and `epochs()` refuse, since checkpoints of a training that begins
+        from nothing would take the place of those that exist.
         """
         check_may_restore(started=self._started, restored=self._asked_restore)
         self._asked_restore = True
@@ -206,6 +211,9 @@ class Run:
         )
         try:
             restored = restore.run()
+        except BaseException as error:
+            self._refusal = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self._unusable = restore.mixture or self._unusable
         self._checkpoints.parent = restored.checkpoint if restored is not None else None
@@ -366,11 +374,7 @@ class Run:
         self._check_usable()
         if self._started:
             return
-        if self._goal is not None and not self._asked_restore:
-            raise UsageError(
-                f"back_to={self._goal.text!r}, and nothing was restored",
-                hint="call run.restore() before training",
-            )
+        check_may_train(self._goal, asked=self._asked_restore, refusal=self._refusal)
         self._started = True
         if not self._asked_restore and self._link.opened.highest_attempt > 0:
             logger.warning(

@@ -36,7 +36,10 @@ BACKGROUND_THREADS = ("pytest_timeout",)
 BACKGROUND_TEMPORARY = ("pymp-", "torch")
 """What Python's multiprocessing and torch (torchelastic_, torchinductor_) leave behind when they are killed."""
 
-_others: set[tuple[str, str]] = set()
+PROC_BYTES = 65536
+"""What one read of a file of /proc asks for; a shorter answer is its end."""
+
+_others: set[tuple[str, bytes]] = set()
 """Processes, by number and start, that no test has started; none ever becomes one."""
 
 LONGEST_FIRST = (
@@ -171,20 +174,30 @@ def _processes() -> Iterator[tuple[int, str]]:
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            state, parent, *facts = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            state, parent, *facts = _read(f"/proc/{entry}/stat").rpartition(b")")[2].split()
             process = (entry, facts[17])  # when it started: numbers are used again
             if process in _others:
                 continue
-            command = (
-                Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )
-            environment = Path(f"/proc/{entry}/environ").read_bytes()
+            command = _read(f"/proc/{entry}/cmdline").replace(b"\0", b" ").decode(errors="replace")
+            environment = _read(f"/proc/{entry}/environ")
         except (FileNotFoundError, PermissionError, ProcessLookupError):
             continue  # it ended meanwhile, or is another user's
         if int(parent) != os.getpid() and marker not in environment:
             _others.add(process)
         elif not any(name in command for name in BACKGROUND_PROCESSES):
-            yield int(entry), command.strip() or f"({'zombie' if state == 'Z' else 'no command line'})"
+            yield int(entry), command.strip() or f"({'zombie' if state == b'Z' else 'no command line'})"
+
+
+def _read(path: str) -> bytes:
+    """Return a file of /proc. A Path takes three times as long, twice a test for each process there is."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.read(fd, PROC_BYTES)
+        while len(content) % PROC_BYTES == 0 and (more := os.read(fd, PROC_BYTES)):
+            content += more
+        return content
+    finally:
+        os.close(fd)
 
 
 @pytest.fixture(autouse=True)

@@ -181,7 +181,10 @@ class TestLeases:
             first.open_run(devices)
             refused = failure(second.open_run(devices))
             assert refused.code == "RunBusyError"
-            assert "takeover" in refused.hint
+            assert "held by this very process" in refused.message
+            assert refused.hint.startswith(
+                "close() that run, use another name, or attach(..., takeover=True)"
+            )
 
     def test_a_store_is_new_until_somebody_begins_in_it(self, socket_path: Path, devices: list[Path]) -> None:
         """Who mistypes the name of a run must not hear that the directories were empty."""
@@ -230,7 +233,9 @@ class TestLeases:
             assert holder.stdout is not None
             child = int(holder.stdout.readline())
             with FakeTrainer(socket_path) as trainer:
-                assert failure(trainer.open_run(devices)).code == "RunBusyError"
+                refused = failure(trainer.open_run(devices))
+                assert refused.code == "RunBusyError"
+                assert f"held by a living trainer (pid {holder.pid})" in refused.message
                 killed_s = time.perf_counter()
                 holder.kill()
                 while isinstance(reply := trainer.open_run(devices), frames.Failure):

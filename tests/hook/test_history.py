@@ -54,7 +54,7 @@ def test_tensors_of_one_element_count_as_numbers() -> None:
     assert [history.series(key) for key in ("a", "b", "c")] == [[(1, 2.5)], [(1, 3.0)], [(1, 1.0)]]
 
 
-@pytest.mark.parametrize("value", ["a", None, torch.zeros(2), [1.0]])
+@pytest.mark.parametrize("value", ["a", None, torch.zeros(2), [1.0], 10**400])
 def test_what_is_no_number_is_refused_and_nothing_appended(value: object) -> None:
     history = History()
     with pytest.raises(StateTypeError, match=r"log\(b=…\)"):

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from everstep.core.errors import StateMismatchError, StateTypeError, UsageError
 from everstep.hook.capture import capture_state
-from everstep.hook.component import Laziness, make_components
+from everstep.hook.component import Component, Laziness, make_components
 from everstep.hook.state_testing import bits, store, transfer
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
@@ -383,6 +383,59 @@ def test_a_parameter_without_a_name_is_refused() -> None:
     )
     with pytest.raises(
         UsageError, match=r"optimizer has parameter 0 of group 1 \(shape \[1\]\).*attach the module"
+    ):
+        capture_state(components)
+
+
+def replaced_layer() -> tuple[nn.Sequential, Optimizer, list[Component]]:
+    """Return a model whose last layer was replaced after a snapshot, with its optimizer, which does not know."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+    train(module, optimizer, 1)
+    components = make_components({"model": module, "optimizer": optimizer}, world_size=1)
+    capture_state(components)
+    module[2] = nn.Linear(4, 2)
+    return module, optimizer, components
+
+
+def test_a_replaced_layer_that_the_optimizer_still_has_is_named_as_it_was() -> None:
+    _, _, components = replaced_layer()
+    words = (
+        r"parameter 2 of group 0 \(shape \[2, 4\]\), which was '2\.weight' and is in no attached module any more"
+        r" \(where a layer is replaced, build the optimizer anew"
+    )
+    for _ in range(2):
+        with pytest.raises(UsageError, match=words):
+            capture_state(components)
+
+
+def test_what_a_replaced_layer_left_in_the_optimizers_state_is_left_out() -> None:
+    module, optimizer, components = replaced_layer()
+    optimizer.param_groups[0]["params"] = [*module.parameters()]
+    train(module, optimizer, 1)
+    assert len(optimizer.state) == 6
+    for _ in range(2):
+        names = [leaf.spec.name for leaf in capture_state(components).leaves]
+        assert len([name for name in names if name.startswith("optimizer.state.2.weight.")]) == 3
+    fresh, other, into = replaced_layer()
+    other.param_groups[0]["params"] = [*fresh.parameters()]
+    stored = store(components, device_count=1)
+    for each in into:
+        each.check(stored)
+        each.apply(stored)
+    assert len(other.state) == 4
+    for one, another in zip(module.parameters(), fresh.parameters(), strict=True):
+        assert same(optimizer.state[one], other.state[another])
+
+
+def test_state_of_a_tensor_that_was_never_a_parameter_is_refused() -> None:
+    module = model()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+    optimizer.state[torch.zeros(3)] = {"step": 1}
+    components = make_components({"model": module, "optimizer": optimizer}, world_size=1)
+    with pytest.raises(
+        UsageError,
+        match=r"a tensor that is in no group but has state .*or delete its entry of optimizer\.state",
     ):
         capture_state(components)
 

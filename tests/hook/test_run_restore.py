@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from in_process import Training, refused, training
 from overlapping import Loop, attached, data, simple
 from torch import nn
 
+from everstep.core.errors import EverstepError, UsageError
 from everstep.dataloader import DataLoader
 
 
@@ -178,3 +180,27 @@ def test_what_lies_in_a_file_mapped_for_reading_comes_back_beside_it(
     assert torch.equal(model.table, torch.ones(512, 8))
     assert torch.equal(model.bias, torch.ones(8))
     assert np.load(tmp_path / "2.npy").max() == 2
+
+
+def refuse_to_restore(trained: Training) -> None:
+    """Do as a script does that takes any error of a restore for "there is nothing"."""
+    with contextlib.suppress(EverstepError):
+        trained.run.restore()
+
+
+@pytest.mark.parametrize("options", [{"width": 9}, {"back_to": "7.1"}])
+def test_a_run_that_was_refused_its_checkpoint_does_not_train_and_replaces_nothing(
+    devices: list[Path], options: dict[str, Any]
+) -> None:
+    with training(devices) as trained:
+        trained.save()
+    with training(devices, **options) as trained:
+        refuse_to_restore(trained)
+        for call in (trained.run.step, lambda: next(trained.run.epochs(2))):
+            with refused(UsageError, "restore() raised", "would replace", hint="fresh=True"):
+                call()
+        trained.run.close()
+    with training(devices) as trained:
+        found = trained.run.restore()
+        assert found is not None
+        assert found.attempt == 1

@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_killed_run_ends_like_the_undisturbed_one(ranks: int) -> None:
     folder = Path(os.environ["TMPDIR"])  # tmp_path is too long for the sockets of loader workers
-    steps_an_epoch = 30
+    steps_an_epoch = 22
     command = [sys.executable, "-P", str(EXAMPLES / "demo.py"), f"--ranks={ranks}", "--kills=2", "--seed=5"]
     ended = subprocess.run(
         [*command, f"--windows={16 * ranks * steps_an_epoch}"],
