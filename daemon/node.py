@@ -335,10 +335,11 @@ class Node:
             dead.died()
             dead.end()
         if rank.lessee is not None and not frame.takeover:
-            is_own = rank.lessee.pid == session.pid
+            pid = rank.lessee.pid  # 0 in another PID namespace
+            is_own = pid == session.pid != 0
+            other = f"a living trainer{f' (pid {pid})' if pid else ''}"
             raise RunBusyError(
-                f"rank {frame.rank} of run {frame.name!r} is held by "
-                + ("this very process" if is_own else f"a living trainer (pid {rank.lessee.pid})"),
+                f"rank {frame.rank} of run {frame.name!r} is held by {'this very process' if is_own else other}",
                 hint=f"{'close() that run' if is_own else 'wait for it to end'}, use another name, or attach(...,"
                 " takeover=True)",
             )

@@ -220,6 +220,8 @@ class _Sink:
         self._taken = taken
         self._names: set[str] = set()
         self._entries: list[_Entry] = []
+        self._copies: dict[int, torch.Tensor] = {}
+        """By id of the tensor, which its entry keeps alive: under each of its names it has the same bytes."""
         self.values: dict[str, object] = {}
         self.component = ""
 
@@ -243,6 +245,8 @@ class _Sink:
         if not tensor.is_contiguous():  # it may be copied at once
             require_memory(tensor, name)
         dense, copied = dense_or_copy(tensor)
+        if copied:
+            dense = self._copies.setdefault(id(tensor), dense)
         address, size_bytes = byte_range(dense)
         self._names.add(name)
         self._entries.append(

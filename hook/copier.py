@@ -87,11 +87,11 @@ class CopyJob:
         with self._lock:
             if self._compared:
                 return
-            self._compared = True
             try:
                 self.lazy.check()
             except UsageError as error:
                 self._changed = error
+            self._compared = True  # last: who is interrupted in the middle has not compared
 
 
 class Copier:

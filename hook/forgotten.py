@@ -34,13 +34,15 @@ class Forgotten:
         )
         self._stepped: dict[int, tuple[weakref.ref[Optimizer], int | None]] = {}
         """By id, since not all have a hash: before which boundary it was seen first; None: it needs no checkpoint."""
-        self._told_loader = False
+        self._told_loader = self._told_optimizer = False
         self._handle: RemovableHandle | None = register_optimizer_step_post_hook(_weakly(self))
         weakref.finalize(self, self._handle.remove)
 
     def boundary(self) -> None:
         """A boundary was passed."""
         self._boundaries += 1
+        if self._told_optimizer:
+            self.close()
         if not self._told_loader:
             for loader in iterated_loaders():
                 if id(loader) not in self._attached:
@@ -66,7 +68,7 @@ class Forgotten:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer of this process has stepped, whosever it is."""
-        if id(optimizer) in self._attached or self._handle is None:
+        if id(optimizer) in self._attached or self._told_optimizer or self._handle is None:
             return
         known, first = self._stepped.get(id(optimizer), (None, None))
         if known is None or known() is not optimizer:
@@ -78,7 +80,9 @@ class Forgotten:
             return
         self._stepped[id(optimizer)] = known, None
         if (name := self._owner_of(optimizer)) and id(optimizer) not in self._held():
-            self.close()
+            self._told_optimizer = (
+                True  # the hook goes at the boundary: torch is going through all of them now
+            )
             self._tell(
                 "optimizer_not_attached",
                 f"a {type(optimizer).__name__} steps parameters of {name!r} and was not attached: its state is in no "

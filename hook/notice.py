@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from ..core.errors import UsageError
 from .end_machine import GRACE_S, SIGTERM, Notice
 from .notice_command import NoticeCommand
+from .thinned_lines import is_said
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +55,23 @@ class Preemption:
         if not 0 < self.grace_s < 86400:
             raise UsageError(f"grace_s is {self.grace_s}", hint="seconds from the announcement to the end")
         if self.notice_command is not None and (
-            isinstance(self.notice_command, str) or not self.notice_command
+            isinstance(self.notice_command, str)
+            or not self.notice_command
+            or not all(map(_is_text, self.notice_command))
         ):
             raise UsageError(
                 f"notice_command is {self.notice_command!r}", hint="a program and its arguments: ['curl', …]"
             )
+        if self.notice_file is not None and not _is_text(self.notice_file):
+            raise UsageError(f"notice_file is {self.notice_file!r}", hint="the path of a file")
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether the system takes it as a path or an argument."""
+    try:
+        return b"\0" not in os.fsencode(cast("str", value))
+    except (TypeError, ValueError):  # UnicodeEncodeError is one
+        return False
 
 
 class NoticeWatch:
@@ -85,6 +97,7 @@ class NoticeWatch:
         self._command = NoticeCommand(preemption.notice_command) if preemption.notice_command else None
         self._standing: set[str] = set()
         """Notices that were told and are not taken back."""
+        self._file_failed = 0
         self._looks_at_s, self.is_closed = 0.0, False
         self._first_s: float | None = None
         """When SIGTERM was heard first, of the monotonic clock."""
@@ -233,13 +246,24 @@ class NoticeWatch:
 
     def _poll(self) -> str | None:
         """Tell what the file and the command announce; return what was heard meanwhile, None: nothing."""
-        file = self._preemption.notice_file
-        if file is not None:
-            is_there = Path(file).exists()
-            self._found(
-                f"{os.fspath(file)} is there", is_there, late_s=_age_s(Path(file)) if is_there else 0.0
-            )
+        if (file := self._preemption.notice_file) is not None:
+            self._look_for(file)
         return self._ask(self._command) if self._command is not None and self._polls else None
+
+    def _look_for(self, file: str | os.PathLike[str]) -> None:
+        """Tell a file that is there. What cannot be asked for now is as it was."""
+        try:
+            made_s: float | None = os.stat(file).st_mtime  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            made_s = None
+        except OSError as error:  # ESTALE, EIO: this thread must live, for it hears SIGTERM
+            self._file_failed += 1
+            if is_said(self._file_failed):
+                logger.warning("notice_file_failed file=%s reason=%s", os.fspath(file), error)
+            return
+        # It was not there when it was looked for last.
+        late_s = 0.0 if made_s is None else min(max(0.0, time.time() - made_s), POLL_S)
+        self._found(f"{os.fspath(file)} is there", made_s is not None, late_s=late_s)
 
     def _ask(self, command: NoticeCommand) -> str | None:
         """The same of the command. What is heard ends it."""
@@ -259,13 +283,6 @@ class NoticeWatch:
         elif reason not in self._standing:
             self._standing.add(reason)
             self._tell(reason, late_s=late_s)
-
-
-def _age_s(file: Path) -> float:
-    """Return how long ago a file was made that was not there when it was looked for last."""
-    with contextlib.suppress(OSError):  # removed again: it was there
-        return min(max(0.0, time.time() - file.stat().st_mtime), POLL_S)
-    return 0.0
 
 
 def end_now() -> NoReturn:

@@ -122,7 +122,6 @@ class OptimizerState:
     def walk(self, sink: Sink) -> Sequence[Watch]:
         """Hand over the tensors of each parameter's own state."""
         names = self._names()
-        self._former = names.remembered()
         found = self._found = _Found(
             groups=[
                 dump_part([names.of(parameter).name for parameter in _parameters(group)])
@@ -354,7 +353,9 @@ class OptimizerState:
         return {id(parameter) for group in groups for parameter in _parameters(group)}
 
     def _names(self) -> "_Names":
-        return _Names(self.name, self._optimizer, self._registry, self._former)
+        names = _Names(self.name, self._optimizer, self._registry, self._former)
+        self._former = names.remembered()
+        return names
 
 
 class _Names:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, whose stub does not export it
 
 
+ENDS = ("committed", "failed")
+
+
 class RankResults:
     """One rank's side. `receive` is called on the agreement's thread, the rest on any."""
 
@@ -21,6 +24,8 @@ class RankResults:
         """The newest boundary that was decided about."""
         self._open: dict[CheckpointId, set[str]] = {}
         """What this rank has said something of, and what the listener was told of it."""
+        self._said: dict[CheckpointId, str] = {}
+        """Of these, which end of its own part it has said."""
         self._told: deque[CheckpointId] = deque(maxlen=TOLD_KEPT)
         self._awaited: set[int] = set()
         """Boundaries that were due and of whose checkpoints this rank has not heard the end."""
@@ -42,14 +47,18 @@ class RankResults:
             self._step = step
             self._awaited |= {step} if due else set()
 
-    def name(self, checkpoint: CheckpointId) -> str | None:
-        """Return by which name this rank speaks of a checkpoint, and listen for its end; None: that was heard.
+    def name(self, checkpoint: CheckpointId, what: str) -> str | None:
+        """Return by which name this rank says something of a checkpoint, and listen for its end; None: it does not.
 
-        What follows the last boundary of one rank is not a boundary of another, whose number it may have.
+        What follows the last boundary of one rank is not a boundary of another, whose number it may have. Of
+        "committed" and "failed" the first one holds, though a daemon dies as it says that all is durable: others must
+        not hear both.
         """
         with self._lock:
             if checkpoint in self._told:
                 return None  # nobody listens, and its keys may be gone
+            if what in ENDS and self._said.setdefault(checkpoint, what) != what:
+                return None
             self._open.setdefault(checkpoint, set())
             return self._name(checkpoint)
 
@@ -77,6 +86,7 @@ class RankResults:
             return False
         with self._lock:
             del self._open[checkpoint]
+            self._said.pop(checkpoint, None)
             self._told.append(checkpoint)
             self._awaited.discard(checkpoint.step)
         return True

@@ -89,12 +89,12 @@ class StoreRanks:
         self._store = under(f"{self._prefix}/join", self._client)
         self._nonce, self._round = "", 0
         self._horizon, self._planner = Horizon(), Planner(due=pace.due)
-        self._changed = threading.Condition()
+        # Entered itself: Ctrl-C in the middle of `Condition.__enter__`, which is Python, leaves it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._step = 0
         self._outbox: list[tuple[str, str]] = []
-        self._results = RankResults()
-        self._sweep = Sweep()
-        """On rank 0."""
+        self._results, self._sweep = RankResults(), Sweep()
         self._closing = self._has_left = False
         self._stays: Callable[[], bool] | None = None
         """While it closes."""
@@ -210,7 +210,7 @@ class StoreRanks:
         """Look into the plans; wait at the horizon, at most a minute (then checkpoints stop, training goes on)."""
         if self.lost is not None:
             return False
-        with self._changed:
+        with self._lock:
             self._step = step
             if self.rank == 0 and self._planner.wants_next(step):
                 self._publish(self._next_plan())
@@ -222,7 +222,7 @@ class StoreRanks:
                 self._lose(self.silent, is_store=False)
             else:
                 self._lose(f"rank 0 published no plan for boundary {step} within {PLAN_DEADLINE_S:.0f} s")
-        with self._changed:
+        with self._lock:
             while self._coming and self._coming[0][0] <= step:
                 self._decision = self._coming.popleft()[1]
             due = self._lost is None and self._horizon.is_due(step)
@@ -237,7 +237,7 @@ class StoreRanks:
         """Wait for what rank 0 says, or until the ranks are lost; False: it says nothing more."""
         silent_looks = 0
         for _ in range(math.ceil(deadline_s / LOOK_S)):
-            with self._changed:
+            with self._lock:
                 if self._changed.wait_for(lambda: has_come() or self._lost, min(LOOK_S, deadline_s)):
                     return True
             silent_looks = silent_looks + 1 if 0 in self._beats.silent_ranks else 0
@@ -261,7 +261,7 @@ class StoreRanks:
 
     def gone(self, rank: int) -> None:
         """Let the thread look once more for what that rank has said before."""
-        with self._changed:
+        with self._lock:
             self._gone.append(rank)
             self._changed.notify_all()
 
@@ -285,7 +285,7 @@ class StoreRanks:
 
     def end_after(self, step: int) -> str:
         """Return what the plans say; without them, what this rank has asked for."""
-        with self._changed:
+        with self._lock:
             alone = self._asked_end if self._lost is not None else ""
             return self._horizon.end_after(step) or alone
 
@@ -295,7 +295,7 @@ class StoreRanks:
 
     def confirm_end(self, ask: Ask) -> None:
         """Say it, and watch for the others: torchrun ends the survivors of a dead rank, and waits for them."""
-        with self._changed:
+        with self._lock:
             self._confirming = ask
         self._say(END, "+")
 
@@ -326,7 +326,7 @@ class StoreRanks:
 
     def close(self, *, stays: Callable[[], bool] | None = None) -> None:
         """Say what is left to say and end the thread; one that the Store holds is left behind."""
-        with self._changed:
+        with self._lock:
             self._stays = stays if self.rank == 0 else None
             self._stays_until_s = time.monotonic() + LEAVE_S
             self._closing = True
@@ -339,13 +339,13 @@ class StoreRanks:
     # -- the thread
 
     def _say(self, key: str, value: str) -> None:
-        with self._changed:
+        with self._lock:
             if self._lost is None:
                 self._outbox.append((key, value))
                 self._changed.notify_all()
 
     def _say_of(self, checkpoint: CheckpointId, what: str, value: str) -> None:
-        name = self._results.name(checkpoint) if self._lost is None else None
+        name = self._results.name(checkpoint, what) if self._lost is None else None
         if name is not None:
             self._say(f"{what}/{name}", value)
 
@@ -361,7 +361,7 @@ class StoreRanks:
     def _publish(self, plan: Plan) -> None:
         """Rank 0 knows its own plan at once; the others read it from the Store."""
         decision = self._pace.decision
-        with self._changed:
+        with self._lock:
             self._receive(plan, decision)
             self._sweep.published(plan)
             message = PlanMessage(
@@ -399,7 +399,7 @@ class StoreRanks:
         try:
             while self._lost is None:
                 self._turns.turned(time.monotonic())
-                with self._changed:
+                with self._lock:
                     outbox, self._outbox = self._outbox, []
                     gone, self._gone = self._gone, []
                 if self._closing and not outbox and self._may_leave():
@@ -408,7 +408,7 @@ class StoreRanks:
                 self._send(outbox)
                 self._receive_plan()
                 ended = self._results.receive(self._store, self._listener)
-                with self._changed:
+                with self._lock:
                     self._sweep.ended(ended)
                 self._receive_confirmations()
                 self._receive_answer()
@@ -435,7 +435,7 @@ class StoreRanks:
         return len(present(self._store, [f"closed/{rank}" for rank in sorted(others)])) == len(others)
 
     def _pause(self) -> None:
-        with self._changed:
+        with self._lock:
             urgent = (
                 self._results.are_open
                 or self._closing
@@ -467,7 +467,7 @@ class StoreRanks:
             self._pace.others_need(message.needed_s)
             if message.left_s is not None:
                 self._listener.end_heard(message.left_s)
-            with self._changed:
+            with self._lock:
                 self._receive(message.plan, message.decision)
                 self._changed.notify_all()
 
@@ -476,7 +476,7 @@ class StoreRanks:
         noticed = not self._noticed and self._store.check([NOTICE])
         end = cast("str", json.loads(self._store.get(NOTICE))) if noticed else ""
         self._receive_ends()
-        with self._changed:
+        with self._lock:
             if count > self._request_count:
                 self._request_count = count
                 self._requests.add(Ask())
@@ -487,20 +487,21 @@ class StoreRanks:
     def _receive_confirmations(self) -> None:
         """End together, not alone."""
         assert self._listener is not None
-        with self._changed:
+        with self._lock:
             confirming = self._confirming
         if confirming is None or not self._store.check([f"all-{END}"]):
             return
         if self.rank == 0:
             self._receive_ends()
-        with self._changed:
+        with self._lock:
             self._confirming = None
+            self._asked_end = confirming.end  # if the Store goes before the plan that says so comes
             self._requests.add(confirming)
         self._listener.end_confirmed()
 
     def _receive_answer(self) -> None:
         if self._ends.hear_answer(self._store):
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
 
     def _receive_ends(self) -> None:
@@ -519,7 +520,7 @@ class StoreRanks:
         marks = [state.mark for state in said]
         for state in said:
             self._pace.steer(state.steering)
-        with self._changed:
+        with self._lock:
             self._peers = [state.figures for state in said]
             self._pace.others_need(
                 max((state.needed_s for state in said if state.needed_s is not None), default=None)
@@ -531,7 +532,7 @@ class StoreRanks:
 
     def _lose(self, reason: str, *, is_store: bool = True) -> None:
         """Without agreement no checkpoint can be complete: stop them, keep training, say it."""
-        with self._changed:
+        with self._lock:
             if self._lost is not None:
                 return
             over = f" over {name_of(self._client)}" if is_store else ""

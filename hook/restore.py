@@ -431,6 +431,7 @@ def check_may_train(goal: Goal | None, *, asked: bool, refusal: str) -> None:
         )
     if refusal:
         raise UsageError(
-            f"restore() raised {refusal}; training that begins from nothing would replace what it was to bring back",
+            f"restore() raised {refusal}; a run that may lack what it was to bring back does not train, since its"
+            " checkpoints would replace those that exist",
             hint="close() the run, mend what is named and attach() again, or attach(..., fresh=True) to begin anew",
         )

@@ -191,6 +191,7 @@ class Run:
         What it raises ends the run: `step()` and `epochs()` refuse, since checkpoints of a training that begins
         from nothing would take the place of those that exist.
         """
+        self._check_usable()
         check_may_restore(started=self._started, restored=self._asked_restore)
         self._asked_restore = True
         restore = RunRestore(
@@ -347,6 +348,7 @@ class Run:
             UsageError: a handler of a signal called it in the middle of `run.step()` or another call that waits.
         """
         refuse_within(self, self._CALLS, "run.wait()")
+        self._check_own()
         return self._checkpoints.wait(deadline_s)
 
     def close(self) -> None:
@@ -387,12 +389,15 @@ class Run:
         self._pace.begin(self._state.step, devices=self._link.devices)
         self._ranks.start(self._state.step, self._checkpoints)
 
-    def _check_usable(self) -> None:
+    def _check_own(self) -> None:
         if self._forked_from:
             raise UsageError(
                 f"run {self.name!r} was attached by process {self._forked_from}, and this is a forked child of it",
                 hint="only the process that attached calls the run",
             )
+
+    def _check_usable(self) -> None:
+        self._check_own()
         if self._closed:
             raise UsageError(f"run {self.name!r} is closed", hint="attach again")
         if self._unusable is not None:
@@ -489,11 +494,12 @@ class Run:
 
     def _ended(self, reason: str, *, skipped: bool = False) -> NoReturn:
         last_complete = self.report().last_complete
-        begun = CheckpointId(self.attempt, self._checkpoints.last_taken_step)
+        taken = self._checkpoints.last_taken_step
+        begun = str(CheckpointId(self.attempt, taken)) if self._started else last_complete
         self._end.leave(
             reason,
             last_complete=last_complete,
-            in_time=not skipped and last_complete == str(begun),
+            in_time=not skipped and last_complete == begun,
             unsaved_steps=self._checkpoints.unsaved_steps,
         )
 
@@ -509,8 +515,25 @@ class Run:
             else:
                 self._snapshotter.drain(CLOSE_DEADLINE_S)
                 is_well = self._end.has_left and not self._checkpoints.busy
+        except BaseException as raised:
+            error = raised  # Ctrl-C, for one: the daemon hears that nobody waits
+            raise
         finally:
             self._closed = True
+            self._let_go(error, is_well=is_well)
+            say_closed(self.name, self._state.step, self.report())
+        # It stands in the way of nothing that is raised already, and of no other run's last boundary.
+        is_free = error is None and sys.exc_info()[1] is None and not any(map(_is_open, _attached))
+        if is_free and self._end.is_told:
+            self._ended(SIGTERM)
+
+    def _let_go(self, error: BaseException | None, *, is_well: bool) -> None:
+        """Give everything back, though Ctrl-C may come in the middle of any part: nobody can close this run again."""
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._link.close)
+            ends.callback(self._snapshotter.close)
+            ends.callback(self._end.close)
+            ends.callback(self._ranks.close, stays=self._may_stay)
             if not is_well:
                 self._ranks.close()
             self._guard.close()
@@ -519,15 +542,6 @@ class Run:
                 self._tell_costs(self._costs_at_s)
             if not self._link.broken:
                 self._say_end(error)
-            self._ranks.close(stays=self._may_stay)
-            self._end.close()
-            self._snapshotter.close()
-            self._link.close()
-            say_closed(self.name, self._state.step, self.report())
-        # It stands in the way of nothing that is raised already, and of no other run's last boundary.
-        is_free = error is None and sys.exc_info()[1] is None and not any(map(_is_open, _attached))
-        if is_free and self._end.is_told:
-            self._ended(SIGTERM)
 
     def _may_stay(self) -> bool:
         """Tell whether this process, all done, may wait for others: nobody ends it yet."""

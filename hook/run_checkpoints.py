@@ -12,6 +12,7 @@ from ..core.errors import EverstepError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from ..proto.frames import SkipReason
+from .client import DaemonClient
 from .end_machine import Ask, Progress
 from .link import Link
 from .pace import Pace
@@ -63,7 +64,8 @@ class RunCheckpoints:
         self._lock = threading.RLock()
         """Entered itself: Ctrl-C in the middle of `Condition.__enter__`, which is Python, leaves it locked."""
         self._settled = threading.Condition(self._lock)
-        self._told_loss = False
+        self._lost: DaemonClient | None = None
+        """Whose loss was told."""
         self._unsaved = ""
         """Why the checkpoint of which that was heard last is not complete."""
         self._silent_told: set[CheckpointId] = set()
@@ -88,9 +90,9 @@ class RunCheckpoints:
 
     @property
     def unsaved_steps(self) -> int:
-        """Boundaries since the newest one that is complete, or since the attempt's start."""
+        """Boundaries since the newest one that is complete, or since the attempt's start; 0 before that."""
         with self._lock:
-            return max(0, self._state.step - self._complete_step)
+            return max(0, self._state.step - self._complete_step) if self._complete_step >= 0 else 0
 
     @property
     def died_with_daemon(self) -> bool:
@@ -181,7 +183,7 @@ class RunCheckpoints:
 
     def _may_settle(self) -> bool:
         """What this rank has written, or said to have failed, others may still complete without its daemon."""
-        is_news = self._link.broken and not self._told_loss
+        is_news = self._link.broken and self._lost is not self._link.client
         return bool(self._under_way) and not is_news and not self.alone
 
     def last_unsaved(self) -> str:
@@ -218,12 +220,12 @@ class RunCheckpoints:
 
     def keep_daemon(self) -> None:
         """Notice that the daemon is gone, and look for another one beside training."""
-        if not self._link.broken:
-            self._told_loss = False
+        client = self._link.client
+        if client.broken is None:
             return
-        if not self._told_loss:
+        if self._lost is not client:
             self._daemon_lost()
-            self._told_loss = True  # last: who is interrupted in the middle has lost it still
+            self._lost = client  # last: who is interrupted in the middle has lost it still
         self._link.keep_up(lambda: None)
 
     def _daemon_lost(self) -> None:

@@ -13,12 +13,14 @@ logger = logging.getLogger(__name__)
 class StorageNotes:
     """Remembers how each device was, so that each change is told once, and what is not well from the start.
 
-    `devices` are there: the daemon's notes at the opening tell of others. `take` runs on the link's reader thread.
+    `devices` are there: the daemon's notes at the opening tell of others. One that is not listed any more was retired,
+    or was not there when the daemon started anew.
+    `take` runs on the link's reader thread.
     """
 
     def __init__(self, run: str, devices: Iterable[frames.DeviceInfo], costs: CostBook) -> None:
         self._run, self._costs = run, costs
-        self._conditions: dict[str, DeviceCondition] = {}
+        self._known: dict[str, frames.DeviceInfo] = {}
         self._tell(self._changes(devices))
 
     def take(self, event: frames.DevicesChanged | frames.Notice) -> None:
@@ -31,11 +33,12 @@ class StorageNotes:
             self._costs.notes.append(sentence)
 
     def _changes(self, devices: Iterable[frames.DeviceInfo]) -> list[str]:
+        before, self._known = self._known, {each.device_id: each for each in devices}
         told: list[str] = []
-        for device in devices:
-            before = self._conditions.get(device.device_id, DeviceCondition.OK)
-            self._conditions[device.device_id] = device.condition
-            if device.condition is not before:
+        for device_id, device in self._known.items():
+            known = before.get(device_id)
+            if device.condition is not (known.condition if known else DeviceCondition.OK):
                 why = f": {device.reason}" if device.reason else ""
                 told.append(f"device {device.path} is {device.condition.value}{why}")
-        return told
+        gone = [each for device_id, each in before.items() if device_id not in self._known]
+        return told + [f"device {each.path} is not used any more: it is retired, or missing" for each in gone]

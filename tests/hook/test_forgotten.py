@@ -131,6 +131,18 @@ def test_an_optimizer_of_an_attached_model_that_was_not_attached_is_said_once(wa
     assert told == ["optimizer_not_attached"]
 
 
+def test_telling_leaves_the_hooks_of_others_as_they_are_until_the_boundary(watch: Watch) -> None:
+    """torch goes through all of them meanwhile, and raised in the script's own `optimizer.step()`."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (first, told), (second, also_told) = watch(model=model), watch(model=model)
+    for _ in range(3):
+        steps(optimizer, model)
+        first.boundary()
+        second.boundary()
+    assert (told, also_told) == (["optimizer_not_attached"], ["optimizer_not_attached"])
+
+
 def test_an_optimizer_that_only_its_schedule_knows_is_said(watch: Watch) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.AdamW(model.parameters())

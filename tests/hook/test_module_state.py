@@ -269,6 +269,30 @@ class WithExtra(nn.Module):
         self.extra = state
 
 
+def test_a_tied_weight_with_holes_is_one_tensor_in_the_checkpoint() -> None:
+    """It is copied to be dense: once for each name, and nobody could restore what was two tensors then."""
+
+    class Tied(nn.Module):
+        def __init__(self, fill: float) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 8, bias=False)
+            self.a.weight = nn.Parameter(torch.full((8, 8), fill)[:, :4])
+            self.b = self.a
+
+    saved, fresh = Tied(2.0), Tied(1.0)
+    for _ in range(2):
+        transfer({"model": saved}, {"model": fresh})
+        assert bits(fresh.b.weight) == bits(saved.a.weight)
+    components = make_components({"model": saved}, world_size=1)
+    first = capture_state(components)
+    with torch.no_grad():
+        saved.a.weight.fill_(3.0)
+    again = capture_state(components, previous=first)
+    assert [alias.name for alias in again.aliases] == ["model.b.weight"]
+    (leaf,) = [each for each in again.leaves if each.spec.name == "model.a.weight"]
+    assert leaf.tensor.unique().tolist() == [3.0]
+
+
 def test_a_module_whose_extra_state_cannot_be_read_is_named_beside_its_own_error() -> None:
     class Broken(nn.Module):
         def get_extra_state(self) -> object:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
+from typing import Any
 
 import pytest
 from pausing import wait_until
@@ -91,6 +92,25 @@ def test_a_file_that_appears_is_told(watch: Watch, tmp_path: Path) -> None:
     (tmp_path / "notice").touch()
     notice = told.get(timeout=DEADLINE_S)
     assert (notice.reason, notice.ends) == (f"{tmp_path}/notice is there", False)
+
+
+def test_a_file_that_cannot_be_asked_for_leaves_sigterm_to_be_heard(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On NFS, say. The thread that hears both ended, and SIGTERM was swallowed from then on."""
+    monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+    told = watch(Preemption(notice_file=tmp_path / ("n" * 300)))  # ENAMETOOLONG
+    wait_until(lambda: any(text.startswith("notice_file_failed") for text in caplog.messages))
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert told.get(timeout=DEADLINE_S).reason == SIGTERM
+
+
+@pytest.mark.parametrize(
+    "options", [{"notice_command": ["true", 5]}, {"notice_command": ["a\0b"]}, {"notice_file": "a\0b"}]
+)
+def test_what_the_system_takes_for_no_path_or_argument_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        Preemption(**options)
 
 
 @pytest.mark.parametrize(("age_s", "late_s"), [(0.5, 0.5), (3600.0, POLL_S), (-3600.0, 0.0)])

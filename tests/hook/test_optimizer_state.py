@@ -428,6 +428,24 @@ def test_what_a_replaced_layer_left_in_the_optimizers_state_is_left_out() -> Non
         assert same(optimizer.state[one], other.state[another])
 
 
+def test_so_is_what_was_a_parameter_when_a_checkpoint_came_back() -> None:
+    module, optimizer, components = replaced_layer()
+    module[2] = nn.Linear(4, 2)
+    optimizer.param_groups[0]["params"] = [*module.parameters()]
+    stored = store(components, device_count=1)
+    fresh = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    other = torch.optim.Adam(fresh.parameters(), lr=0.1)
+    into = make_components({"model": fresh, "optimizer": other}, world_size=1)
+    for each in into:
+        each.check(stored)
+        each.apply(stored)
+    train(fresh, other, 1)
+    fresh[2] = nn.Linear(4, 2)
+    other.param_groups[0]["params"] = [*fresh.parameters()]
+    names = [leaf.spec.name for leaf in capture_state(into).leaves]
+    assert not any(name.startswith("optimizer.state.2.") for name in names)
+
+
 def test_state_of_a_tensor_that_was_never_a_parameter_is_refused() -> None:
     module = model()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.1)

@@ -113,6 +113,13 @@ def rank(monkeypatch: pytest.MonkeyPatch, server: list[TCPStore]) -> Iterator[Ma
         made.pop().close()
 
 
+def both(rank: Make) -> tuple[list[StoreRanks], list[Listener]]:
+    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
+    for each, listener in zip(pair, heard, strict=True):
+        each.start(0, listener)
+    return pair, heard
+
+
 def last_boundary(pair: list[StoreRanks]) -> tuple[str, bool]:
     """Pass boundaries until one is the last: return why, and whether it is saved, the same for both ranks."""
     until_s, step = time.monotonic() + DEADLINE_S, 0
@@ -127,18 +134,25 @@ def last_boundary(pair: list[StoreRanks]) -> tuple[str, bool]:
 
 
 def test_ranks_that_are_all_told_end_with_the_same_boundary(rank: Make) -> None:
-    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
-    for each, listener in zip(pair, heard, strict=True):
-        each.start(0, listener)
+    pair, heard = both(rank)
+    for each in pair:
         each.confirm_end(Ask(end="SIGTERM"))
     assert last_boundary(pair) == ("SIGTERM", True)
     assert all(listener.confirmed.wait(DEADLINE_S) for listener in heard)
 
 
+def test_all_that_were_told_end_though_the_store_goes(rank: Make, server: list[TCPStore]) -> None:
+    pair, heard = both(rank)
+    for each in pair:
+        each.confirm_end(Ask(end="SIGTERM"))
+    assert all(listener.confirmed.wait(DEADLINE_S) for listener in heard)
+    server.clear()
+    assert all(listener.lost.get(timeout=DEADLINE_S) for listener in heard)
+    assert {each.end_after(1) for each in pair} == {"SIGTERM"}
+
+
 def test_one_that_is_told_alone_hears_no_confirmation_and_all_go_on(rank: Make) -> None:
-    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
-    for each, listener in zip(pair, heard, strict=True):
-        each.start(0, listener)
+    pair, heard = both(rank)
     pair[1].confirm_end(Ask(end="SIGTERM"))
     for step in range(1, 50):
         assert {each.is_due(step) for each in pair} == {False}
@@ -168,9 +182,7 @@ def test_rank_0_says_for_all_whether_it_is_saved_after_all(rank: Make, has_time:
 
 
 def test_who_hears_nothing_from_rank_0_in_time_saves_nothing_after_all(rank: Make) -> None:
-    pair = [rank(0), rank(1)]
-    for each in pair:
-        each.start(0, Listener())
+    pair, _ = both(rank)
     until_s = time.monotonic() + 0.3
     assert pair[1].saves_after_all(True, until_s) is False
     assert until_s <= time.monotonic() < until_s + LOOK_S
@@ -197,9 +209,7 @@ def test_a_request_after_a_notice_leaves_the_notice(rank: Make) -> None:
 @pytest.mark.parametrize("by_signal", [False, True])
 def test_rank_0_knows_the_least_time_left_when_it_decides(rank: Make, by_signal: bool) -> None:
     """It came to another rank: a notice of its node, or the shorter grace of its SIGTERM."""
-    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
-    for each, listener in zip(pair, heard, strict=True):
-        each.start(0, listener)
+    pair, heard = both(rank)
     began_s = time.monotonic()
     if by_signal:
         pair[0].ends_in(3000.0)
@@ -538,9 +548,7 @@ def test_rank_0_stays_until_the_others_have_closed(rank: Make, monkeypatch: pyte
 
 
 def test_rank_0_waits_for_none_that_is_gone(rank: Make) -> None:
-    pair = [rank(0), rank(1)]
-    for each in pair:
-        each.start(0, Listener())
+    pair, _ = both(rank)
     thread = closing(pair[0])
     pair[0].gone(1)
     thread.join(DEADLINE_S)
@@ -701,9 +709,8 @@ def test_a_rank_that_has_closed_is_waited_for_by_nobody(rank: Make) -> None:
 
 def test_a_rank_that_waits_for_the_plan_of_one_that_has_ended_names_it(rank: Make) -> None:
     """It waited a minute, and called the Store silent."""
-    pair, heard = [rank(0), rank(1)], [Listener(), Listener()]
-    for each, listener in zip(pair, heard, strict=True):
-        each.start(0, listener)
+    pair, heard = both(rank)
+    for each in pair:
         assert each.is_due(1) is False
     pair[0].close()
     began_s, step = time.monotonic(), 1
@@ -751,9 +758,7 @@ def test_what_one_rank_was_given_and_cannot_save_is_raised_by_all(rank: Make) ->
 
 
 def test_a_rank_that_the_daemon_calls_gone_is_silent_at_once(rank: Make) -> None:
-    pair = [rank(0), rank(1)]
-    for each in pair:
-        each.start(0, Listener())
+    pair, _ = both(rank)
     began_s = time.monotonic()
     pair[0].gone(1)
     assert until_silent(pair[0]).startswith("rank 1 does not answer")

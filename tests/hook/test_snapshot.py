@@ -520,6 +520,8 @@ class TestForkedChild:
                     by_whom = f"attached by process {os.getppid()}, and this is a"
                     with pytest.raises(UsageError, match=by_whom):
                         run.step()
+                    with pytest.raises(UsageError, match=by_whom):
+                        run.wait(20)
                     run.close()
                     grandchild = os.fork()
                     if grandchild:

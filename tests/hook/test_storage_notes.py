@@ -48,11 +48,25 @@ def test_a_device_that_is_not_well_from_the_start_is_told_once_with_its_reason(
         assert [record.message for record in caplog.records] == [
             f"storage_note run=demo: device /nvme/b is {condition.value}: as somebody saw"
         ]
-        notes.take(frames.DevicesChanged(devices=[info("b", DeviceCondition.OK)]))
+        notes.take(
+            frames.DevicesChanged(devices=[info("a", DeviceCondition.OK), info("b", DeviceCondition.OK)])
+        )
     assert tuple(book.notes) == (
         f"device /nvme/b is {condition.value}: as somebody saw",
         "device /nvme/b is ok",
     )
+
+
+def test_a_device_that_is_not_listed_any_more_is_told_once() -> None:
+    book = CostBook()
+    well, leaving = (
+        info("a", DeviceCondition.OK),
+        info("b", DeviceCondition.DRAINING, "it gets no new segments"),
+    )
+    notes = StorageNotes("demo", [well, leaving], book)
+    for _ in range(2):
+        notes.take(frames.DevicesChanged(devices=[well]))
+    assert tuple(book.notes)[1:] == ("device /nvme/b is not used any more: it is retired, or missing",)
 
 
 def test_what_the_daemon_notes_stands_in_the_report_and_old_notes_go() -> None:

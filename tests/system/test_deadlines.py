@@ -332,6 +332,22 @@ def test_sigterm_after_the_last_boundary_ends_the_process_once_that_is_saved(
         assert_restores(storage, {trained.run.report().last_complete: trained.weights()})
 
 
+def test_sigterm_before_the_first_boundary_ends_the_process_with_nothing_to_save(
+    storage: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with service():
+        with contextlib.ExitStack() as stack:
+            trained = stack.enter_context(training(storage))
+            assert trained.run.restore() is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda: any(text.startswith("run_ends") for text in caplog.messages))
+            with pytest.raises(SystemExit) as ended:
+                stack.close()
+        assert ended.value.code == ENDED_STATUS
+        (text,) = [text for text in caplog.messages if text.startswith("run_ended")]
+        assert "last_complete=none in_time=True unsaved_steps=0" in text
+
+
 def test_of_two_runs_both_save_their_last_boundary_before_sigterm_ends_the_process(
     storage: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
