@@ -11,6 +11,7 @@ from ..core.errors import CorruptDataError, StateTypeError, UsageError
 from .history import NAME as HISTORY_NAME
 from .module_state import KIND as MODULE_KIND
 from .object_tree import TreeEncoder
+from .optimizer_state import BY_NUMBER
 from .optimizer_state import KIND as OPTIMIZER_KIND
 from .rng_state import NAME as RNG_NAME
 from .run_state import RUN_COMPONENT, RunState
@@ -64,6 +65,8 @@ class ImportedOptimizer:
     groups: list[tuple[list[str], dict[object, object]]]
     """Names and hyper-parameters of each group."""
     state: dict[str, dict[object, object]]
+    by_number: bool
+    """The file had numbers, which were taken for the module's parameters in their order."""
 
     def capture(self, sink: Sink) -> None:
         """Hand over what OptimizerState would."""
@@ -73,7 +76,8 @@ class ImportedOptimizer:
             for index, (names, options) in enumerate(self.groups)
         ]
         state = {name: self._state(sink, name, found) for name, found in self.state.items()}
-        sink.value({"kind": OPTIMIZER_KIND, "groups": groups, "state": state, "shared": []})
+        document = {"kind": OPTIMIZER_KIND, "groups": groups, "state": state, "shared": []}
+        sink.value(document | ({BY_NUMBER: True} if self.by_number else {}))
 
     def _state(self, sink: Sink, parameter: str, found: dict[object, object]) -> object:
         prefix = f"{self.name}.state.{parameter}"
@@ -305,7 +309,7 @@ def _optimizer(name: str, tree: Mapping[str, object], modules: Sequence[Imported
     groups = [dict(cast(dict[object, object], group)) for group in cast(list[object], tree["param_groups"])]
     state = cast(dict[object, object], tree["state"])
     keys = [key for group in groups for key in cast(list[object], group.get("params", []))]
-    names = _parameter_names(name, groups, keys, state, modules)
+    names, by_number = _parameter_names(name, groups, keys, state, modules)
     unknown = [key for key in state if _number(key) not in names]
     if unknown:
         raise StateTypeError(
@@ -321,6 +325,7 @@ def _optimizer(name: str, tree: Mapping[str, object], modules: Sequence[Imported
             for group in groups
         ],
         {names[_number(key)]: cast(dict[object, object], found) for key, found in state.items()},
+        by_number,
     )
 
 
@@ -335,19 +340,22 @@ def _parameter_names(
     keys: Sequence[object],
     state: Mapping[object, object],
     modules: Sequence[ImportedModule],
-) -> dict[object, str]:
-    """Return the name of each parameter that a group has by number: restore goes by names, never by numbers."""
+) -> tuple[dict[object, str], bool]:
+    """Return the name of each parameter that a group has, and whether it was guessed from a number.
+
+    Restore goes by names, and takes guessed ones only where the optimizer has them in the same order.
+    """
     given = [text for group in groups for text in cast(list[str], group.get("param_names", []))]
     if len(given) == len(keys):
-        return dict(zip(map(_number, keys), given, strict=True))
+        return dict(zip(map(_number, keys), given, strict=True)), False
     if all(isinstance(_number(key), str) for key in keys):
-        return {key: str(key) for key in keys}
+        return {key: str(key) for key in keys}, False
     candidates = [_parameters(module) for module in modules]
     if len(modules) > 1:
         candidates.append([(f"{m.name}.{fqn}", tensor) for m in modules for fqn, tensor in _parameters(m)])
     for parameters in candidates:
         if len(parameters) == len(keys) and _fits(parameters, keys, state):
-            return {_number(key): fqn for key, (fqn, _) in zip(keys, parameters, strict=True)}
+            return {_number(key): fqn for key, (fqn, _) in zip(keys, parameters, strict=True)}, True
     counts = (
         ", ".join(f"{module.name} has {len(_parameters(module))}" for module in modules) or "none is there"
     )

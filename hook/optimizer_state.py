@@ -23,6 +23,8 @@ from .tensor_bytes import copy_bits, dtype_name, require_plain
 logger = logging.getLogger(__name__)
 
 KIND = "optimizer"
+BY_NUMBER = "by_number"
+"""Of an import: its file had numbers, which were taken for a module's parameters in their order."""
 
 _NOT_OPTIONS = ("params", "param_names")
 """Keys of a group that say which parameters it has: names in the document, not hyper-parameters."""
@@ -215,7 +217,13 @@ class OptimizerState:
         problems: list[str] = []
         for index, (group, here) in enumerate(zip(groups, self._optimizer.param_groups, strict=True)):
             found = [names.of(parameter).name for parameter in _parameters(here)]
-            problems += _group_differences(index, group.texts("params"), found, self._depends_on_order())
+            saved = group.texts("params")
+            problems += _group_differences(index, saved, found, self._depends_on_order())
+            if BY_NUMBER in document and saved != found and not problems:
+                problems.append(
+                    f"group {index} was imported by number, in the module's order, and has another one here: save with"
+                    " an optimizer of named_parameters(), or import --without it"
+                )
             problems += self._other_kind(index, group.value("options"), here)
         if problems:
             raise mismatch(self.name, problems)

@@ -111,6 +111,23 @@ def test_training_goes_on_bit_for_bit(form: str, tmp_path: Path, devices: list[P
     assert_same(states(fresh), states(state))
 
 
+def test_parameters_by_number_in_another_order_are_refused_and_not_exchanged(
+    tmp_path: Path, devices: list[Path]
+) -> None:
+    def layers() -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        return {"model": model, "optimizer": torch.optim.Adam(reversed([*model.parameters()]))}
+
+    state = layers()
+    state["model"](torch.ones(1, 4)).sum().backward()
+    state["optimizer"].step()
+    torch.save(states(state), tmp_path / "last.pt")
+    tool("import", tmp_path / "last.pt", "--run", "new", "--storage", *devices)
+    with pytest.raises(StateMismatchError, match="group 0 was imported by number, in the module's order"):
+        restore("new", devices, layers())
+    end_daemon()
+
+
 @pytest.mark.parametrize("form", ["torch", "dcp"])
 def test_tied_weights_that_a_tool_stores_twice_are_one_tensor_again(
     form: str, tmp_path: Path, devices: list[Path]
