@@ -268,6 +268,7 @@ class ModuleState:
             for tied, named in _tied_here_alone(tensors, document.tensors, stored, self.name)
             if named.role is Role.PARAMETER  # one of the two would be lost; a buffer gets memory of its own
         ]
+        problems += self._shared_here_alone(tensors, stored)
         extra = {named.prefix for named in modules if _has_extra_state(named.module)}
         problems += [
             f"{prefix}_extra_state is on one side only" for prefix in sorted(extra ^ document.extra.keys())
@@ -276,6 +277,22 @@ class ModuleState:
             stored.spec(leaf)
         if problems:
             raise mismatch(self.name, problems)
+
+    def _shared_here_alone(self, tensors: Sequence[NamedTensor], stored: StoredState) -> list[str]:
+        """Return the same of weights that an earlier attached module has, too."""
+        if stored.is_imported:
+            return []
+        weights = (each for each in tensors if each.role is Role.PARAMETER and each.tensor.numel())
+        own, known = {id(each.tensor): each.fqn for each in weights}, {*stored.names("")}
+        problems: list[str] = []
+        for other in itertools.takewhile(lambda name: name != self.name, self._registry.modules):
+            for theirs in self._registry.refresh(other)[1]:
+                pair = f"{other}.{theirs.fqn}", f"{self.name}.{own.get(id(theirs.tensor), '')}"
+                if known.issuperset(pair) and stored.holder_of(pair[0]) != stored.holder_of(pair[1]):
+                    problems.append(
+                        f"{pair[0]} and {pair[1]} are one tensor here, and two in the checkpoint: build them apart"
+                    )
+        return problems
 
     def destinations(self, stored: StoredState) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield each leaf that `apply` puts into an existing tensor as its bytes are, with that tensor."""

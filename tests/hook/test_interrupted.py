@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -165,3 +166,18 @@ def test_at_any_line_of_a_boundary(device: Path, monkeypatch: pytest.MonkeyPatch
         number += STRIDE
     assert interrupts > 20
     assert_closes(run)
+
+
+def test_in_the_farewell_nothing_stays_held(device: Path) -> None:
+    """Nobody can close the run again: the same name can be attached, and SIGTERM ends the process."""
+    objects = made()
+    run = everstep.attach("interrupted", **objects, storage=device, every=10**6)
+    until_complete(run, objects)
+    client = run._link.client
+    client._sock = InterruptedSocket(client, b"detach", "before")  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(KeyboardInterrupt):
+        run.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    run.close()
+    with everstep.attach("interrupted", **made(), storage=device, every=10**6) as again:
+        assert again.restore() is not None

@@ -185,6 +185,18 @@ def test_two_modules_that_share_one_part() -> None:
     assert all_bits(fresh["two"]) == all_bits(saved["two"])
 
 
+def test_a_part_that_two_modules_share_here_alone_is_refused() -> None:
+    """A teacher that began as the student's own part and was copied in mid-run: one of the two was lost."""
+    saved = {name: nn.Sequential(nn.Linear(2, 2)) for name in ("one", "two")}
+    part = nn.Linear(2, 2)
+    fresh = {name: nn.Sequential(part) for name in ("one", "two")}
+    before = all_bits(fresh["one"])
+    words = r"'two': one\.0\.weight and two\.0\.weight are one tensor here, and two in the checkpoint: build them apart"
+    with pytest.raises(StateMismatchError, match=words):
+        transfer(saved, fresh)
+    assert all_bits(fresh["one"]) == before
+
+
 def names(**objects: object) -> set[str]:
     captured = capture(**objects)
     return {leaf.spec.name for leaf in captured.leaves} | {alias.name for alias in captured.aliases}
