@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.late_writes import LateWrites
 from ..checkpoint.manifest_format import ManifestEncoder
-from ..core.errors import FencedError, MemoryRefusedError, NoSpaceError, UsageError
+from ..core.errors import MemoryRefusedError, NoSpaceError, UsageError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .access.usage import check_arena
@@ -56,10 +56,10 @@ class ArenaDesk:
         )
         allowed = check_arena(self._node, rank.run.uid, wish)
         arena = await self._allocate(rank, allowed, frame.layout_digest)
-        await self._store_arena(lease, arena)
         try:
+            await self._store_arena(lease, arena)
             lease.check()
-        except FencedError:
+        except BaseException:  # the trainer was fenced meanwhile, or died
             self._node.arenas.close(arena, rank.run.opened.forget_arena)
             raise
         rank.arenas[arena.number] = arena
@@ -98,7 +98,14 @@ class ArenaDesk:
             slot_count=len(arena.machine.slots),
             arena_inode=os.fstat(arena.fd).st_ino,
         )
-        arena.stored = await self._node.fd_store.put(arena.fd, head, mapper_pid=lease.holder.pid)
+        putting = asyncio.ensure_future(self._node.fd_store.put(arena.fd, head, mapper_pid=lease.holder.pid))
+        try:
+            arena.stored = await asyncio.shield(putting)
+        except asyncio.CancelledError:
+            arena.stored = (
+                await putting
+            )  # it comes to its end: what is in the store is taken out with the arena
+            raise
 
     async def forget_stored(self) -> None:
         """At a clean end: keep in the FD store only what holds a snapshot that could not be written."""

@@ -172,14 +172,15 @@ class Node:
         """Return when nothing of this daemon uses a store that is about to be closed: nobody is attached to it, nothing
         of it is being written or collected.
         """
-        mine = [key for key, run in self.registry.runs.items() if run.opened is opened]
-        for rank in [rank for key in mine for rank in self.registry.runs[key].ranks.values()]:
+        mine = {key: run for key, run in self.registry.runs.items() if run.opened is opened}
+        for rank in [rank for run in mine.values() for rank in run.ranks.values()]:
             self.arena_desk.drop_memory(rank)
         await self.arenas.all_closed()
         await self.scrubber.forget(opened)
         await self.verifier.forget(opened)
-        for key in mine:
-            del self.registry.runs[key]
+        for key, run in mine.items():
+            if self.registry.runs.get(key) is run:  # else one of that name was opened elsewhere meanwhile
+                del self.registry.runs[key]
         if opened in self._watched:
             self._watched.discard(opened)
             self.metrics.devices.forget(opened.store)

@@ -230,6 +230,17 @@ class SlotMachine:
             self.slots[slot].is_offered = True
         return new
 
+    def offer_anew(self) -> list[int]:
+        """Return all usable slots, for a trainer that knows of none yet."""
+        usable = self.usable_slots
+        for index, slot in enumerate(self.slots):
+            slot.is_offered = index in usable
+        return usable
+
+    def may_be_taken(self, slot: int) -> bool:
+        """Tell whether a trainer may begin a snapshot there at any moment: it was told so once, or will be."""
+        return self.is_alone or self.slots[slot].is_offered
+
     def is_free(self) -> bool:
         """Tell whether every slot is free."""
         return len(self.free_slots) == len(self.slots)

@@ -186,7 +186,8 @@ class Run:
             CorruptDataError: checkpoints exist, but none can be restored, or not the one to go `back_to`. The objects
                 may hold parts of one: this run goes no further.
             NotFoundError: the one to go `back_to` is not there for all ranks; nothing was changed.
-            StateMismatchError: the objects given do not fit; nothing was changed.
+            StateMismatchError: the objects given do not fit. Nothing was changed, unless an object has refused its part
+                by itself: then they may hold parts of a checkpoint, too.
 
         What it raises ends the run: `step()` and `epochs()` refuse, since checkpoints of a training that begins
         from nothing would take the place of those that exist.

@@ -58,8 +58,8 @@ class Mender:
         arena = rank.arenas[number]
         if arena.shared_with_dead or arena.machine.slots[slot].state is not SlotState.KEPT:
             return None
-        if arena.machine.is_alone and rank.lessee is not None:
-            return None  # the trainer may begin the next snapshot there at any moment
+        if arena.machine.may_be_taken(slot) and rank.lessee is not None:
+            return None
         try:
             shard = rank.run.store.shard(snapshot.checkpoint, rank.rank)
         except NotFoundError:

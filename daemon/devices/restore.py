@@ -120,7 +120,7 @@ class Restorer:
         rank.current = arena.number
         if arena.stored is not None:
             arena.stored.state.add_mapper(lease.holder.pid)
-        arena.machine.offer()
+        usable = arena.machine.offer_anew()
         logger.info(
             "restore_from_memory run=%s rank=%d checkpoint=%s",
             rank.run.run_id,
@@ -136,7 +136,7 @@ class Restorer:
             layout_digest=arena.layout_digest,
             manifest=snapshot.manifest.content,
             segment_offsets_bytes=list(snapshot.offsets_bytes),
-            free_slots=arena.machine.usable_slots,
+            free_slots=usable,
         )
         return fetched, arena.fd
 

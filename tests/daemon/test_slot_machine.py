@@ -315,6 +315,7 @@ def test_a_slot_that_a_late_device_reads_from_is_not_used_again_and_the_other_on
     assert machine.offer() == [1]
     assert machine.let_go(0) == [0]
     assert machine.offer() == [0]
+    assert machine.may_be_taken(1), "so that nobody writes it again meanwhile"
     machine.begin(1, third)  # as it was offered, though the other one is free by now
     assert machine.free_slots == [0]
 
@@ -331,3 +332,18 @@ def test_a_slot_that_is_dropped_while_it_is_held_is_free_later() -> None:
     assert machine.usable_slots == []
     assert machine.let_go(0) == [0]
     assert machine.usable_slots == [0]
+
+
+def test_a_slot_that_a_daemon_before_had_sealed_is_offered_once_it_is_outdated() -> None:
+    """A trainer that restores from memory is told which slots are free then: of the others it knows nothing."""
+    machine = SlotMachine(2)
+    first, second = (CheckpointId(attempt, 1) for attempt in (1, 2))
+    machine.adopt(0, first)
+    machine.persist(0)
+    assert machine.settle(0) == []
+    assert machine.offer_anew() == [1]
+    assert not machine.may_be_taken(0)
+    machine.begin(1, second)
+    machine.seal(1, second)
+    assert machine.sealed_everywhere(second) == [0]
+    assert machine.offer() == [0]
