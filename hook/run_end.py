@@ -168,8 +168,8 @@ class RunEnd:
 
 
 def text_of(error: BaseException) -> str:
-    """Return what was raised, whoever raised it, as a text that may be sent to others."""
-    return _sendable("".join(format_exception_only(error)).strip())
+    """Return what was raised, whoever raised it, with its notes as one line that may be sent to others."""
+    return _sendable("; ".join("".join(format_exception_only(error)).strip().splitlines()))
 
 
 def _sendable(text: str) -> str:
