@@ -102,9 +102,8 @@ class ArenaDesk:
         try:
             arena.stored = await asyncio.shield(putting)
         except asyncio.CancelledError:
-            arena.stored = (
-                await putting
-            )  # it comes to its end: what is in the store is taken out with the arena
+            # It comes to its end: what is in the store is taken out with the arena.
+            arena.stored = await putting
             raise
 
     async def forget_stored(self) -> None:
