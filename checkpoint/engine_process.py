@@ -96,6 +96,7 @@ _Reply = _Ready | _Moved | _Done | _Failed
 _encode = msgspec.msgpack.Encoder().encode
 _requests: msgspec.msgpack.Decoder[_Request] = msgspec.msgpack.Decoder(_Request)
 _replies: msgspec.msgpack.Decoder[_Reply] = msgspec.msgpack.Decoder(_Reply)
+_tasks = msgspec.json.Decoder(_Task)
 
 
 class ProcessEngine:
@@ -355,7 +356,7 @@ def main(arguments: list[str]) -> None:
     """Serve the socket whose fd is the first argument, as the second says, until it closes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    channel_fd, task = int(arguments[0]), msgspec.json.decode(arguments[1], type=_Task)
+    channel_fd, task = int(arguments[0]), _tasks.decode(arguments[1])
     with socket.socket(fileno=channel_fd) as channel, contextlib.suppress(ConnectionError):
         try:
             worker = _Worker(channel, task)

@@ -5,6 +5,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from ..core.converter import Converter
 from ..core.errors import CorruptDataError, FormatVersionError
 from .drift_machine import Block
 from .frequency_machine import FrequencyMemory
@@ -28,6 +29,12 @@ class _Memory(msgspec.Struct):
     memory: FrequencyMemory
 
 
+_VERSION = Converter(_Version)
+_MEMORY = Converter(_Memory)
+_FIGURES = Converter(Figures)
+_DECISION = Converter(Decision)
+
+
 def dump_memory(memory: FrequencyMemory) -> object:
     """Return what goes into a checkpoint: a few kilobytes."""
     return msgspec.to_builtins(_Memory(format=MEMORY_FORMAT, memory=memory))
@@ -40,13 +47,13 @@ def load_memory(document: object) -> FrequencyMemory:
         FormatVersionError: a newer everstep wrote it.
         CorruptDataError: it is something else.
     """
-    version = _read(document, _Version).format
+    version = _read(document, _VERSION).format
     if version > MEMORY_FORMAT:
         raise FormatVersionError(
             f"the frequency controller's memory has format {version}, this everstep knows {MEMORY_FORMAT}",
             hint="upgrade everstep, or start with fresh=True",
         )
-    memory = _read(document, _Memory).memory
+    memory = _read(document, _MEMORY).memory
     if not _is_possible(memory):
         raise CorruptDataError(
             "figures of the frequency controller cannot be read: they are beyond all bounds"
@@ -82,7 +89,7 @@ def load_figures(document: object) -> Figures:
     Raises:
         CorruptDataError: it is something else.
     """
-    return _read(document, Figures)
+    return _read(document, _FIGURES)
 
 
 def dump_decision(decision: Decision) -> object:
@@ -96,11 +103,11 @@ def load_decision(document: object) -> Decision:
     Raises:
         CorruptDataError: it is something else.
     """
-    return _read(document, Decision)
+    return _read(document, _DECISION)
 
 
-def _read(document: object, kind: type[_Kind]) -> _Kind:
+def _read(document: object, converter: Converter[_Kind]) -> _Kind:
     try:
-        return msgspec.convert(document, kind, strict=True)
+        return converter.convert(document)
     except msgspec.ValidationError as error:
         raise CorruptDataError(f"figures of the frequency controller cannot be read: {error}") from error

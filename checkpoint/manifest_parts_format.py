@@ -104,6 +104,9 @@ class PlanDoc(Struct, forbid_unknown_fields=True, gc=False):
     entries: tuple[_EntryDoc, ...]
 
 
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+
+
 def refuse_large(size_bytes: int, what: str) -> None:
     if size_bytes > MANIFEST_SIZE_BYTES_MAX:
         raise StateTypeError(
@@ -116,7 +119,7 @@ def valid_json(values: bytes) -> msgspec.Raw:
     """Return values as they will be embedded, after a full parse: msgspec would embed anything."""
     try:
         msgspec.json.decode(values)
-        return msgspec.Raw(bytes(msgspec.json.decode(values, type=msgspec.Raw)))
+        return msgspec.Raw(bytes(_RAW.decode(values)))
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         raise CorruptDataError(f"the values of the state are not valid JSON: {exc}") from exc
 

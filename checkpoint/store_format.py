@@ -251,6 +251,16 @@ class _ScrubDoc(Struct, forbid_unknown_fields=True):
 
 _Doc = TypeVar("_Doc", _DiskIdDoc, _LockDoc, _RunDoc, _AttemptDoc, _FloorDoc, _TagDoc, _DamageDoc, _ScrubDoc)
 
+_VERSION = msgspec.json.Decoder(_VersionDoc)
+_LOCK = msgspec.json.Decoder(_LockDoc)
+_DISK_ID = msgspec.json.Decoder(_DiskIdDoc)
+_RUN = msgspec.json.Decoder(_RunDoc)
+_ATTEMPT = msgspec.json.Decoder(_AttemptDoc)
+_FLOOR = msgspec.json.Decoder(_FloorDoc)
+_TAG = msgspec.json.Decoder(_TagDoc)
+_DAMAGE = msgspec.json.Decoder(_DamageDoc)
+_SCRUB = msgspec.json.Decoder(_ScrubDoc)
+
 
 def encode_disk_id(disk_id: DiskId) -> bytes:
     """Return the bytes of disk.id.
@@ -286,7 +296,7 @@ def _retired_doc(device: RetiredDevice) -> _RetiredDoc:
 
 def decode_disk_id(content: bytes, where: str) -> DiskId:
     """Return what disk.id says; `where` names the file in errors."""
-    document = _decode(content, _DiskIdDoc, where, version_max=DISK_ID_VERSION)
+    document = _decode(content, _DISK_ID, where, version_max=DISK_ID_VERSION)
     says_more = document.draining or document.retired or document.missing_since_unix_s
     if says_more and document.format < DISK_ID_VERSION:
         raise CorruptDataError(f"{where} says more than its format version {document.format} can")
@@ -320,7 +330,7 @@ def encode_lock(holder: LockHolder) -> bytes:
 def decode_lock(content: bytes) -> LockHolder | None:
     """Return who holds the lock, or None when the holder has not finished writing it."""
     try:
-        document = msgspec.json.decode(content, type=_LockDoc)
+        document = _LOCK.decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return LockHolder(pid=document.pid, socket=document.socket, uid=document.uid, kind=document.kind)
@@ -335,7 +345,7 @@ def encode_run(run: RunId) -> bytes:
 
 def decode_run(content: bytes, where: str) -> RunId:
     """Return what run.json says; its id must be that of its name."""
-    document = _decode(content, _RunDoc, where)
+    document = _decode(content, _RUN, where)
     try:
         expected = run_id_of(document.name)
     except ValueError as exc:
@@ -352,7 +362,7 @@ def encode_attempt(attempt: Attempt) -> bytes:
 
 def decode_attempt(content: bytes, where: str) -> Attempt:
     """Return what an attempt's file says."""
-    document = _decode(content, _AttemptDoc, where)
+    document = _decode(content, _ATTEMPT, where)
     return Attempt(attempt=document.attempt, fresh=document.fresh)
 
 
@@ -371,7 +381,7 @@ def encode_floor(floor: Floor) -> bytes:
 
 def decode_floor(content: bytes, where: str) -> Floor:
     """Return what floor.json says."""
-    document = _decode(content, _FloorDoc, where)
+    document = _decode(content, _FLOOR, where)
     return Floor(
         newest=CheckpointId(document.attempt, document.step),
         previous=CheckpointId(*document.previous) if document.previous else None,
@@ -388,7 +398,7 @@ def encode_tag(tag: Tag) -> bytes:
 
 def decode_tag(content: bytes, where: str, file_name: str) -> Tag:
     """Return what a tag's file says; `file_name` must be that of its name."""
-    document = _decode(content, _TagDoc, where)
+    document = _decode(content, _TAG, where)
     tag = Tag(name=document.name, checkpoint=CheckpointId(document.attempt, document.step))
     try:
         expected = tag.file_name
@@ -416,7 +426,7 @@ def encode_damage(damage: DamageList) -> bytes:
 
 def decode_damage(content: bytes, where: str) -> DamageList:
     """Return what damaged.json says."""
-    document = _decode(content, _DamageDoc, where)
+    document = _decode(content, _DAMAGE, where)
     shards = tuple(
         DamagedShard(
             checkpoint=CheckpointId(each.attempt, each.step),
@@ -447,7 +457,7 @@ def encode_scrub_mark(mark: ScrubMark) -> bytes:
 
 def decode_scrub_mark(content: bytes, where: str) -> ScrubMark:
     """Return what scrub.json says."""
-    document = _decode(content, _ScrubDoc, where)
+    document = _decode(content, _SCRUB, where)
     if (document.run is None) != (document.checkpoint is None):
         raise CorruptDataError(f"{where} names a run without a checkpoint, or a checkpoint without a run")
     place = None
@@ -474,14 +484,20 @@ def _encode(document: Struct) -> bytes:
     return msgspec.json.encode(document) + b"\n"
 
 
-def _decode(content: bytes, kind: type[_Doc], where: str, *, version_max: int = STORE_FORMAT_VERSION) -> _Doc:
+def _decode(
+    content: bytes,
+    decoder: msgspec.json.Decoder[_Doc],
+    where: str,
+    *,
+    version_max: int = STORE_FORMAT_VERSION,
+) -> _Doc:
     try:
-        version = msgspec.json.decode(content, type=_VersionDoc).format
+        version = _VERSION.decode(content).format
         if version > version_max:
             raise FormatVersionError(
                 f"{where} has format version {version}, this everstep reads up to {version_max}",
                 hint="upgrade everstep",
             )
-        return msgspec.json.decode(content, type=kind)
+        return decoder.decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         raise CorruptDataError(f"{where} cannot be read: {exc}") from exc

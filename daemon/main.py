@@ -66,6 +66,9 @@ class Address(msgspec.Struct, kw_only=True):
     private: bool
 
 
+_ADDRESS = msgspec.json.Decoder(Address)
+
+
 def run_daemon(
     *, config_path: Path | None, socket_path: Path | None, private: bool, flags: Sequence[str] = ()
 ) -> None:
@@ -174,7 +177,7 @@ def _lock(fd: int, deadline_s: float = 0.0) -> bool:
 def _told(path: Path) -> str:
     """Return what the daemon that listens there says of itself, in brackets; nothing when it has not said it yet."""
     try:
-        facts = msgspec.json.decode(_address_path(path).read_bytes(), type=Address)
+        facts = _ADDRESS.decode(_address_path(path).read_bytes())
     except (OSError, msgspec.MsgspecError):
         return ""
     dead = "; it was ended, and a call of it on a drive hangs" if is_dead_but_held(facts.pid) else ""

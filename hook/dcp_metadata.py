@@ -56,6 +56,9 @@ class DcpMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why the child read nothing; never seen by a caller of `read_metadata`."""
 
 
+_METADATA = msgspec.json.Decoder(DcpMetadata)
+
+
 def read_metadata(folder: Path) -> DcpMetadata:
     """Return what the folder's `.metadata` says; a process without privileges unpickles it into stand-ins.
 
@@ -74,7 +77,7 @@ def read_metadata(folder: Path) -> DcpMetadata:
         raise NotFoundError(f"there is no {path}", hint="name a folder that DCP has saved to") from error
     answer = _ask_child(path, content)
     try:
-        found = msgspec.json.decode(answer, type=DcpMetadata)
+        found = _METADATA.decode(answer)
     except msgspec.MsgspecError as error:
         raise CorruptDataError(
             f"{path} could not be read within the memory and time allowed", hint="was it made by DCP?"

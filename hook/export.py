@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from ..core.converter import Converter
 from ..core.ids import CheckpointId
 from .export_folder import published_folder
 from .tool_process import run_tool
@@ -51,9 +52,12 @@ class ExportRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Of the checkpoint; for what is lent."""
 
 
+_REQUEST = Converter(ExportRequest)
+
+
 def main() -> int:
     """Run the program."""
-    return run_tool(lambda document: export(msgspec.convert(document, ExportRequest)))
+    return run_tool(lambda document: export(_REQUEST.convert(document)))
 
 
 def export(request: ExportRequest) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import cast
 import msgspec
 import torch
 
+from ..core.converter import Converter
 from ..core.errors import CorruptDataError, StateTypeError, UsageError
 from .history import NAME as HISTORY_NAME
 from .module_state import KIND as MODULE_KIND
@@ -239,6 +240,9 @@ class _Described(msgspec.Struct, frozen=True):
     alias_of: str | None = None
 
 
+_DESCRIBED = Converter(_Described)
+
+
 def _as_they_were(described: Mapping[str, object], tensors: Mapping[str, object]) -> Tensors:
     """Return the tensors with their dtypes and shapes; one that is stored twice for its alias is one again."""
     found: Tensors = {}
@@ -246,7 +250,7 @@ def _as_they_were(described: Mapping[str, object], tensors: Mapping[str, object]
         if name not in described or not isinstance(tensor, torch.Tensor):
             raise CorruptDataError(f"the document beside the safetensors files does not describe {name!r}")
         try:
-            entry = msgspec.convert(described[name], _Described)
+            entry = _DESCRIBED.convert(described[name])
         except msgspec.ValidationError as error:
             raise CorruptDataError(
                 f"the document beside the safetensors files says of {name!r}: {error}"

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from ..checkpoint.whole_plan import fill
+from ..core.converter import Converter
 from ..core.errors import CorruptDataError, EverstepError, NotFoundError
 from .dcp_metadata import FILE_NAME as DCP_METADATA
 from .dcp_metadata import StoredObject, StoredTensor, read_metadata
@@ -98,11 +99,15 @@ class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
 
 
+_INDEX = msgspec.json.Decoder(_Index)
+_ENTRY = Converter(_Entry)
+
+
 def _read_safetensors(source: Path) -> dict[str, object]:
     if not source.name.endswith(".json"):
         return _read_file(source)
     try:
-        index = msgspec.json.decode(source.read_bytes(), type=_Index)
+        index = _INDEX.decode(source.read_bytes())
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptDataError(f"{source} is no index of safetensors: {error}") from error
     found: dict[str, object] = {}
@@ -143,7 +148,7 @@ def _read_file(path: Path) -> dict[str, object]:
 
 def _tensor(path: Path, name: str, entry: object, content: mmap.mmap, begin: int) -> torch.Tensor:
     try:
-        found = msgspec.convert(entry, _Entry)
+        found = _ENTRY.convert(entry)
     except msgspec.ValidationError as error:
         raise CorruptDataError(f"{path}: the entry {name!r}: {error}") from error
     if found.dtype not in _NAMES:

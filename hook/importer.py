@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..core.converter import Converter
 from ..core.errors import UsageError
 from ..core.ids import run_id_of
 from .tool_process import run_tool
@@ -28,9 +29,12 @@ class ImportRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     without: list[str]
 
 
+_REQUEST = Converter(ImportRequest)
+
+
 def main() -> int:
     """Run the program."""
-    return run_tool(lambda document: import_source(msgspec.convert(document, ImportRequest)))
+    return run_tool(lambda document: import_source(_REQUEST.convert(document)))
 
 
 def import_source(request: ImportRequest) -> dict[str, object]:

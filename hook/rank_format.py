@@ -69,6 +69,11 @@ class _Plan(msgspec.Struct):
     left_s: float | None
 
 
+_STATE = msgspec.json.Decoder(_State)
+_PLAN = msgspec.json.Decoder(_Plan)
+_BEAT = msgspec.json.Decoder(Beat)
+
+
 def dump_plan(message: PlanMessage) -> str:
     """Return what all ranks read of a plan."""
     decision = dump_decision(message.decision)
@@ -82,7 +87,7 @@ def load_plan(text: bytes) -> PlanMessage:
     Raises:
         CorruptDataError: it is something else.
     """
-    said = _read(text, _Plan)
+    said = _read(text, _PLAN)
     decision = load_decision(said.decision)
     return PlanMessage(plan=said.plan, decision=decision, needed_s=said.needed_s, left_s=said.left_s)
 
@@ -104,7 +109,7 @@ def load_state(text: bytes) -> RankState:
     Raises:
         CorruptDataError: it is something else.
     """
-    said = _read(text, _State)
+    said = _read(text, _STATE)
     figures = load_figures(said.figures)
     return RankState(figures=figures, needed_s=said.needed_s, mark=said.mark, steering=said.steering)
 
@@ -120,12 +125,12 @@ def load_beat(text: bytes) -> Beat:
     Raises:
         CorruptDataError: it is something else.
     """
-    return _read(text, Beat)
+    return _read(text, _BEAT)
 
 
-def _read(text: bytes, kind: type[_Kind]) -> _Kind:
+def _read(text: bytes, decoder: msgspec.json.Decoder[_Kind]) -> _Kind:
     try:
-        return msgspec.json.decode(text, type=kind, strict=True)
+        return decoder.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CorruptDataError(
             f"what another rank said cannot be read: {error}", hint="all ranks must run the same version"

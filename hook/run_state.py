@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..core.converter import Converter
 from ..core.errors import StateMismatchError
 from .state_protocol import Sink
 from .stored_state import StoredState
@@ -87,7 +88,7 @@ class RunState:
     def _read(stored: StoredState) -> "_Document":
         values = stored.values(RUN_COMPONENT)
         try:
-            return msgspec.convert(values, _Document)
+            return _DOCUMENT.convert(values)
         except msgspec.ValidationError as error:
             raise StateMismatchError(
                 f"the checkpoint's own record is not readable: {values!r:.200}"
@@ -105,3 +106,6 @@ class _Document(msgspec.Struct, kw_only=True):
     loop: str = ""
     last: bool = False
     pace: object = None
+
+
+_DOCUMENT = Converter(_Document)

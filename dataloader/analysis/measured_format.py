@@ -1,7 +1,7 @@
 """What the parts of an analysis say to each other, and what `everstep analyze --json` writes: `everstep-analysis/1`."""
 
 from enum import Enum
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -227,6 +227,11 @@ class Analysis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     notes: list[str]
 
 
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (ScriptRequest, RunAnswer, Analysis)
+}
+
+
 def encode(message: msgspec.Struct) -> bytes:
     """Return the JSON of a message; infinities and NaN become null, as JSON wants it."""
     return msgspec.json.encode(message)
@@ -234,4 +239,4 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def decode(text: bytes, kind: type[T]) -> T:
     """Return a message; msgspec.DecodeError where the text is not exactly that."""
-    return msgspec.json.decode(text, type=kind, strict=True)
+    return cast(T, _DECODERS[kind].decode(text))

@@ -30,6 +30,10 @@ class _Splits(msgspec.Struct):
     splits: list[str]
 
 
+_STATE = msgspec.json.Decoder(_State)
+_SPLITS = msgspec.json.Decoder(_Splits)
+
+
 def parse_state(data: bytes) -> tuple[list[str], str]:
     """Return (names of the Arrow files in order, fingerprint or "") of a state.json.
 
@@ -38,7 +42,7 @@ def parse_state(data: bytes) -> tuple[list[str], str]:
         UsageError: the dataset is a selection of rows, as old versions of `datasets` saved it.
     """
     try:
-        state = msgspec.json.decode(data, type=_State)
+        state = _STATE.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise CorruptDataError(f"{STATE_FILE}: {exc}") from exc
     if state.indices_files or state.indices_file:
@@ -56,7 +60,7 @@ def parse_state(data: bytes) -> tuple[list[str], str]:
 def parse_splits(data: bytes) -> list[str]:
     """Return the names of the splits of a dataset_dict.json; CorruptDataError otherwise."""
     try:
-        splits = msgspec.json.decode(data, type=_Splits).splits
+        splits = _SPLITS.decode(data).splits
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise CorruptDataError(f"{SPLITS_FILE}: {exc}") from exc
     if any(not name or "/" in name or "\0" in name or name in {".", ".."} for name in splits):
