@@ -9,7 +9,7 @@ import torch
 
 from ..core.errors import UsageError
 from .batch_maker import AnyTicket, MadeBatch, Maker
-from .workers.batches import Batches, PinnedBatches, PoolBatches, TrainerBatches, pinner_for
+from .workers.batches import Batches, DrawnTickets, PinnedBatches, PoolBatches, TrainerBatches, pinner_for
 from .workers.cargo import WorkerJob
 from .workers.pool import PoolSpec, QuarantinedSample, WorkerPool
 
@@ -25,6 +25,9 @@ class Work:
 
     came: Callable[[MadeBatch], None] | None = None
     """Told of each batch as soon as it is made, which may be before its turn."""
+
+    is_drawn_here: bool = False
+    """Only the loop's own thread may take tickets: a user's sampler is behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +76,9 @@ class BatchSupply:
         pool = self.pool if arguments.is_persistent else None
         if pool is None or not pool.is_open:
             pool = WorkerPool(_pool_spec(self._now, work, arguments), self.quarantined)
-        of_pool = PoolBatches(pool, work.tickets, is_kept=arguments.is_persistent)
-        batches = of_pool if pinner is None else PinnedBatches(of_pool, pinner)
+        drawn = DrawnTickets(work.tickets) if work.is_drawn_here and pinner is not None else None
+        of_pool = PoolBatches(pool, drawn or work.tickets, is_kept=arguments.is_persistent)
+        batches = of_pool if pinner is None else PinnedBatches(of_pool, pinner, drawn)
         if arguments.is_persistent:
             self.pool, self._kept = pool, batches
         return batches

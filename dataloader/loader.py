@@ -387,7 +387,9 @@ class DataLoader(TorchDataLoader[T_co]):
         try:
             if split.part(plan.cursor) is not None:
                 maker = self._maker()
-                made = self._batches(Work(tickets=tickets(plan), maker=lambda _worker: maker))
+                is_drawn_here = self._user_sampler is not None
+                work = Work(tickets=tickets(plan), maker=lambda _worker: maker, is_drawn_here=is_drawn_here)
+                made = self._batches(work)
         except BaseException:
             position.release(token)
             raise

@@ -118,7 +118,6 @@ class UserSampler:
         """Return the batches from here to the end of the epoch."""
         begin = self.source(epoch, cursor)
         is_running = self._running is not None and self._running.epoch == epoch
-        is_restored = self._loaded is not None
         generator = self._generator()
         if generator is not None and isinstance(begin["generator"], str):
             generator.set_state(_generator_bytes(begin["generator"]))
@@ -126,12 +125,12 @@ class UserSampler:
         if callable(set_epoch):
             set_epoch(epoch)
         private = PrivateGenerators(sampler_seed(seed, epoch))
-        own = begin["own"] if is_running or is_restored else None
+        own = begin["own"] if is_running or self._loaded is not None else None
         split = self._drawn(private, own, (epoch, rank))
-        split.begin_at(cursor, begin, is_restored=is_restored)
+        split.begin_at(cursor, begin)
         if own is not None and cursor == 0 and split.part(0) is None:
             split = self._drawn(private, None, (epoch, rank))  # the state was that of an end: begin again
-            split.begin_at(cursor, begin, is_restored=is_restored)
+            split.begin_at(cursor, begin)
         self._running, self._loaded = split, None
         return split
 
@@ -195,26 +194,22 @@ class DrawnSplit:
         """How many samples were drawn up to now: at its end, those of the epoch."""
         return self._end
 
-    def begin_at(self, cursor: int, source: Source, *, is_restored: bool) -> None:
+    def begin_at(self, cursor: int, source: Source) -> None:
         """Stand after `cursor` samples: without a state of the sampler's own, by drawing them again, without data."""
         if source["own"] is None:
             with self._private.in_use():
                 skipped = self._batches.skip(cursor, cast(int, source["batches"]))
             if len(skipped) != cursor:
                 raise LoaderStateError(
-                    f"the sampler draws {len(skipped)} samples now, at the checkpoint {cursor} were drawn",
+                    f"the sampler draws {len(skipped)} samples now, {cursor} of this epoch were handed out before",
                     hint="give the sampler that the state was made with, or one with state_dict and load_state_dict",
                 )
             self._drawn.update(_bytes(skipped))
-            if (
-                cursor
-                and is_restored
-                and source.get("drawn", self._drawn.hexdigest()) != self._drawn.hexdigest()
-            ):
+            if cursor and source.get("drawn", self._drawn.hexdigest()) != self._drawn.hexdigest():
                 raise LoaderStateError(
-                    f"the sampler draws other samples now than the {cursor} before the checkpoint",
+                    f"the sampler draws other samples now than the {cursor} of this epoch that were handed out before",
                     hint="keep its torch.Generator as its attribute `generator`, which is saved, or give it state_dict "
-                    "and load_state_dict",
+                    "and load_state_dict; reset() begins the epoch anew",
                 )
         self._end = cursor
         self._is_over = source["own"] is not None and source["is_over"] is True

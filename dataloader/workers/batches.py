@@ -3,7 +3,9 @@
 import os
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Protocol, cast
 
 import torch
@@ -96,13 +98,49 @@ class PoolBatches:
             self.pool.close()
 
 
+class DrawnTickets:
+    """Tickets that one thread draws, which the loop runs in, and another takes.
+
+    Who draws from a user's sampler has the global generators meanwhile.
+    """
+
+    def __init__(self, tickets: Iterator[AnyTicket]) -> None:
+        self._tickets = tickets
+        self._drawn: deque[AnyTicket] = deque()
+        self._is_handed_over = False
+
+    def __iter__(self) -> Iterator[AnyTicket]:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> AnyTicket:
+        """Return the next one; once handed over the oldest of those drawn: where there is none it was the last."""
+        if not self._is_handed_over:
+            return next(self._tickets)
+        if not self._drawn:
+            raise StopIteration
+        return self._drawn.popleft()
+
+    def hand_over(self, ahead: int) -> None:
+        """From here on another thread takes them, so many before the `draw` that they would be drawn by."""
+        self._is_handed_over = True
+        self.draw(ahead)
+
+    def draw(self, count: int = 1) -> None:
+        """Draw the next ones, as far as there are any."""
+        self._drawn.extend(islice(self._tickets, count))
+
+
 class PinnedBatches:
     """Batches of a pool, each pinned by a thread while the one before is trained on. The thread never polls."""
 
-    def __init__(self, batches: PoolBatches, pinner: "Pinner") -> None:
-        """Start the thread, which alone uses the pool until `close`."""
+    def __init__(self, batches: PoolBatches, pinner: "Pinner", drawn: DrawnTickets | None = None) -> None:
+        """Start the thread, which alone uses the pool until `close`; `drawn`: what the pool takes, to be drawn here."""
         self._batches = batches
         self._pinner = pinner
+        self._drawn = drawn
+        if drawn is not None:
+            drawn.hand_over(2)  # of a batch that waits to be taken, and of one that is pinned behind it
         self._changed = threading.Condition()
         self._ready: MadeBatch | BaseException | None = None
         self._is_closed = False
@@ -116,6 +154,13 @@ class PinnedBatches:
 
     def __next__(self) -> MadeBatch:
         """Return the next batch."""
+        if self._drawn is not None and not self._is_closed:
+            try:
+                self._drawn.draw()
+            except BaseException as error:
+                self.close()
+                self._ready = error
+                raise
         with self._changed:
             self._changed.wait_for(lambda: self._ready is not None or self._is_closed)
             ready = self._ready

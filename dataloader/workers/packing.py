@@ -56,7 +56,8 @@ class Packed:
         self.fds: list[int] = []
         self._own_fds: list[int] = []
         self._alive: list[torch.UntypedStorage] = []
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
+        """By address and length: arrays that view one memory to different ends are storages of their own."""
         self._fds_max = fds_max
         stream = io.BytesIO()
         try:
@@ -89,7 +90,7 @@ class Packed:
             tensor = tensor.clone()
             storage = tensor.untyped_storage()
         # One Python object for each storage: by it pickle knows tensors that share one.
-        storage = self._storages.setdefault(storage.data_ptr(), storage)
+        storage = self._storages.setdefault((storage.data_ptr(), storage.nbytes()), storage)
         return _tensor, (
             storage,
             tensor.dtype,

@@ -290,6 +290,8 @@ class WorkerPool:
     def _wait(self, deadline: float) -> bool:
         """Wait until something comes or somebody dies; False at the deadline."""
         left_ms = None if deadline == float("inf") else max(0.0, deadline - time.monotonic()) * 1000
+        for process in self._workers:  # one that passes over void tickets makes room without a word
+            self._poll.modify(process.sock.fileno(), select.POLLIN | select.POLLOUT * process.has_backlog)
         events = self._poll.poll(left_ms)
         if any(fd == self._wake_fd for fd, _ in events):
             os.eventfd_read(self._wake_fd)
@@ -301,6 +303,7 @@ class WorkerPool:
     def _drain(self, worker: int) -> None:
         """Take all that a worker has sent; bury it if it is dead."""
         process = self._workers[worker]
+        process.flush()
         has_died = bool(_ready(self._death_poll, process.death_fd))
         try:
             while message := process.receive_nowait():

@@ -104,6 +104,11 @@ class WorkerProcess:
         self._backlog.append((kind, number, body))
         self.flush()
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether messages wait until the worker has read others."""
+        return bool(self._backlog)
+
     def flush(self) -> None:
         """Send what was kept, as far as there is room."""
         while self._backlog:

@@ -280,11 +280,11 @@ def test_a_sampler_that_changed_is_found() -> None:
         next(batches)
     other = loader(batch_sampler=BatchSampler(SequentialSampler(Numbers()), 4, False))
     other.load_state_dict(first.state_dict())
-    with pytest.raises(LoaderStateError, match="draws other samples now than the 6 before the checkpoint"):
+    with pytest.raises(LoaderStateError, match="draws other samples now than the 6 of this epoch"):
         iter(other)
     shorter = loader(batch_size=2, sampler=SequentialSampler(Numbers(4)))
     shorter.load_state_dict(first.state_dict())
-    with pytest.raises(LoaderStateError, match="draws 4 samples now, at the checkpoint 6 were drawn"):
+    with pytest.raises(LoaderStateError, match="draws 4 samples now, 6 of this epoch were"):
         iter(shorter)
 
 
@@ -311,10 +311,23 @@ def test_an_order_that_cannot_be_drawn_again_is_refused() -> None:
         seen = [numbers(next(batches)) for _ in range(2)]
         other.load_state_dict(first.state_dict())
         if epochs:
-            with pytest.raises(LoaderStateError, match="draws other samples now than the 8 before"):
+            with pytest.raises(LoaderStateError, match="draws other samples now than the 8 of this epoch"):
                 iter(other)
         else:
             assert sorted(chain.from_iterable(seen + epoch(other))) == list(range(N))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_nor_may_it_go_on_within_a_process(num_workers: int) -> None:
+    """After `break` the next loop would hand out the rest of another permutation."""
+    broken_off = loader(batch_size=4, sampler=Keeping(), num_workers=num_workers)
+    batches = iter(broken_off)
+    seen = [numbers(next(batches)) for _ in range(2)]
+    with pytest.raises(LoaderStateError, match="draws other samples now than the 8 of this epoch"):
+        seen += epoch(broken_off)
+    assert len(set(chain.from_iterable(seen))) == 8
+    broken_off.reset()
+    assert sorted(chain.from_iterable(epoch(broken_off))) == list(range(N))
 
 
 @pytest.mark.parametrize("make", [Counting, lambda: RandomSampler(Numbers(), generator=generator(3))])

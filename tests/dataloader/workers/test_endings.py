@@ -186,6 +186,46 @@ def test_a_newer_iterator_ends_what_the_older_prepared(tmp_path: Path) -> None:
     assert sorted(first + [each for batch in newer for each in ids(batch)]) == list(range(24))
 
 
+class Gated(Fragile):
+    """A worker says that it reads sample 0, and reads it once the gate lets it."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        super().__init__(folder, count=count)
+        self.gate, self.opener = os.pipe()
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            (self.folder / "waits").touch()
+            assert os.read(self.gate, 1)
+        return index
+
+    def close(self) -> None:
+        os.close(self.gate)
+        os.close(self.opener)
+
+
+def test_more_tickets_than_a_socket_takes_are_sent_after_void_ones(tmp_path: Path) -> None:
+    """A worker says nothing of tickets that are void when it comes to them: that there is room must be seen itself."""
+    dataset = Gated(tmp_path, count=600)
+    loader = loader_of(
+        dataset,
+        shuffle=False,
+        num_workers=1,
+        batch_size=1,
+        prefetch_factor=400,
+        persistent_workers=True,
+        timeout=20,
+    )
+    older = iter(loader)
+    while not (tmp_path / "waits").exists():
+        time.sleep(0.005)
+    newer = iter(loader)
+    os.write(dataset.opener, b"xx")
+    assert [each for batch in newer for each in ids(batch)] == list(range(600))
+    del older
+    dataset.close()
+
+
 SCRIPT = """
 import os, signal, sys, threading
 from pathlib import Path

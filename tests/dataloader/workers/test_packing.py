@@ -184,3 +184,15 @@ def test_who_has_no_descriptor_left_for_a_tensor_is_told_what_to_do() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         close_all(taken)
+
+
+def test_arrays_that_view_one_memory_to_different_ends() -> None:
+    """Each is a storage of its own to torch, all begin at one address."""
+    array = np.arange(5000, dtype=np.float64)
+    for several in ([array[:5], array], [array, array[:5], array[:2000]]):
+        tensors = [torch.from_numpy(each) for each in several]
+        back = through([*tensors, *tensors])
+        assert all(torch.equal(*each) for each in zip(back, tensors * 2, strict=True))
+        assert [each.data_ptr() for each in back[: len(tensors)]] == [
+            each.data_ptr() for each in back[len(tensors) :]
+        ]

@@ -3,11 +3,13 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from fragile import Fragile, ids, loader_of
+from torch.utils.data import Sampler
 
 from everstep.dataloader import batch_supply
 from everstep.dataloader.batch_maker import MadeBatch
@@ -102,6 +104,51 @@ def test_errors_of_the_dataset_and_of_pinning_come_through(tmp_path: Path, pinne
     pinner.fails = True
     loader = loader_of(Fragile(tmp_path))
     with pytest.raises(ValueError, match="cannot pin 13"):
+        list(loader)
+    assert pin_threads() == []
+
+
+class Naming(Sampler[int]):
+    """Notes who draws from it, and what the generator of torch gives there."""
+
+    def __init__(self, ends_at: int = 24) -> None:
+        self.ends_at = ends_at
+        self.threads: set[str] = set()
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Iterator[int]:
+        for count, index in enumerate(torch.randperm(24).tolist()):
+            self.threads.add(threading.current_thread().name)
+            if count == self.ends_at:
+                raise LookupError("no more of these")
+            yield index
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 9])
+def test_a_sampler_of_ones_own_is_drawn_from_where_the_loop_runs(
+    tmp_path: Path, pinner: Marking, prefetch: int
+) -> None:
+    """It may draw from the global generators, which are put back behind it: no other thread may do that meanwhile."""
+    sampler = Naming()
+    loader = loader_of(
+        Fragile(tmp_path),
+        shuffle=None,
+        seed=None,
+        sampler=sampler,
+        batch_size=2,
+        prefetch_factor=prefetch,
+        persistent_workers=True,
+    )
+    for _ in range(2):
+        assert sorted(each for batch in loader for each in ids(batch)) == list(range(1000, 1024))
+    assert sampler.threads == {"MainThread"}
+
+
+def test_an_error_of_a_sampler_of_ones_own_comes_through(tmp_path: Path, pinner: Marking) -> None:
+    loader = loader_of(Fragile(tmp_path), shuffle=None, seed=None, sampler=Naming(ends_at=17))
+    with pytest.raises(LookupError, match="no more of these"):
         list(loader)
     assert pin_threads() == []
 
