@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from ..core.errors import (
@@ -52,9 +53,14 @@ TAGS_NAME = "tags"
 SEGMENT_SUFFIX = ".safetensors"
 
 
-def run_path(device: Device, owner_uid: int, run_id: str) -> Path:
-    """Return a run's directory on a device."""
-    return device.runs_path / str(owner_uid) / run_id
+_PLACES_KEPT = 4096
+"""Of so many folders the path is made once: recovery and a restore ask for a run's some times for each segment."""
+
+
+@lru_cache(_PLACES_KEPT)
+def run_path(device: Device, owner_uid: int, run_id: str, name: str = "") -> Path:
+    """Return a run's directory on a device, or the one of this name in it."""
+    return device.path.joinpath(RUNS_NAME, str(owner_uid), run_id, name)
 
 
 def create_run_directories(ops: StorageOps, device: Device, run: RunId) -> None:
@@ -109,11 +115,11 @@ class RunStore:
 
     def commits_path(self, device: Device) -> Path:
         """Return the directory of manifests on a device."""
-        return self.path_on(device) / COMMITS_NAME
+        return run_path(device, self.owner_uid, self.run_id, COMMITS_NAME)
 
     def data_path(self, device: Device) -> Path:
         """Return the directory of generations on a device."""
-        return self.path_on(device) / DATA_NAME
+        return run_path(device, self.owner_uid, self.run_id, DATA_NAME)
 
     def generation_path(self, device: Device, generation: str) -> Path:
         """Return the directory of one generation's segments on a device."""
@@ -132,7 +138,7 @@ class RunStore:
                 self._why_absent(segment),
                 hint=f"{'mount the device, or ' if is_missing else ''}restore an older checkpoint",
             )
-        return self.generation_path(device, segment.generation) / f"{segment.segment}{SEGMENT_SUFFIX}"
+        return self.data_path(device).joinpath(segment.generation, f"{segment.segment}{SEGMENT_SUFFIX}")
 
     # --- attempts -----------------------------------------------------------------------------------------------
 

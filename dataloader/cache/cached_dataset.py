@@ -16,6 +16,7 @@ from ...core.paths import data_socket_path
 from ...core.sizes import parse_size
 from ...proto.frames import CacheContent
 from ..batch_maker import MapDataset
+from ..sources.dataset import SourceDataset
 from ..sources.protocol import Source
 from ..state_format import short_fingerprint
 from ..tensor_tree import decode_sample, encode_sample
@@ -104,7 +105,7 @@ class CachedDataset(Dataset[T], Generic[T]):
         _check(dataset, has_decode=decode is not None, prepared=prepared)
         self._count = len(dataset)
         self._wanted = Wanted(
-            fingerprint=_fingerprint(dataset, fingerprint),
+            fingerprint=_fingerprint(dataset, fingerprint, prepared=prepared),
             content=content,
             sample_count=self._count,
             budget_bytes=_budget(budget),
@@ -288,11 +289,16 @@ def _check(dataset: object, *, has_decode: bool, prepared: bool) -> None:
         )
 
 
-def _fingerprint(dataset: object, given: str | None) -> str:
+def _fingerprint(dataset: object, given: str | None, *, prepared: bool) -> str:
     """Return the fingerprint, at most 128 printable characters.
 
     Unlike a loader's state, a cache cannot do without: another content under the same name would be wrong data.
     """
+    if given is None and prepared and isinstance(dataset, SourceDataset) and not dataset.gives_bytes:
+        raise UsageError(
+            "the fingerprint of a SourceDataset is its source's: what another decode or label makes of that has the same",
+            hint="give fingerprint=, a text that changes whenever the source, decode or label does",
+        )
     own = getattr(dataset, "fingerprint", None)
     value = given if given is not None else cast(object, own() if callable(own) else own)
     if isinstance(value, bytes):

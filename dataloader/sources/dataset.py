@@ -52,6 +52,11 @@ class SourceDataset(Dataset[T_co], Generic[T_co]):
         return cast(T_co, sample if self._label is None else (sample, self._label(number)))
 
     @property
+    def gives_bytes(self) -> bool:
+        """Whether samples are what the source gives, so that its fingerprint tells them from any others."""
+        return self._decode is None and self._label is None
+
+    @property
     def block_sizes(self) -> Callable[[], Sequence[int]] | None:
         """The source's own, for a block shuffle; None where it has no blocks."""
         return self.source.block_sizes if isinstance(self.source, ReadsBlocks) else None

@@ -3,6 +3,7 @@
 Three drives; each cycle is one of `Trial`.
 """
 
+import itertools
 import math
 import os
 import random
@@ -41,6 +42,10 @@ _DEVICE_COUNT = 3
 _FAILURES_MAX = 10
 _CYCLES_FOR_ALL = 200
 """After so many cycles, everything that a search should reach was reached."""
+_SHARDS_MAX = 12
+"""More than a store has whose collections keep up."""
+_FLOORS_MAX = 4
+"""Acknowledged in one cycle, and nothing was removed: while a device is absent nothing may be."""
 _DAWDLING_SHARE = 0.3
 """Of the cycles."""
 _DOWN = "down"
@@ -96,6 +101,8 @@ class _Session:
         self._heard: list[str] = []
         """What the writer has said in this cycle, and when drives were cut."""
         self._read_count = 0
+        self._shard_count = 0
+        """Of the store, when it was checked last."""
         self._went_on_count = 0
         self._without_count = 0
         self._cut_retirement_count = 0
@@ -174,10 +181,18 @@ class _Session:
     def _wait(self) -> None:
         """Let the writer go on for a random time: from its start, its first acknowledgement, or a collection on.
 
-        Without collections on a busy machine the store would grow, and with it what is read back.
+        Without collections on a busy machine the store would grow, and with it what is read back: of a store that has
+        grown something is removed before the cut, or would have been.
         """
         begin = self._random.random()
-        if begin < 0.3:
+        if self._shard_count > _SHARDS_MAX:
+            floors = itertools.count(1)
+            self._hear_until(
+                lambda line: (
+                    line.startswith("gone") or (line.startswith("floor") and next(floors) == _FLOORS_MAX)
+                )
+            )
+        elif begin < 0.3:
             self._hear_until(lambda line: line.startswith("floor"))
         elif begin < 0.7:
             self._hear_until(lambda _: True)
@@ -269,6 +284,7 @@ class _Session:
                 for problem in self.oracle.settle(out=out, draining=draining, device_count=_DEVICE_COUNT):
                     self._fail(problem)
             shards = run.shards()
+            self._shard_count = len(shards)
             intact: set[Shard] = {
                 (shard.checkpoint, shard.rank)
                 for shard in shards

@@ -281,6 +281,12 @@ def test_arguments_are_checked(source: Blocks) -> None:
         CachedDataset(source, budget=1000, prepared=True, decode=len)
     with pytest.raises(UsageError, match="list has no fingerprint"):
         CachedDataset([1, 2], budget=1000, prepared=True)
+    decoded = SourceDataset(source, decode=len)
+    for dataset in (decoded, SourceDataset(source, label=str)):
+        with pytest.raises(UsageError, match="the fingerprint of a SourceDataset is its source's"):
+            CachedDataset(dataset, budget=1000, prepared=True)
+    for given, dataset in (("lengths", decoded), (None, SourceDataset(source))):
+        CachedDataset[object](dataset, budget="1MB", prepared=True, fingerprint=given).close()
     for budget in (0, -1, "many", 1.5, "0GB", 1 << 60):
         with pytest.raises(UsageError, match="budget="):
             CachedDataset(source, budget=budget)  # pyright: ignore[reportArgumentType]
