@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from held_by import HeldBy, held_by
 from pausing import wait_until
+from places import memory_folder
 
 from everstep.checkpoint.layout_plan import plan_layout
 from everstep.checkpoint.leaf import whole_leaf
@@ -23,7 +24,7 @@ CYCLES = int(os.environ.get("EVERSTEP_ATTACH_CYCLES", "1000"))
 """10,000 in bench/load.py."""
 WARM_CYCLES = 200
 MEMORY_MAX_BYTES = 128 << 20
-WARM_SAVES = 2000
+WARM_SAVES = 1400
 """More than fill the log of events: 4,096, three of each."""
 SAVES = 1000
 """Of each 1 KiB that stays is seen."""
@@ -34,6 +35,16 @@ WAKEUPS_MAX = 64
 """In that time, of all threads together: what watches drives and runs does so by the second, not by the client."""
 GROWTH_MAX_BYTES = 1 << 20
 """Of an allocator that keeps what it had: a thousand sessions that wait for the garbage collector are 2.8 MiB."""
+
+
+@pytest.fixture
+def devices() -> Generator[list[Path]]:
+    """Two directories in memory: some thousand checkpoints are written, and no drive is looked at."""
+    with memory_folder() as folder:
+        made = [folder / name for name in ("nvme0", "nvme1")]
+        for path in made:
+            path.mkdir()
+        yield made
 
 
 @pytest.fixture
@@ -111,6 +122,7 @@ def test_who_attaches_and_leaves_again_and_again_leaves_nothing_behind(
         assert len(client.status().runs) == RUNS
 
 
+@pytest.mark.timeout(300)
 def test_checkpoints_leave_nothing_behind_in_memory(daemon: int, socket_path: Path) -> None:
     with attached(socket_path, "run") as trainer:
         trainer.begin_attempt(1)
