@@ -281,9 +281,9 @@ class RankRecord:
             )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class RunRecord:
-    """One run of one user on this node."""
+    """One run of one user on this node, in one store: where that is another one later, the record is another one."""
 
     uid: int
     name: str
@@ -298,6 +298,8 @@ class RunRecord:
     """What its newest trainer wants kept; None: what the daemon's configuration says."""
     beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while an attempt is being made durable: ranks that come meanwhile must wait for that."""
+    collecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while what is outdated is removed."""
     ranks: dict[int, RankRecord] = field(default_factory=dict[int, RankRecord])
 
     @property

@@ -4,7 +4,6 @@ One at a time for each run; what is told meanwhile waits for the next one, all o
 at collecting than at writing would otherwise be ever further behind, with more checkpoints on it than were asked for.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Key = tuple[int, str]
-"""Uid and id of a run."""
-
 
 class Completer:
     """Owned by the event loop."""
@@ -30,10 +26,9 @@ class Completer:
     def __init__(self, node: "Node", notify: Callable[[], Awaitable[None]]) -> None:
         """`notify` is called when a run has nothing to do any more."""
         self._node, self._notify = node, notify
-        self._waiting: dict[_Key, set[CheckpointId] | None] = {}
+        self._waiting: dict[RunRecord, set[CheckpointId] | None] = {}
         """What was told to be complete and nobody has begun with, of the runs that are worked on; an empty set asks
         for a collection only, None for nothing."""
-        self._locks: dict[_Key, asyncio.Lock] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -42,7 +37,7 @@ class Completer:
 
     def is_busy_with(self, run: RunRecord) -> bool:
         """Tell whether anything of a run is not recorded and collected yet."""
-        return _key(run) in self._waiting
+        return run in self._waiting
 
     def complete(self, run: RunRecord, checkpoint: CheckpointId) -> None:
         """All ranks have committed `checkpoint`: remember it durably, then collect what is outdated."""
@@ -54,28 +49,23 @@ class Completer:
 
     async def collected(self, run: RunRecord) -> None:
         """Return when what is outdated is gone; StorageError where a device failed."""
-        async with self._lock(_key(run)):
+        async with run.collecting:
             report = await in_thread(collect_garbage, run.store, keep=self._node.keep_of(run))
         self._node.metrics.persists.deleted_total.inc(len(report.removed))
 
-    def _lock(self, key: _Key) -> asyncio.Lock:
-        return self._locks.setdefault(key, asyncio.Lock())
-
     def _ask(self, run: RunRecord, complete: set[CheckpointId]) -> None:
-        key = _key(run)
-        is_idle = key not in self._waiting
-        self._waiting[key] = (self._waiting.get(key) or set()) | complete
+        is_idle = run not in self._waiting
+        self._waiting[run] = (self._waiting.get(run) or set()) | complete
         if is_idle:
             self._node.spawn(self._work_off(run), f"completing checkpoints of run {run.run_id}")
 
     async def _work_off(self, run: RunRecord) -> None:
-        key = _key(run)
         try:
-            while (complete := self._waiting[key]) is not None:
-                self._waiting[key] = None
+            while (complete := self._waiting[run]) is not None:
+                self._waiting[run] = None
                 await self._carry_out(run, sorted(complete))
         finally:
-            del self._waiting[key]
+            del self._waiting[run]
             await self._notify()
 
     async def _carry_out(self, run: RunRecord, complete: Sequence[CheckpointId]) -> None:
@@ -100,7 +90,3 @@ class Completer:
             for each in complete:  # which they are, recorded or not; before any of them may go
                 self._node.reporter.completed(run, each)
         return True
-
-
-def _key(run: RunRecord) -> _Key:
-    return run.uid, run.run_id

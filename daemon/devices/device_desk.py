@@ -86,7 +86,8 @@ class DeviceDesk:
         if device is not None and refusal_to_close(self._node, opened):
             await self._take_back(opened.store, device)
             return await self._readmitted(opened, path, aside=None, is_new=False)
-        fresh, done = await self._reopen(path)
+        with self._node.stores.not_in_hand():
+            fresh, done = await self._reopen(path)
         return await self._readmitted(fresh, path, aside=done.aside, is_new=done.is_new)
 
     async def _take_back(self, store: Store, device: Device) -> None:
@@ -132,6 +133,7 @@ class DeviceDesk:
                 watching.cancel()
                 await asyncio.wait([watching])
             try:
+                await self._put_down()
                 return await node.stores.reopen(opened, path)
             finally:
                 if (fresh := node.stores.opened_with(path)) is not None:
@@ -185,6 +187,15 @@ class DeviceDesk:
                 await self._node.persister.idle()
         except TimeoutError:
             raise RunBusyError("checkpoints are still being written", hint="try again") from None
+
+    async def _put_down(self) -> None:
+        try:
+            async with asyncio.timeout(SETTLE_DEADLINE_S):
+                await self._node.stores.out_of_all_hands()
+        except TimeoutError:
+            raise RunBusyError(
+                "other calls work with the store still", hint="try again when they have ended"
+            ) from None
 
     async def _retire_missing(self, opened: OpenStore, missing_after_s: float) -> None:
         while opened.store.missing:

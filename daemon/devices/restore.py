@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...checkpoint.catalogue import CheckpointInfo
@@ -15,7 +16,7 @@ from ...core.ids import CheckpointId
 from ...proto import frames
 from ..admission_plan import Wish
 from ..arena import Arena
-from ..blocking import in_thread
+from ..blocking import in_executor, in_thread
 from ..registry import Lease, RankRecord, Snapshot
 from .restore_stream import RestoreStream, ring_slots
 
@@ -144,9 +145,12 @@ class Restorer:
         self, lease: Lease, checkpoint: CheckpointId, frame: frames.Fetch
     ) -> tuple[frames.Streaming, int]:
         node, run = self._node, lease.rank.run
-        encoded = await in_thread(run.store.manifest_content, checkpoint, frame.rank)
+        # With the threads of streams, too: what hangs here hangs on the drive that the stream would read.
+        encoded = await in_executor(
+            self._streaming, partial(run.store.manifest_content, checkpoint, frame.rank)
+        )
         manifest = await in_thread(decode_manifest, encoded)
-        reader = await in_thread(ShardReader, run.store, manifest)
+        reader = await in_executor(self._streaming, partial(ShardReader, run.store, manifest))
         try:
             wish = Wish(slot_size_bytes=CHUNK_SIZE_BYTES, slot_count=ring_slots(reader))
             await node.arena_desk.make_room(lease.rank, wish)

@@ -120,6 +120,7 @@ class StoreBook:
         self._by_directory: dict[Path, OpenStore] = {}
         self._closing: dict[Path, asyncio.Task[None]] = {}
         self._in_hand_count = 0
+        self._was_put_down = asyncio.Event()
 
     @property
     def stores(self) -> list[OpenStore]:
@@ -138,7 +139,26 @@ class StoreBook:
         try:
             yield
         finally:
-            self._in_hand_count -= 1
+            self._put_down()
+
+    @contextmanager
+    def not_in_hand(self) -> Generator[None]:
+        """Count whoever is counted by `in_hand` as nobody while the block runs."""
+        self._put_down()
+        try:
+            yield
+        finally:
+            self._in_hand_count += 1
+
+    def _put_down(self) -> None:
+        self._in_hand_count -= 1
+        self._was_put_down.set()
+
+    async def out_of_all_hands(self) -> None:
+        """Return when nobody who is not attached works with stores; until the next await nobody does."""
+        while self._in_hand_count > 0:
+            self._was_put_down.clear()
+            await self._was_put_down.wait()
 
     def withdraw(self, opened: OpenStore, closing: asyncio.Task[None]) -> None:
         """Give a store to nobody any more; who asks for its directories opens it again when `closing` has ended."""

@@ -296,7 +296,7 @@ def _fingerprint(dataset: object, given: str | None, *, prepared: bool) -> str:
     """
     if given is None and prepared and isinstance(dataset, SourceDataset) and not dataset.gives_bytes:
         raise UsageError(
-            "the fingerprint of a SourceDataset is its source's: what another decode or label makes of that has the same",
+            "the fingerprint of a SourceDataset is its source's: items of another decode or label would have the same",
             hint="give fingerprint=, a text that changes whenever the source, decode or label does",
         )
     own = getattr(dataset, "fingerprint", None)

@@ -5,10 +5,14 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
+from everstep.checkpoint.real_storage import RealStorage
+from everstep.checkpoint.recovery import recover
 from everstep.checkpoint.run_store import RunStore
-from everstep.checkpoint.testing import make_state, save
+from everstep.checkpoint.store import open_store
+from everstep.checkpoint.testing import HOLDER, make_state, save
 from everstep.core.ids import CheckpointId
 from everstep.daemon.config import load_config
 from everstep.daemon.events.event_types import EventKind
@@ -101,5 +105,37 @@ def test_one_that_fails_keeps_nobody_from_the_next(node_config: Path) -> None:
             await node.persister.idle()
             assert steps(record.store) == [*range(COUNT, 12, -1), 11, 10, 9, 8]
             assert [step for step, _ in complete_events(node)] == [4, 9]
+
+    asyncio.run(run())
+
+
+def test_a_run_that_was_opened_elsewhere_meanwhile_is_recorded_there(
+    node_config: Path, tmp_path: Path
+) -> None:
+    """The record before may still wait for a drive; the name and the user are the same."""
+
+    async def run() -> None:
+        async with one_run(node_config) as (node, before), asyncio.timeout(WAIT_S):
+            elsewhere = tmp_path / "elsewhere"
+            elsewhere.mkdir()
+            with open_store(
+                [elsewhere], ops=RealStorage(), holder=HOLDER, uid=os.geteuid(), recycles=False
+            ) as store:
+                recover(store)
+                moved = store.run(os.geteuid(), "demo", create=True)
+                moved.begin_attempt(1, fresh=False)
+                for step in (5, 6):
+                    save(moved, make_state(store, step), CheckpointId(1, step))
+                after = replace(before, store=moved, collecting=asyncio.Lock(), ranks={})
+                changing = threading.Lock()
+                before.store.changing = changing
+                with changing:
+                    node.persister.complete(before, CheckpointId(1, 2))
+                    node.persister.complete(after, CheckpointId(1, 6))
+                    while node.persister.is_completing(after):  # noqa: ASYNC110 - nothing tells of it
+                        await asyncio.sleep(0.01)
+                    assert moved.complete_floor() == CheckpointId(1, 6)
+                await node.persister.idle()
+                assert before.store.complete_floor() == CheckpointId(1, 2)
 
     asyncio.run(run())
