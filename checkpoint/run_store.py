@@ -60,7 +60,8 @@ _PLACES_KEPT = 4096
 @lru_cache(_PLACES_KEPT)
 def run_path(device: Device, owner_uid: int, run_id: str, name: str = "") -> Path:
     """Return a run's directory on a device, or the one of this name in it."""
-    return device.path.joinpath(RUNS_NAME, str(owner_uid), run_id, name)
+    path = device.runs_path / str(owner_uid) / run_id
+    return path / name if name else path
 
 
 def create_run_directories(ops: StorageOps, device: Device, run: RunId) -> None:
@@ -138,7 +139,7 @@ class RunStore:
                 self._why_absent(segment),
                 hint=f"{'mount the device, or ' if is_missing else ''}restore an older checkpoint",
             )
-        return self.data_path(device).joinpath(segment.generation, f"{segment.segment}{SEGMENT_SUFFIX}")
+        return self.generation_path(device, segment.generation) / f"{segment.segment}{SEGMENT_SUFFIX}"
 
     # --- attempts -----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from ...core.paths import data_socket_path
 from ...core.sizes import parse_size
 from ...proto.frames import CacheContent
 from ..batch_maker import MapDataset
-from ..sources.dataset import SourceDataset
 from ..sources.protocol import Source
 from ..state_format import short_fingerprint
 from ..tensor_tree import decode_sample, encode_sample
@@ -294,7 +293,7 @@ def _fingerprint(dataset: object, given: str | None, *, prepared: bool) -> str:
 
     Unlike a loader's state, a cache cannot do without: another content under the same name would be wrong data.
     """
-    if given is None and prepared and isinstance(dataset, SourceDataset) and not dataset.gives_bytes:
+    if given is None and prepared and not getattr(dataset, "gives_bytes", True):  # as a SourceDataset says
         raise UsageError(
             "the fingerprint of a SourceDataset is its source's: items of another decode or label would have the same",
             hint="give fingerprint=, a text that changes whenever the source, decode or label does",
