@@ -61,11 +61,18 @@ class ShardRecord:
     """Why the shard is not offered; empty when it is intact as far as metadata tell."""
     bad_content: str = ""
     """What reading its bytes has shown and nobody has disproved since: it is not offered either. Empty: nothing."""
+    unread: str = ""
+    """Why its bytes could not be read when somebody tried; they may be well, so it is not offered and not let go."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Return what is wrong with the shard as far as anybody knows, but for what could not be read."""
+        return tuple(filter(None, (self.problem, self.bad_content)))
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Return why the shard is not offered; none when it is intact as far as anybody knows."""
-        return tuple(filter(None, (self.problem, self.bad_content)))
+        return tuple(filter(None, (*self.faults, self.unread)))
 
 
 def shard_record(manifest: ManifestHead, content: bytes, problem: str = "") -> ShardRecord:
@@ -115,6 +122,8 @@ class CheckpointInfo:
     """Why it is damaged."""
     tags: tuple[str, ...]
     """Names that a person gave it, sorted: while it has one it is not collected."""
+    unread_state: CheckpointState | None = None
+    """Of a damaged one of which nothing is known but that it could not be read: what it is if its bytes are well."""
 
     @property
     def is_offered(self) -> bool:
@@ -133,12 +142,12 @@ def describe(
     ranks = tuple(sorted(shards))
     first = shards[ranks[0]]
     problems = [f"rank {rank}: {problem}" for rank in ranks for problem in shards[rank].problems]
-    problems += disagreements(shards.values())
-    state = CheckpointState.LOCAL
-    if problems:
-        state = CheckpointState.DAMAGED
-    elif len(ranks) == first.world_size or first.checkpoint in known_complete:
-        state = CheckpointState.COMPLETE
+    disagreeing = disagreements(shards.values())
+    problems += disagreeing
+    is_complete = len(ranks) == first.world_size or first.checkpoint in known_complete
+    sound = CheckpointState.COMPLETE if is_complete else CheckpointState.LOCAL
+    is_faulty = bool(disagreeing) or any(shard.faults for shard in shards.values())
+    state = CheckpointState.DAMAGED if problems else sound
     return CheckpointInfo(
         checkpoint=first.checkpoint,
         parent=first.parent,
@@ -152,6 +161,7 @@ def describe(
         notes=first.notes,
         problems=tuple(problems),
         tags=tuple(sorted(tags)),
+        unread_state=sound if problems and not is_faulty else None,
     )
 
 

@@ -5,6 +5,7 @@ after a collection lets nothing more go.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 from ..core.ids import CheckpointId
 from .catalogue import CheckpointInfo, CheckpointState
@@ -25,7 +26,9 @@ def plan_collection(
     Kept are, besides what `keep` says: the floor (the newest known complete on all ranks, as the trainer told or
     as this store sees by itself) with everything newer than it; the complete one before the floor, or the newest
     intact one before it where none is known complete; what has a tag; and what is being read or written. Without any
-    complete checkpoint nothing goes. Damaged and incomplete ones older than all that go too.
+    complete checkpoint nothing goes. Damaged and incomplete ones older than all that go too. One that could not be read
+    takes no place among those that are kept, and goes only if it would if it were well: a drive that fails for a moment
+    must not cost what lies on it.
 
     What a run has left behind takes no place among those. The `origin` of the newest attempt stays, which may be old.
 
@@ -41,7 +44,14 @@ def plan_collection(
         and info.checkpoint not in pinned
     }
     needed = {*pinned, *([origin] if origin is not None else [])}
-    return tuple(sorted(halves | _outdated(checkpoints, floor, keep, needed)))
+    outdated = _outdated(checkpoints, floor, keep, needed)
+    if any(info.unread_state is not None for info in checkpoints):
+        outdated &= _outdated([_if_well(info) for info in checkpoints], floor, keep, needed)
+    return tuple(sorted(halves | outdated))
+
+
+def _if_well(info: CheckpointInfo) -> CheckpointInfo:
+    return info if info.unread_state is None else replace(info, state=info.unread_state)
 
 
 def _outdated(

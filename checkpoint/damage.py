@@ -22,9 +22,13 @@ def record_damage(
 ) -> None:
     """Return when this process offers the shard no more, and, where its bytes are wrong, the next one neither.
 
-    A device that does not take that keeps what it knew before. Nothing is written in a store that is open for reading
-    only, and where another generation has taken the place of the one that was read.
+    What a drive did not give may be well (`unread`). A device that does not take that keeps what it knew before.
+    Nothing is written in a store that is open for reading only, and where another generation has taken the place of
+    the one that was read.
     """
+    if isinstance(error, StorageError):
+        run.mark_unread(checkpoint, rank, str(error), generation=generation)
+        return
     is_content = isinstance(error, CorruptDataError)
     if run.mark_damaged(checkpoint, rank, str(error), generation=generation, is_content=is_content):
         _write(run)

@@ -407,13 +407,23 @@ class RunStore:
             self._shards[checkpoint][rank] = marked
             return is_content and not found.bad_content
 
+    def mark_unread(self, checkpoint: CheckpointId, rank: int, problem: str, *, generation: str) -> None:
+        """Remember that a shard's bytes could not be read, so that its checkpoint is not offered until they are.
+
+        Nothing where another generation has taken the place of the one that was looked at.
+        """
+        with self._lock:
+            found = self._shards.get(checkpoint, {}).get(rank)
+            if found is not None and found.generation == generation:
+                self._shards[checkpoint][rank] = replace(found, unread=problem)
+
     def mark_intact(self, checkpoint: CheckpointId, rank: int, *, generation: str) -> bool:
         """Forget what was wrong with a shard of which every byte was read now; tell whether there was something."""
         with self._lock:
             found = self._shards.get(checkpoint, {}).get(rank)
             if found is None or found.generation != generation or not found.problems:
                 return False
-            self._shards[checkpoint][rank] = replace(found, problem="", bad_content="")
+            self._shards[checkpoint][rank] = replace(found, problem="", bad_content="", unread="")
             return True
 
     def next_damage(self) -> DamageList:
@@ -453,7 +463,7 @@ class RunStore:
         lost: set[CheckpointId] = set()
         for shard in self.shards():
             ref = next((each for each in shard.segments if each.device_id == device_id), None)
-            if ref is not None and not shard.problems:
+            if ref is not None and not shard.faults:
                 problem = self._why_absent(ref)
                 self.mark_damaged(shard.checkpoint, shard.rank, problem, generation=shard.generation)
                 lost.add(shard.checkpoint)

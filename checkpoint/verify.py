@@ -87,7 +87,8 @@ def verify_checkpoint(
                 manifest = run.manifest(checkpoint, rank)
             except (DataError, StorageError) as exc:
                 problems.append(str(exc))
-                run.mark_damaged(checkpoint, rank, str(exc), generation=generation)
+                mark = run.mark_unread if isinstance(exc, StorageError) else run.mark_damaged
+                mark(checkpoint, rank, str(exc), generation=generation)
                 continue
             found = _verify_shard(run, manifest, engines or {})
             segments += found

@@ -310,5 +310,11 @@ def _pace_of(work: Work, due_unix_s: float | None) -> ScrubPace:
 
 
 def _unspoilt(run: RunStore) -> list[CheckpointInfo]:
-    """Return the checkpoints of which nothing is known to be damaged, the newest first."""
-    return [info for info in run.checkpoints() if info.state is not CheckpointState.DAMAGED]
+    """Return the checkpoints of which nothing is known to be damaged, the newest first, also those that could not be
+    read the last time.
+    """
+    return [
+        info
+        for info in run.checkpoints()
+        if info.state is not CheckpointState.DAMAGED or info.unread_state is not None
+    ]

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -187,15 +187,21 @@ class Verifier:
 
     async def _read_until_intact(self, opened: OpenStore, run: RunStore) -> None:
         """Read the newest one, and those before it as long as it is damaged; what was read before counts."""
-        while (info := self._newest_unread(run)) is not None:
+        tried = set[CheckpointId]()
+        while (info := self._newest_unread(run, tried)) is not None:
+            tried.add(info.checkpoint)
             pace = ScrubPace([bytes_by_device(run, info)], info.created_unix_s + NEWEST_WITHIN_S)
             if not await self._read(opened, run, info.checkpoint, pace) and self._newest_unread(run) == info:
                 return  # it could not be read, and is offered all the same
 
-    def _newest_unread(self, run: RunStore) -> CheckpointInfo | None:
-        """Return the newest complete checkpoint, unless it was found intact by now."""
+    def _newest_unread(self, run: RunStore, tried: Collection[CheckpointId] = ()) -> CheckpointInfo | None:
+        """Return the newest complete checkpoint, unless it was found intact by now; none of those `tried`.
+
+        One that could not be read the last time may be well now.
+        """
         for info in run.checkpoints():
-            if info.is_offered and info.state is CheckpointState.COMPLETE:
+            is_complete = CheckpointState.COMPLETE in {info.state, info.unread_state}
+            if is_complete and not info.is_set_aside and info.checkpoint not in tried:
                 return None if (run, info.checkpoint) in self._newest_read else info
         return None
 

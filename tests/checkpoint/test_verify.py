@@ -7,7 +7,9 @@ import pytest
 
 from everstep.checkpoint import verify
 from everstep.checkpoint.catalogue import BOUNDARY_NOTE, CheckpointState
+from everstep.checkpoint.collect import collect_garbage
 from everstep.checkpoint.engine import Engine
+from everstep.checkpoint.keep import Keep
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.segment_check import Chunk, read_chunk
 from everstep.checkpoint.storage_ops import ArenaRange, SegmentHandle, StorageOps
@@ -100,6 +102,36 @@ def test_a_device_that_is_away_is_no_damage_and_nothing_is_left_of_it_when_it_is
         (tmp_path / "away").rename(dirs[1])
         assert verify_checkpoint(run, ONE).is_intact
         assert run.info(ONE).state is CheckpointState.COMPLETE
+
+
+def test_what_a_drive_did_not_give_for_a_moment_is_not_let_go(
+    dirs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is offered no more until it was read; as damaged it went with the next collection, the tape of a week."""
+    keep = Keep(last=3)
+    with opened(dirs) as (store, _):
+        run = store.run(UID, "demo")
+        for step in range(2, 6):
+            for rank in range(2):
+                save(run, make_state(store, rank), CheckpointId(1, step), rank=rank, world_size=2)
+        run.set_complete_floor(CheckpointId(1, 5))
+
+        def failing(*_: object) -> None:
+            raise StorageError("the controller resets")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(verify, "read_chunk", failing)
+            for step in (1, 3, 4):
+                assert not verify_checkpoint(run, CheckpointId(1, step)).is_intact
+        assert [each.step for each in run.offered()] == [5, 2]
+        removed = collect_garbage(run, keep=keep).removed
+        assert [each.step for each in removed] == [1], "which would go if it were well"
+        for rank in range(2):
+            save(run, make_state(store, rank), CheckpointId(1, 6), rank=rank, world_size=2)
+        run.set_complete_floor(CheckpointId(1, 6))
+        assert verify_checkpoint(run, CheckpointId(1, 4)).is_intact
+        assert [each.step for each in collect_garbage(run, keep=keep).removed] == [2, 3]
+        assert [each.step for each in run.offered()] == [6, 5, 4]
 
 
 def test_what_is_broken_in_a_shard_that_was_written_again_meanwhile_spoils_nothing(
