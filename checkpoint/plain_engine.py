@@ -1,5 +1,6 @@
 """The engine that works everywhere: pwrite and pread from a few threads, for any file."""
 
+import contextlib
 import os
 import threading
 import time
@@ -33,13 +34,13 @@ class PlainEngine:
 
     def _move(self, span: Span) -> None:
         blocks = _Blocks(span, span.block_size_bytes(self._config.block_size_bytes), self._on_progress)
-        # Threads of this transfer alone: an engine that is idle has none.
-        helpers = [
-            threading.Thread(target=blocks.move_all, name="everstep-plain")
-            for _ in range(min(self._thread_count, blocks.count) - 1)
-        ]
-        for helper in helpers:
-            helper.start()
+        # Threads of this transfer alone: an engine that is idle has none. Where no more are to be had, fewer move it.
+        helpers: list[threading.Thread] = []
+        with contextlib.suppress(RuntimeError):
+            for _ in range(min(self._thread_count, blocks.count) - 1):
+                helper = threading.Thread(target=blocks.move_all, name="everstep-plain")
+                helper.start()
+                helpers.append(helper)
         blocks.move_all()
         for helper in helpers:
             helper.join()

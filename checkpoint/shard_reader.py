@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..core.errors import DataError
+from ..core.errors import DataError, IncompleteError, NotFoundError
 from .chunk_ring import RingClosedError
 from .damage import record_damage
 from .engine import Engine
@@ -81,12 +81,14 @@ class ShardReader:
 
         Raises:
             CorruptDataError, IncompleteError: a file is not the one that was committed; the message names it.
+            IncompleteError: the checkpoint was removed after its manifest was read.
             StorageError: a device failed.
         """
         self._run, self._manifest = run, manifest
         self._files = contextlib.ExitStack()
         try:
             self._files.enter_context(run.reading(manifest.checkpoint))
+            _check_is_there(run, manifest)
             with self._marking_damage():
                 self.segments = tuple(self._open(record) for record in manifest.segments)
         except BaseException:
@@ -181,6 +183,17 @@ class ShardReader:
         except DataError as exc:
             raise corrupt_header(path) from exc
         return OpenSegment(record=record, handle=handle, header=header)
+
+
+def _check_is_there(run: RunStore, manifest: Manifest) -> None:
+    """To be asked under `reading`: else files that a removal takes away meanwhile would look like a drive's fault."""
+    try:
+        run.shard(manifest.checkpoint, manifest.rank)
+    except NotFoundError as error:
+        raise IncompleteError(
+            f"checkpoint {manifest.checkpoint} was removed while it was asked for",
+            hint="restore another one",
+        ) from error
 
 
 class _DeviceWork:

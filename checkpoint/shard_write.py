@@ -255,11 +255,18 @@ class ShardWrite:
         pool = self._new_pool()
         for part in self._parts:
             part.has_ended = False
-        begun = {part: pool.submit(self._guarded, call, part) for part in self._parts}
+        begun: dict[_Part, Future[_T]] = {}
         self._idle_since_s = math.inf
         try:
+            for part in self._parts:
+                begun[part] = pool.submit(self._guarded, call, part)
             while wait([each for part, each in begun.items() if not part.is_left], LATE_LOOK_S).not_done:
                 self._leave_late(begun)
+        except (
+            BaseException
+        ):  # no thread to be had, say: those that run must not write when the slot is given back
+            self._stop_all()
+            raise
         finally:
             pool.shutdown(wait=not self.late)
         done = {part.device: each for part, each in begun.items() if not part.is_left}
@@ -359,9 +366,11 @@ class ShardWrite:
         with self._passing:
             if part.has_ended:
                 return
+            self._run.store.mark_late(
+                device.device_id, error
+            )  # before the call can see that it is left, and end
             part.is_left = True
             self._late_writes.begin()
-        self._run.store.mark_late(device.device_id, error)
         self.late[device] = error
         self._dealer.leave(device)
         self._has_file(part)

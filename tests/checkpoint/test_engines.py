@@ -185,6 +185,28 @@ def test_what_was_written_is_read_back_and_nothing_else_is_touched(
     round_trip()
 
 
+@pytest.mark.parametrize("had", range(THREADS_MAX - 1))
+def test_where_no_more_threads_are_to_be_had_fewer_move_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: int
+) -> None:
+    """And nothing goes on when the call has ended: the file's number is the next one's then."""
+    start, left = threading.Thread.start, iter(range(had))
+
+    def started(thread: threading.Thread) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    content = os.urandom(ARENA_SIZE)
+    engine = PlainEngine(EngineConfig(block_size_bytes=PAGE))
+    with arena_for(engine, content) as arena, opened(tmp_path / "file", direct=False) as file_fd:
+        monkeypatch.setattr(threading.Thread, "start", started)
+        run(engine, TransferKind.WRITE, arena.fd, file_fd, ARENA_SIZE)
+        assert not [each for each in threading.enumerate() if each.name == "everstep-plain"]
+    assert (tmp_path / "file").read_bytes() == content
+    engine.close()
+
+
 @pytest.mark.parametrize("length", [1, 511, PAGE, BLOCK + 1, 5 * BLOCK - 1])
 def test_a_file_cut_to_its_exact_length_is_read_to_its_end(
     engine: Engine, direct: bool, tmp_path: Path, length: int

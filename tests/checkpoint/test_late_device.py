@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bounded_drive import BoundedDrive, BoundedEngine
@@ -28,7 +29,7 @@ from everstep.checkpoint.plain_engine import PlainEngine
 from everstep.checkpoint.publication import PersistResult
 from everstep.checkpoint.run_store import RunStore
 from everstep.checkpoint.testing import State, load, memory_arena, opened
-from everstep.core.errors import StorageError
+from everstep.core.errors import EverstepError, StorageError
 from everstep.core.ids import CheckpointId
 
 MB = 10**6
@@ -181,6 +182,59 @@ def test_a_device_that_never_ends_is_left_behind_and_what_it_had_is_written_by_t
     with opened(dirs) as (_, report):
         assert report.problems == []
         assert report.orphan_count == 0
+
+
+def test_a_call_that_returns_as_it_is_left_behind_is_over_then(
+    writer: Writer, run: RunStore, engines: dict[str, Gated], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its end would not be counted, and the device be late for good."""
+    hanging = run.store.devices[0]
+    engine, mark = engines[hanging.device_id], run.store.mark_late
+    engine.opens.clear()
+
+    def slowly(device_id: str, error: EverstepError) -> None:
+        engine.opens.set()
+        threading.Event().wait(0.5)  # in which the call returns and its thread goes on
+        mark(device_id, error)
+
+    monkeypatch.setattr(run.store, "mark_late", slowly)
+    result = writer.persist(1)
+    writer.late.wait()
+    wait_until(lambda: run.store.device_state(hanging.device_id)[0] is DeviceState.OK)
+    assert not run.store.has_late
+    assert counts(result.manifest)[hanging.device_id] == 0
+
+
+def test_where_no_thread_is_to_be_had_for_a_device_the_others_have_ended(
+    writer: Writer, run: RunStore, engines: dict[str, Gated], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot is given back to the trainer, and the numbers of their files to whoever opens some."""
+    moving: list[str] = []
+    first = run.store.devices[0].device_id
+
+    class Seen(Gated):
+        def run(self, transfer: Transfer) -> TransferDone:
+            moving.append("begun")
+            try:
+                self.is_asked.set()
+                threading.Event().wait(0.3)
+                return super().run(transfer)
+            finally:
+                moving.remove("begun")
+
+    class Few(ThreadPoolExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            is_write = len(args) == 3 and args[1].__name__ == "<lambda>"
+            if is_write and args[2].device is not run.store.devices[0]:
+                assert engines[first].is_asked.wait(10)
+                raise RuntimeError("can't start new thread")
+            return super().submit(*args, **kwargs)
+
+    monkeypatch.setattr(shard_write, "ThreadPoolExecutor", Few)
+    engines[first] = Seen()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        writer.persist(1)
+    assert moving == []
 
 
 def test_a_daemon_that_dies_meanwhile_leaves_an_orphan(

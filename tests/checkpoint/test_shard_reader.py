@@ -8,6 +8,7 @@ import pytest
 
 from everstep.checkpoint.aio_engine import AioEngine
 from everstep.checkpoint.chunk_ring import ChunkRing
+from everstep.checkpoint.collect import remove_checkpoint
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.manifest_types import BLOCK_SIZE_BYTES, Manifest
 from everstep.checkpoint.plain_engine import PlainEngine
@@ -174,6 +175,16 @@ def test_a_file_that_is_gone_or_cut_is_found_before_any_data(
     path.write_bytes(path.with_suffix(".away").read_bytes()[:-1])
     with pytest.raises(CorruptDataError, match=str(path)):
         ShardReader(run, manifest)
+    assert run.pinned() == set()
+
+
+def test_a_checkpoint_that_was_removed_after_its_manifest_was_read_is_no_fault_of_a_drive(
+    run: RunStore, manifest: Manifest
+) -> None:
+    remove_checkpoint(run, ONE)
+    with pytest.raises(IncompleteError, match=r"checkpoint 1\.1 was removed while it was asked for"):
+        ShardReader(run, manifest)
+    assert run.store.may_delete, "no device is suspect"
     assert run.pinned() == set()
 
 
