@@ -78,12 +78,28 @@ class _Restoring:
 
     stored: StoredState
     maker: TensorMaker
-    steps_on_device: set[int]
+    steps_on_device: dict[int, bool]
+    """Of parameters whose group says so: whether `step` lies with them."""
+    written: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    """What was written into a tensor that stays, by its address."""
 
-    def device(self, parameter: _Parameter, key: str, *, on_host: bool) -> torch.device:
-        """Where a new state tensor goes: with its parameter, but for what torch keeps on the CPU (`step`)."""
-        is_host_step = key == "step" and id(parameter.tensor) not in self.steps_on_device
-        return _CPU if on_host or is_host_step else parameter.tensor.device
+    def may_write(self, leaf: str, present: torch.Tensor) -> bool:
+        """Tell whether a leaf may go into a tensor that stays: not where one that was another at the checkpoint has
+        been written there, as with a default of the optimizer that all of its groups have.
+        """
+        holder = self.stored.holder_of(leaf)
+        return not present.numel() or self.written.setdefault(present.data_ptr(), holder) == holder
+
+    def device(self, parameter: _Parameter, key: str, host: Sequence[str] | None) -> torch.device:
+        """Where a new state tensor goes: with its parameter, but for what lay on the CPU beside one that did not.
+
+        `step` goes where the group says (`capturable`, `fused`); where nobody knows, to the CPU as torch's does.
+        `host`: what lay on the CPU; None where all did, or nobody has written it down.
+        """
+        is_on_host = key == "step" if host is None else key in host
+        if key == "step":
+            is_on_host = not self.steps_on_device.get(id(parameter.tensor), not is_on_host)
+        return _CPU if is_on_host else parameter.tensor.device
 
 
 class OptimizerState:
@@ -163,7 +179,10 @@ class OptimizerState:
                 tensors.append(cast(str, key))
                 if tensor.device.type == "cpu" and parameter.tensor.device.type != "cpu":
                     host.append(cast(str, key))
-        found.state[parameter.name] = {"tensors": tensors, "host": host} if host else {"tensors": tensors}
+        is_on_host = parameter.tensor.device.type == "cpu"
+        found.state[parameter.name] = (
+            {"tensors": tensors} if is_on_host else {"tensors": tensors, "host": host}
+        )
         if len(tensors) < len(state):
             found.rest.append((parameter, state))
 
@@ -299,17 +318,17 @@ class OptimizerState:
                 self.name,
                 ",".join(parameter.name for parameter in own),
             )
+        restoring = _Restoring(
+            stored=stored, maker=TensorMaker(stored), steps_on_device=self._steps_on_device()
+        )
         for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):
-            self._put_options(stored, group, Document(self.name, saved).value("options"))
+            self._put_options(restoring, group, Document(self.name, saved).value("options"))
         states = document.mapping("state")
         held = cast("dict[object, object]", self._optimizer.state)
         for key in list(held):
             parameter = names.of_state(key) if isinstance(key, torch.Tensor) else None
             if parameter is None or parameter.name not in states:
                 del held[key]
-        restoring = _Restoring(
-            stored=stored, maker=TensorMaker(stored), steps_on_device=self._steps_on_device()
-        )
         for name, saved in states.items():
             parameter = names.find(name)
             assert parameter is not None  # checked
@@ -321,15 +340,20 @@ class OptimizerState:
             key, value = cast(list[object], pair)
             held[decoder.decode(key)] = decoder.decode(value)
 
-    def _put_options(self, stored: StoredState, group: dict[str, Any], saved: object) -> None:
+    @staticmethod
+    def _put_options(restoring: _Restoring, group: dict[str, Any], saved: object) -> None:
         device = next((parameter.device for parameter in _parameters(group)), None)
-        options = cast(dict[str, object], TreeDecoder(stored, device=device).decode(saved))
+        options = cast(dict[str, object], TreeDecoder(restoring.stored, device=device).decode(saved))
         for key, value in options.items():
             present: object = group.get(key)
             if (
                 isinstance(value, torch.Tensor)
                 and isinstance(present, torch.Tensor)
                 and _alike(present, value)
+                and all(
+                    restoring.may_write(leaf, present)
+                    for leaf in leaf_names([cast(dict[str, object], saved)[key]])
+                )
             ):
                 copy_bits(value, to=present)
             else:
@@ -340,25 +364,33 @@ class OptimizerState:
     ) -> None:
         stored, prefix = restoring.stored, f"{self.name}.state.{parameter.name}"
         made: dict[object, object] = {}
-        host = saved.texts("host") if "host" in saved else []
+        host = saved.texts("host") if "host" in saved else None
         for key in saved.texts("tensors"):
             leaf = f"{prefix}.{key}"
             present = state.get(key)
-            if isinstance(present, torch.Tensor) and stored.fits(leaf, present):
+            if (
+                isinstance(present, torch.Tensor)
+                and stored.fits(leaf, present)
+                and restoring.may_write(leaf, present)
+            ):
                 stored.copy_to(leaf, present)
                 made[key] = present
             else:
-                made[key] = restoring.maker.make(leaf, restoring.device(parameter, key, on_host=key in host))
+                made[key] = restoring.maker.make(leaf, restoring.device(parameter, key, host))
         if "rest" in saved:
             decoder = TreeDecoder(stored, device=parameter.tensor.device)
             made |= cast(dict[object, object], decoder.decode(saved.value("rest")))
         state.clear()
         state.update(made)
 
-    def _steps_on_device(self) -> set[int]:
-        """Return the ids of parameters whose `step` lies with them."""
-        groups = [group for group in self._groups if group.get("capturable") or group.get("fused")]
-        return {id(parameter) for group in groups for parameter in _parameters(group)}
+    def _steps_on_device(self) -> dict[int, bool]:
+        """Return whether the `step` of a parameter lies with it, by id, where its group says so."""
+        return {
+            id(parameter): bool(group.get("capturable") or group.get("fused"))
+            for group in self._groups
+            if "capturable" in group or "fused" in group
+            for parameter in _parameters(group)
+        }
 
     def _names(self) -> "_Names":
         names = _Names(self.name, self._optimizer, self._registry, self._former)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from everstep.core.errors import StateMismatchError, StateTypeError, UsageError
+from everstep.hook import optimizer_state
 from everstep.hook.capture import capture_state
 from everstep.hook.component import Component, Laziness, make_components
 from everstep.hook.state_testing import bits, store, transfer
@@ -117,6 +118,39 @@ def test_existing_state_is_written_in_place_and_foreign_keys_go() -> None:
     transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
     assert other.state is held
     assert {key: value.data_ptr() for key, value in other.state[first].items()} == addresses
+
+
+def test_rates_that_were_apart_are_not_made_one_by_a_default_that_all_groups_have() -> None:
+    """A new optimizer has one tensor in all its groups; a scheduler that writes to it would set all of them."""
+
+    def made() -> tuple[nn.Module, Optimizer]:
+        module = model()
+        groups = [{"params": part.parameters()} for part in module.children() if list(part.parameters())]
+        return module, torch.optim.AdamW(groups, lr=torch.tensor(1e-3), foreach=False)
+
+    (saved, optimizer), (fresh, other), (third, together) = made(), made(), made()
+    for group, rate in zip(optimizer.param_groups, (1e-3, 1e-4), strict=True):
+        group["lr"] = torch.tensor(rate)
+    assert other.param_groups[0]["lr"] is other.param_groups[1]["lr"]
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    assert same(optimizer.state_dict(), other.state_dict())
+    other.param_groups[0]["lr"].fill_(0.5)
+    assert other.param_groups[1]["lr"] == torch.tensor(1e-4)
+    rate = together.param_groups[0]["lr"]
+    transfer({"model": third, "optimizer": together}, {"model": third, "optimizer": together})
+    assert all(group["lr"] is rate for group in together.param_groups), "what was one stays one"
+
+
+def test_state_that_was_apart_is_not_made_one() -> None:
+    saved, fresh = model(), model()
+    optimizer, other = (torch.optim.SGD(module.parameters(), lr=0.1) for module in (saved, fresh))
+    counter = torch.zeros(1)
+    for number, parameter in enumerate(saved.parameters()):
+        optimizer.state[parameter]["count"] = torch.full((1,), float(number))
+    for parameter in fresh.parameters():
+        other.state[parameter]["count"] = counter
+    transfer({"model": saved, "optimizer": optimizer}, {"model": fresh, "optimizer": other})
+    assert [float(other.state[each]["count"]) for each in fresh.parameters()] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_state_that_the_checkpoint_has_not_goes() -> None:
@@ -553,3 +587,26 @@ def test_a_name_with_a_lone_surrogate_is_refused() -> None:
     optimizer = torch.optim.SGD([("\ud800", parameter)], lr=0.1)
     with pytest.raises(StateTypeError, match=r"'\\ud800' has lone surrogates"):
         capture_state(make_components({"optimizer": optimizer}, world_size=1))
+
+
+@pytest.mark.parametrize(
+    ("key", "host", "told", "on_host"),
+    [
+        ("step", None, None, True),  # of a checkpoint of a CPU, or of before
+        ("step", [], None, False),  # an optimizer of one's own that keeps it on the device
+        ("step", ["step"], None, True),
+        ("step", [], False, True),  # one of torch's, whose group says where
+        ("step", ["step"], True, False),
+        ("exp_avg", None, None, False),
+        ("exp_avg", ["exp_avg"], False, True),
+        ("exp_avg", ["step"], False, False),
+    ],
+)
+def test_new_state_goes_where_it_lay_and_steps_where_the_group_says(
+    key: str, host: list[str] | None, told: bool | None, on_host: bool
+) -> None:
+    tensor = torch.empty(2, device="meta")
+    steps = {} if told is None else {id(tensor): told}
+    restoring = optimizer_state._Restoring(stored=Any, maker=Any, steps_on_device=steps)  # pyright: ignore[reportArgumentType]
+    parameter = optimizer_state._Parameter("w", tensor, 1)
+    assert restoring.device(parameter, key, host).type == ("cpu" if on_host else "meta")
