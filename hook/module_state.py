@@ -229,7 +229,7 @@ class ModuleState:
         return TreeEncoder(sink, replicas=named.replicas).encode(read, f"{place}_extra_state")
 
     def _laziness(self, named: NamedTensor, owned: set[int]) -> Laziness:
-        if _is_renormalised(named) or named.role is not Role.PARAMETER:
+        if named.role is not Role.PARAMETER or _is_renormalised(named) or _is_observed(named):
             return Laziness.EAGER
         if may_be_statistics(named.tensor):
             return Laziness.EAGER
@@ -422,6 +422,11 @@ def _is_renormalised(named: NamedTensor) -> bool:
     if named.key != "weight" or not isinstance(named.owner, nn.Embedding | nn.EmbeddingBag):
         return False
     return named.owner.max_norm is not None
+
+
+def _is_observed(named: NamedTensor) -> bool:
+    """Tell whether a forward pass writes to it through `.data`: a scale that fake quantisation observes or learns."""
+    return any(kind.__name__ == "FakeQuantizeBase" for kind in type(named.owner).__mro__)
 
 
 def _has_extra_state(module: nn.Module) -> bool:

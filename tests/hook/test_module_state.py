@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 from torch._C._distributed_c10d import FileStore
+from torch.ao import quantization
+from torch.ao.quantization._learnable_fake_quantize import _LearnableFakeQuantize
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim.swa_utils import AveragedModel
@@ -481,6 +483,24 @@ def test_an_embedding_that_forward_renormalises_does_not_wait(
     assert found() == {"model.words.weight": embedding, "model.next.weight": waits}
     model["next"].weight = model["words"].weight
     assert list(found().values()) == [embedding]
+
+
+def test_a_scale_that_fake_quantisation_learns_does_not_wait() -> None:
+    """Its forward writes through `.data`, which no version of the tensor tells of."""
+    observer = quantization.MovingAverageMinMaxObserver
+    learnt = cast(Any, _LearnableFakeQuantize)(observer, quant_min=0, quant_max=255)
+    learnt.enable_param_learning()
+    learnt.scale.data.zero_()
+    model = nn.Sequential(nn.Linear(2, 2), learnt)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    version, before = learnt.scale._version, learnt.scale.clone()
+    model(torch.rand(4, 2))
+    assert learnt.scale._version == version
+    assert not torch.equal(learnt.scale, before)
+    found = lazinesses(capture(model=model, optimizer=optimizer))
+    eager = {name for name, lazy in found.items() if lazy is Laziness.EAGER}
+    assert {"model.1.scale", "model.1.zero_point"} <= eager
+    assert found["model.0.weight"] is Laziness.OWNED
 
 
 def meta() -> nn.Module:
