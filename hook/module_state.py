@@ -63,6 +63,8 @@ class NamedModule:
     prefix: str
     module: nn.Module
     replicas: int
+    ignored: frozenset[int] = frozenset()
+    """Ids of tensors that the DistributedDataParallel above leaves each rank of its own."""
 
 
 def walk(root: nn.Module, world_size: int) -> Iterator[NamedModule]:
@@ -74,16 +76,32 @@ def walk(root: nn.Module, world_size: int) -> Iterator[NamedModule]:
     while pending:
         named = pending.pop()
         module, prefix, replicas = named.module, named.prefix, named.replicas
+        ignored = named.ignored
         if isinstance(module, DistributedDataParallel):
-            replicas = world_size
-        yield NamedModule(prefix, module, replicas)
+            replicas, ignored = world_size, ignored | _ignored_by(module)
+        yield NamedModule(prefix, module, replicas, ignored)
         unwrap = isinstance(module, DistributedDataParallel | DataParallel)
         children: list[NamedModule] = []
         for name, child in _table(module, "_modules").items():  # named_children() drops shared modules
             if child is not None:
                 below = prefix if unwrap or name in _WRAPPED_CHILDREN else f"{prefix}{name}."
-                children.append(NamedModule(below, child, replicas))
+                children.append(NamedModule(below, child, replicas, ignored))
         pending += reversed(children)
+
+
+def _ignored_by(ddp: DistributedDataParallel) -> frozenset[int]:
+    """Return the ids of the tensors that it is told to leave alone; those that it only reduces later it does not."""
+    names = cast(set[str], ddp.parameters_to_ignore)
+    if not names:
+        return frozenset()
+    module = cast(nn.Module, ddp.module)
+    later = {id(each) for each in cast(list[torch.Tensor], getattr(ddp, "_delay_all_reduce_params", []))}
+    parameters = module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    return (
+        frozenset(id(tensor) for name, tensor in itertools.chain(parameters, buffers) if name in names)
+        - later
+    )
 
 
 def _table(module: nn.Module, field: str) -> dict[str, Any]:
@@ -93,16 +111,16 @@ def _table(module: nn.Module, field: str) -> dict[str, Any]:
 
 def tensors_of(named: NamedModule) -> Iterator[NamedTensor]:
     """Yield the parameters and buffers that hang directly at a module."""
-    module, prefix, replicas = named.module, named.prefix, named.replicas
+    module, prefix, ignored = named.module, named.prefix, named.ignored
     for key, tensor in _table(module, "_parameters").items():  # named_parameters() walks the tree again
         if tensor is not None:
+            replicas = 1 if id(tensor) in ignored else named.replicas
             yield NamedTensor(prefix + key, tensor, Role.PARAMETER, module, key, replicas)
     for key, tensor in _table(module, "_buffers").items():
         if tensor is not None:
-            cache = key in cast(set[str], getattr(module, CACHES, ()))
-            yield NamedTensor(
-                prefix + key, tensor, Role.CACHE if cache else Role.BUFFER, module, key, replicas
-            )
+            role = Role.CACHE if key in cast(set[str], getattr(module, CACHES, ())) else Role.BUFFER
+            replicas = 1 if id(tensor) in ignored else named.replicas
+            yield NamedTensor(prefix + key, tensor, role, module, key, replicas)
 
 
 def own_buffers(root: nn.Module) -> list[str]:

@@ -267,6 +267,31 @@ def test_under_ddp_all_ranks_hold_the_same(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
+def test_what_ddp_is_told_to_ignore_each_rank_holds_of_its_own(tmp_path: Path) -> None:
+    store_ = FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store_, rank=0, world_size=1)
+    try:
+        ignoring = small()
+        ignored = ["0.weight", "1.running_mean"]
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(ignoring, ignored)
+        model = nn.parallel.DistributedDataParallel(ignoring)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+        replicas = {
+            leaf.spec.name: leaf.spec.replicas for leaf in capture(model=model, optimizer=optimizer).leaves
+        }
+        own = {name for name, count in replicas.items() if count == 1}
+        assert own == {
+            "model.0.weight",
+            "model.1.running_mean",
+            *(f"optimizer.state.0.weight.{key}" for key in ("step", "exp_avg", "exp_avg_sq")),
+        }
+        del model, optimizer, ignoring
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_without_ddp_each_rank_holds_its_own() -> None:
     assert {leaf.spec.replicas for leaf in capture(model=small()).leaves} == {1}
 
