@@ -41,7 +41,9 @@ NEWEST_STEPS = 16
 
 
 class Pace:
-    """One rank's controller. Used by the training thread, but for `persisted`, `failed` and `skipped_elsewhere`."""
+    """One rank's controller. Used by the training thread, but for `persisted`, `failed`, `skipped_elsewhere`, and what
+    says that any thread may call it.
+    """
 
     def __init__(self, *, every: int | None, limits: Limits) -> None:
         self._every, self._limits = every, limits
@@ -49,6 +51,7 @@ class Pace:
         self._failed: Failed | None = None
         self._frequency: Frequency = self._make(0)
         self._from_threads: SimpleQueue[Observation] = SimpleQueue()
+        self._other_devices: SimpleQueue[Sequence[frames.DeviceInfo]] = SimpleQueue()
         self._begun_s: dict[CheckpointId, float] = {}
         """When the copy of each snapshot that is not durable yet began."""
         self.step_s = 0.0
@@ -114,13 +117,18 @@ class Pace:
         if self._failed is not None:
             self._frequency.observe(self._failed)
         if devices:
-            # Ranks that write to the same devices name the same one.
-            self._storage = StorageKnown(
-                slot_count=self._slots,
-                node=min(device.device_id for device in devices),
-                capacity_bytes=_full_after_bytes(devices),
-            )
-            self._frequency.observe(self._storage)
+            # Ranks that write to the same devices name the same one, and go on to when it is gone.
+            self._know(devices, node=min(device.device_id for device in devices))
+
+    def _know(self, devices: Sequence[frames.DeviceInfo], *, node: str) -> None:
+        self._storage = StorageKnown(
+            slot_count=self._slots, node=node, capacity_bytes=_full_after_bytes(devices)
+        )
+        self._frequency.observe(self._storage)
+
+    def devices_changed(self, devices: Sequence[frames.DeviceInfo]) -> None:
+        """Take that the run's new bytes may go to these from now on; from any thread."""
+        self._other_devices.put(devices)
 
     # -- at boundaries
 
@@ -131,6 +139,8 @@ class Pace:
                 self._frequency.observe(self._from_threads.get_nowait())
             except Empty:
                 break
+        while self._storage is not None and not self._other_devices.empty():
+            self._know(self._other_devices.get(), node=self._storage.node)
         if self._stalled_s is not None:
             self._stalled_s += guard_s
             if not copying:

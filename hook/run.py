@@ -436,7 +436,10 @@ class Run:
                 self._stream_events.put(event)
             case frames.Persisted() | frames.PersistFailed():
                 self._written(event)
-            case frames.DevicesChanged() | frames.Notice():
+            case frames.DevicesChanged():
+                self._storage_notes.take(event)
+                self._pace.devices_changed(event.devices)
+            case frames.Notice():
                 self._storage_notes.take(event)
             case frames.RankGone():
                 self._ranks.gone(event.rank)

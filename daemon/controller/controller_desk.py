@@ -8,8 +8,10 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ...checkpoint.frequency_types import BUDGET_LEAST
 from ...core.durations import duration_text
@@ -38,6 +40,19 @@ _FORCES_MAX = 16
 
 _Key = tuple[int, str]
 Holds = Callable[[ControllerView], bool]
+
+
+_SOONEST_S = 0.001
+"""Wishes are told apart by it."""
+
+
+def steered(known: frames.Steer, wish: Mapping[str, float]) -> frames.Steer:
+    """Return all that was asked, with this wish as the newest, also where the clock was set back since the last one."""
+    facts: dict[str, Any] = msgspec.structs.asdict(known) | dict(wish)
+    for name in ("budget_asked_unix_s", "pause_asked_unix_s"):
+        if name in wish:
+            facts[name] = max(wish[name], getattr(known, name) + _SOONEST_S)
+    return frames.Steer(**facts)
 
 
 class ControllerDesk:
@@ -230,9 +245,7 @@ class ControllerDesk:
     def _steer(self, run: "RunRecord", **wish: float) -> None:
         self._any_rank(run)
         key = (run.uid, run.run_id)
-        known = self._steering.get(key, frames.Steer())
-        facts = {name: getattr(known, name) for name in known.__struct_fields__} | wish
-        self._steering[key] = steering = frames.Steer(**facts)
+        self._steering[key] = steering = steered(self._steering.get(key, frames.Steer()), wish)
         for rank in run.ranks.values():
             if rank.lessee is not None:
                 rank.lessee.send(steering)

@@ -144,6 +144,23 @@ def test_the_wear_that_binds_is_that_of_the_drive_that_is_full_soonest(
     assert pace.figures.fill == ({"a": pytest.approx(fill, rel=1e-6)} if fill else {})
 
 
+def test_the_wear_is_that_of_the_drives_that_are_written_to_now() -> None:
+    """One of two that fails leaves the other one all that both were written; what was taken back shares it again."""
+    both = [DEVICE, replace(DEVICE, device_id="e" * 32, path="/nvme/b")]
+    pace = Pace(every=None, limits=Limits())
+    pace.begin(0, devices=both)
+    loop = Loop(pace)
+    loop.run(100)
+    fill = {DEVICE.device_id: pytest.approx(0.5 * 1e6 / 1e12, rel=1e-6)}
+    assert pace.figures.fill == fill
+    pace.devices_changed([replace(DEVICE, condition=frames.DeviceCondition.SUSPECT), both[1]])
+    loop.run(1)
+    assert pace.figures.fill == {DEVICE.device_id: pytest.approx(1e6 / 1e12, rel=1e-6)}, "by the same name"
+    pace.devices_changed(both)
+    loop.run(1)
+    assert pace.figures.fill == fill
+
+
 @pytest.mark.parametrize(
     ("steps_s", "usual_s"),
     [

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from everstep.daemon.control.client import connected
+from everstep.daemon.controller.controller_desk import steered
 from everstep.daemon.controller.controller_views import ControllerState
 from everstep.daemon.testing import FakeTrainer, daemon_process
+from everstep.hook.steering_machine import Steering
 from everstep.proto import frames
 
 RUN = "elastic"
@@ -91,3 +93,25 @@ def test_until_when_a_run_is_paused_is_known_to_a_daemon_that_nobody_asked(
         trainer.send(costs(share=0.01, step=6))
         settled(trainer)
         assert client.controllers(RUN)[0].paused_until_unix_s == 0.0
+
+
+def test_the_newest_wish_holds_though_the_clock_was_set_back() -> None:
+    """A pause that was asked for while it was a day ahead could not be ended for a day."""
+    day_s, now_unix_s = 86400.0, 1.8e9
+    paused = steered(
+        frames.Steer(),
+        {"paused_until_unix_s": now_unix_s + day_s + 900, "pause_asked_unix_s": now_unix_s + day_s},
+    )
+    resumed = steered(paused, {"paused_until_unix_s": 0.0, "pause_asked_unix_s": now_unix_s})
+    heard = Steering(
+        paused_until_unix_s=paused.paused_until_unix_s, pause_asked_unix_s=paused.pause_asked_unix_s
+    )
+    heard = heard.with_newer(
+        Steering(
+            paused_until_unix_s=resumed.paused_until_unix_s, pause_asked_unix_s=resumed.pause_asked_unix_s
+        )
+    )
+    assert not heard.is_paused(now_unix_s)
+    asked = steered(resumed, {"budget": 0.1, "budget_asked_unix_s": now_unix_s})
+    assert (asked.budget, asked.budget_asked_unix_s) == (0.1, now_unix_s)
+    assert asked.paused_until_unix_s == 0.0
