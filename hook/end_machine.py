@@ -4,6 +4,7 @@
 0's: what was asked, and no plan has answered yet. The plans of `horizon_machine` bring the answer to all.
 """
 
+import math
 from dataclasses import dataclass
 
 from ..checkpoint.frequency_plan import DEADLINE_STEPS
@@ -15,7 +16,10 @@ GRACE_S = 30.0
 AGREE_S = 2.0
 """Several ranks plan about a second ahead, so that one and a half plans pass until what is asked for begins."""
 ASK_AGAIN_S = 0.2
-"""After a checkpoint that could not be begun: there was no slot, or no memory."""
+"""After a checkpoint that could not be begun, for want of a slot or memory, or that failed; each time twice as long."""
+ASK_AGAIN_S_MOST = 600.0
+ASK_AGAIN_SHARE = 0.1
+"""At most, of the time that is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,8 @@ class EndMachine:
         """A notice wants a checkpoint of this boundary or a newer one, whatever follows."""
         self._asked: tuple[int, float] | None = None
         """At which boundary, and when, a checkpoint was asked for."""
+        self._pause_s = ASK_AGAIN_S
+        """Until it is asked for again."""
         self._is_told = False
         self._is_confirmed = world_size == 1
 
@@ -94,9 +100,11 @@ class EndMachine:
     def leased(self, lease: Notice) -> None:
         """The process has so long; takes the place of an older lease."""
         self._lease = lease
+        self._pause_s = ASK_AGAIN_S
 
     def noticed(self, notice: Notice) -> None:
         """Somebody announces the end: by SIGTERM, after which nobody waits, or otherwise."""
+        self._pause_s = ASK_AGAIN_S
         self._ends_by(notice)
         if notice.reason == SIGTERM:
             self._is_told = True
@@ -159,6 +167,11 @@ class EndMachine:
         """The same; None: nobody has announced it."""
         return self._until_s
 
+    def _left_s(self, now_s: float) -> float:
+        """Return how long the first end is away that somebody has announced; infinite where nobody has."""
+        ends_s = [notice.until_s for notice in self._standing()]
+        return min(ends_s if self._until_s is None else [*ends_s, self._until_s], default=math.inf) - now_s
+
     def _is_last_chance(self, notice: Notice, boundary: Boundary) -> bool:
         begins_s = max(DEADLINE_STEPS * boundary.step_s, self._agree_s)
         return boundary.at_s + (boundary.needed_s or 0.0) + begins_s >= notice.until_s
@@ -192,11 +205,16 @@ class EndMachine:
         return self._owed is not None and progress.saved < self._owed
 
     def _ask_now(self, boundary: Boundary) -> Ask | None:
-        """Ask, unless what was asked for before has not come yet, or could not be begun a moment ago."""
+        """Ask, unless what was asked for before has not come yet, or came to nothing a moment ago.
+
+        On devices that are full each try costs what a checkpoint costs, and the time that is left may be hours.
+        """
         if self._asked is not None:
             step, asked_s = self._asked
-            if boundary.progress.tried < step or boundary.at_s < asked_s + ASK_AGAIN_S:
+            if boundary.progress.tried < step or boundary.at_s < asked_s + self._pause_s:
                 return None
+            most_s = min(ASK_AGAIN_S_MOST, ASK_AGAIN_SHARE * self._left_s(boundary.at_s))
+            self._pause_s = max(ASK_AGAIN_S, min(2 * self._pause_s, most_s))
         self._asked = boundary.progress.step, boundary.at_s
         return Ask()
 

@@ -1,5 +1,6 @@
 """Whatever is announced to whom and when, all ranks end with the same boundary, once, or all go on."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from everstep.checkpoint.frequency_plan import DEADLINE_STEPS
 from everstep.hook.end_machine import (
     AGREE_S,
     ASK_AGAIN_S,
+    ASK_AGAIN_SHARE,
     GRACE_S,
     LEASE_ENDS,
     SIGTERM,
@@ -142,6 +144,25 @@ def test_what_could_not_be_begun_is_asked_for_again_and_not_at_each_boundary() -
     assert machine.at_boundary(boundary(9.0, step=11, saved=5, tried=9)) is None, "ranks have not agreed yet"
     assert machine.at_boundary(boundary(1.0 + ASK_AGAIN_S / 2, step=12, saved=5, tried=11)) is None
     assert machine.at_boundary(boundary(9.0, step=13, saved=5, tried=11)) == Ask()
+
+
+@pytest.mark.parametrize("is_lease", [True, False])
+def test_what_fails_again_and_again_is_tried_ever_less_often(is_lease: bool) -> None:
+    """Else it would be copied without a pause for as long as the end is away, a day or for ever."""
+    machine, until_s = alone(), 3600.0
+    if is_lease:
+        machine.leased(notice(until_s, reason=LEASE_ENDS))
+    else:
+        machine.noticed(notice(until_s, ends=False))
+    asked_s: list[float] = []
+    for step in range(10, int(until_s / 0.1) - 50):
+        at_s = 0.1 * (step - 10)
+        if machine.at_boundary(boundary(at_s, step=step, saved=5, tried=step - 1, needed_s=None)) == Ask():
+            asked_s.append(at_s)
+    assert 12 <= len(asked_s) <= 100, "without a pause 18,000"
+    for before_s, after_s in itertools.pairwise(asked_s):
+        most_s = max(ASK_AGAIN_S, ASK_AGAIN_SHARE * (until_s - before_s))
+        assert ASK_AGAIN_S - 0.01 <= after_s - before_s <= most_s + 0.11
 
 
 @pytest.mark.parametrize(
