@@ -56,10 +56,16 @@ class LazyLeaves:
             return
         found = zip(addresses, versions, strict=True)
         seen = zip(self.addresses, self.noted.versions, strict=True)
-        changed = next(name for name, now, then in zip(self.names, found, seen, strict=True) if now != then)
+        differing = zip(self.names, found, seen, strict=True)
+        changed, now, then = next((name, now, then) for name, now, then in differing if now != then)
+        hint = "wrap code that writes to it outside an optimizer in `with run.mutating():`"
+        if now[0] != then[0]:
+            hint = (
+                "it was given other memory, as by `.data =` or by flatten_parameters() in forward: do that once before "
+                "training, or in `with run.mutating():`"
+            )
         raise UsageError(
-            f"{changed} changed while its snapshot was being copied; the snapshot was dropped",
-            hint="wrap code that writes to it outside an optimizer in `with run.mutating():`",
+            f"{changed} changed while its snapshot was being copied; the snapshot was dropped", hint=hint
         )
 
     def followed_by(self, other: "LazyLeaves") -> "LazyLeaves":
