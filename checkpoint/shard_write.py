@@ -262,9 +262,8 @@ class ShardWrite:
                 begun[part] = pool.submit(self._guarded, call, part)
             while wait([each for part, each in begun.items() if not part.is_left], LATE_LOOK_S).not_done:
                 self._leave_late(begun)
-        except (
-            BaseException
-        ):  # no thread to be had, say: those that run must not write when the slot is given back
+        except BaseException:
+            # No thread to be had, say: those that run must not write when the slot is given back.
             self._stop_all()
             raise
         finally:
@@ -366,9 +365,8 @@ class ShardWrite:
         with self._passing:
             if part.has_ended:
                 return
-            self._run.store.mark_late(
-                device.device_id, error
-            )  # before the call can see that it is left, and end
+            # Before the call can see that it is left, and end.
+            self._run.store.mark_late(device.device_id, error)
             part.is_left = True
             self._late_writes.begin()
         self.late[device] = error

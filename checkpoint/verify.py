@@ -100,7 +100,10 @@ def _remember(run: RunStore, manifest: Manifest, errors: Sequence[DataError | St
     """Remember what a shard is worth; of several errors one that a restart would not show by itself."""
     checkpoint, rank, generation = manifest.checkpoint, manifest.rank, manifest.generation
     if errors:
-        worst = next((error for error in errors if isinstance(error, CorruptDataError)), errors[0])
+        worst = min(
+            errors,
+            key=lambda error: (not isinstance(error, CorruptDataError), isinstance(error, StorageError)),
+        )
         record_damage(run, checkpoint, rank, worst, generation=generation)
     else:
         clear_damage(run, checkpoint, rank, generation=generation)

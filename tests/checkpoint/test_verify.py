@@ -134,6 +134,23 @@ def test_what_a_drive_did_not_give_for_a_moment_is_not_let_go(
         assert [each.step for each in run.offered()] == [6, 5, 4]
 
 
+def test_a_shard_with_a_file_that_is_gone_is_not_taken_for_one_that_was_not_read(
+    dirs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(dirs) as (store, _):
+        run = store.run(UID, "demo")
+        run.segment_path(run.shard(ONE, 0).segments[1]).unlink()
+
+        def failing(*_: object) -> None:
+            raise StorageError("the controller resets")
+
+        monkeypatch.setattr(verify, "read_chunk", failing)
+        assert not verify_checkpoint(run, ONE).is_intact
+        assert "is gone" in run.shard(ONE, 0).problem
+        assert (run.shard(ONE, 1).faults, run.shard(ONE, 1).unread) == ((), "the controller resets")
+        assert run.info(ONE).unread_state is None
+
+
 def test_what_is_broken_in_a_shard_that_was_written_again_meanwhile_spoils_nothing(
     dirs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
