@@ -195,14 +195,18 @@ class Verifier:
                 return  # it could not be read, and is offered all the same
 
     def _newest_unread(self, run: RunStore, tried: Collection[CheckpointId] = ()) -> CheckpointInfo | None:
-        """Return the newest complete checkpoint, unless it was found intact by now; none of those `tried`.
+        """Return the newest complete checkpoint but those `tried`, unless it or a newer one was found intact by now.
 
         One that could not be read the last time may be well now.
         """
         for info in run.checkpoints():
             is_complete = CheckpointState.COMPLETE in {info.state, info.unread_state}
-            if is_complete and not info.is_set_aside and info.checkpoint not in tried:
-                return None if (run, info.checkpoint) in self._newest_read else info
+            if not is_complete or info.is_set_aside:
+                continue
+            if (run, info.checkpoint) in self._newest_read:
+                return None
+            if info.checkpoint not in tried:
+                return info
         return None
 
     def _forget_removed(self, run: RunStore) -> None:
