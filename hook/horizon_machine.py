@@ -95,12 +95,18 @@ class Horizon:
         return self._horizon is not None and step < self._horizon
 
     def is_due(self, step: int) -> bool:
-        """Tell whether boundary `step` gets a checkpoint; only for known boundaries, asked once each."""
+        """Tell whether boundary `step` gets a checkpoint; only for known boundaries."""
         assert self.knows(step), step
-        due = step in self._steps
-        self._steps.discard(step)
-        return due
+        return step in self._steps
+
+    def passed(self, step: int) -> tuple[int, ...]:
+        """Return the boundaries before `step` that were to get a checkpoint, each once."""
+        found = tuple(sorted(each for each in self._steps if each < step))
+        self._steps.difference_update(found)
+        return found
 
     def end_after(self, step: int) -> str:
-        """Return why the run ends with boundary `step`; empty: it goes on."""
-        return self._ends.get(step, "")
+        """Return why the run ends with boundary `step`, or an earlier one that was left by an exception; empty: it goes
+        on.
+        """
+        return next((why for last, why in self._ends.items() if last <= step), "")

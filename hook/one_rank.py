@@ -33,6 +33,8 @@ class OneRank:
         """What the boundary that was asked about last heard of an end; what comes later is for the next one."""
         self._listener: Listener | None = None
         self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
+        self._due_step: int | None = None
+        """The newest boundary that was to get a checkpoint."""
 
     def agree_settings(self, settings: Mapping[str, str], error: EverstepError | None) -> None:
         """Raise the error: there is nobody to differ."""
@@ -69,7 +71,17 @@ class OneRank:
         due = bool(self._pace.due(step, step + 1)) or ask is not None
         if self._ends_here and self._listener is not None:
             return self._listener.saves_last_boundary()
+        if due:
+            self._due_step = step
         return due
+
+    def passed(self, step: int) -> tuple[int, ...]:
+        """Return the newest one, if it is one before."""
+        found = self._due_step
+        if found is None or found >= step:
+            return ()
+        self._due_step = None
+        return (found,)
 
     @property
     def decision(self) -> Decision:

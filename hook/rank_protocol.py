@@ -84,6 +84,12 @@ class Ranks(Protocol):
         """Tell whether boundary `step` gets a checkpoint; the same on all ranks. May wait for rank 0."""
         ...
 
+    def passed(self, step: int) -> tuple[int, ...]:
+        """Return the boundaries before `step` that were to get a checkpoint, each once: whether it was begun here, too,
+        knows who asks.
+        """
+        ...
+
     @property
     def lost(self) -> EverstepError | None:
         """Why nothing can be agreed on any more; None: it can."""

@@ -229,6 +229,12 @@ class StoreRanks:
             self._results.decided(step, due=due)
             return due
 
+    def passed(self, step: int) -> tuple[int, ...]:
+        """Look into the plans: they say so though this rank never asked about such a boundary."""
+        with self._lock:
+            found = self._horizon.passed(step)
+            return found if self._lost is None else ()
+
     def _hears_plan(self, step: int) -> bool:
         """Wait until the plan for this boundary is known, or the ranks are lost; False: nobody makes one any more."""
         return self._hears(lambda: self._horizon.knows(step), PLAN_DEADLINE_S)

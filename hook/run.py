@@ -252,18 +252,19 @@ class Run:
         arrived_s = time.perf_counter()
         refuse_within(self, self._CALLS, "run.step()")
         self._start()
+        self._state.step += 1  # first: an exception in what follows (Ctrl-C) is caught by scripts that go on
         guard_s, self._guard_s = self._guard_s, 0.0
         copying = self._snapshotter.copying  # first: once it has ended, what devices waited is known
         cuda_wait_s = self._snapshotter.take_cuda_wait_s()
         ended = self._costs.arrived(arrived_s, guard_s=guard_s, cuda_wait_s=cuda_wait_s)
         self._pace.arrived(ended, guard_s=guard_s + cuda_wait_s, copying=copying)
-        self._state.step += 1
         self._unmoved.passed()
         self._end.at_boundary(self._checkpoints.progress)
         waits_s = time.perf_counter()
         due = self._ranks.is_due(self._state.step)
         if self._ranks.world_size > 1:
             self._costs.wait_s += time.perf_counter() - waits_s
+        self._checkpoints.passed(self._ranks.passed(self._state.step))
         self._checkpoints.keep_daemon()
         if end := self._ranks.end_after(self._state.step):
             self._leave(end, due=due)

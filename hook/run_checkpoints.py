@@ -5,7 +5,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..core.errors import EverstepError
@@ -27,6 +27,7 @@ from .thinned_lines import is_said
 logger = logging.getLogger(__name__)
 
 SKIPPED = "skipped: "
+LEFT_BEFORE = "run.step() was left by an exception before it was begun"
 
 _FIGURES = re.compile(r"[0-9]+")
 _NAMES = re.compile(r"[0-9]+\.[0-9]+")
@@ -135,6 +136,12 @@ class RunCheckpoints:
         if reason is not None:
             self._skip(reason)
         return reason is None
+
+    def passed(self, steps: Iterable[int]) -> None:
+        """Say of those of these boundaries that were never tried that they are skipped: others may have begun them."""
+        for step in steps:
+            if step > self._tried_step:
+                self._skip(LEFT_BEFORE, step)
 
     def take_last(self, until_s: float) -> bool:
         """Begin the attempt's last one; wait for room until then. Tell whether it has begun."""
@@ -245,8 +252,9 @@ class RunCheckpoints:
                 self._under_way[checkpoint] = True
         self._ranks.committed(checkpoint)
 
-    def _skip(self, reason: str) -> None:
-        step, kind = self._state.number, skip_reason(reason)
+    def _skip(self, reason: str, step: int | None = None) -> None:
+        """Count and say that the checkpoint of this boundary, or of another one, is not taken."""
+        step, kind = self._state.number if step is None else step, skip_reason(reason)
         if kind in PASSING and self.alone:  # what others do not end stays in its slot, and is under way
             kind, reason = SkipReason.PEER if self._others else SkipReason.ERROR, self.alone
         self._unsaved = reason

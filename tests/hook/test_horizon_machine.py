@@ -48,6 +48,26 @@ def test_the_last_boundary_gets_a_checkpoint_only_if_there_is_time_for_it() -> N
         assert horizon.end_after(plan.start) == "the lease ends"
 
 
+def test_a_boundary_that_was_left_out_is_known_at_the_next_one() -> None:
+    planner, horizon = Planner(due=FixedInterval(2).due), Horizon()
+    horizon.receive(planner.first(0))
+    horizon.receive(planner.next(requested=False, step_s=0.001))
+    assert horizon.passed(2) == ()
+    assert horizon.is_due(2)
+    assert horizon.passed(2) == ()
+    assert horizon.passed(5) == (2, 4)
+    assert horizon.passed(6) == ()
+    assert horizon.is_due(6)
+
+
+def test_who_leaves_out_the_last_boundary_ends_with_the_next_one() -> None:
+    planner, horizon = Planner(due=FixedInterval(1).due), Horizon()
+    horizon.receive(planner.first(0))
+    plan = planner.next(requested=True, end="SIGTERM", step_s=0.001)
+    horizon.receive(plan)
+    assert [horizon.end_after(plan.start + each) for each in (-1, 0, 1)] == ["", "SIGTERM", "SIGTERM"]
+
+
 @given(
     start=st.integers(0, 10**9),
     every=st.integers(1, 50),

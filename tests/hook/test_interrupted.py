@@ -19,7 +19,9 @@ import everstep
 from everstep.daemon.testing import daemon_process
 from everstep.hook import run as run_module
 from everstep.hook.client import DaemonClient
+from everstep.hook.one_rank import OneRank
 from everstep.hook.run import Run
+from everstep.proto.frames import SkipReason
 
 HOOK = str(Path(run_module.__file__).parent)
 STRIDE = 5
@@ -165,6 +167,42 @@ def test_at_any_line_of_a_boundary(device: Path, monkeypatch: pytest.MonkeyPatch
             break  # it came to the end
         number += STRIDE
     assert interrupts > 20
+    assert_closes(run)
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_boundary_left_before_its_checkpoint_is_said_to_be_skipped(
+    device: Path, monkeypatch: pytest.MonkeyPatch, *, is_decided: bool
+) -> None:
+    """Others may have begun theirs, and an operator may wait for it: as it is known, or as it was never asked about."""
+    objects = made()
+    run = everstep.attach("interrupted", **objects, storage=device, every=10**6)
+    until_complete(run, objects)
+    ranks = run._ranks
+    run.checkpoint()
+    with monkeypatch.context() as patched:
+
+        def interrupted(step: int) -> bool:
+            if is_decided:
+                assert OneRank.is_due(ranks, step)  # pyright: ignore[reportArgumentType]
+            raise KeyboardInterrupt
+
+        patched.setattr(ranks, "is_due", interrupted)
+        train(objects)
+        with pytest.raises(KeyboardInterrupt):
+            run.step()
+    complete = run.report().checkpoints_complete
+    train(objects)
+    run.step()
+    assert run.wait(DEADLINE_S)
+    skipped = run.report().skipped
+    if is_decided:
+        assert skipped[SkipReason.ERROR].count == 1
+        assert "left by an exception" in skipped[SkipReason.ERROR].example
+    else:  # what was asked for is still asked for
+        assert SkipReason.ERROR not in skipped
+    assert run.report().checkpoints_complete == complete + (not is_decided)
+    until_complete(run, objects)
     assert_closes(run)
 
 

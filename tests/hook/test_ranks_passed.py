@@ -1,0 +1,101 @@
+"""A rank of two that leaves a boundary by an exception before its checkpoint, which the other one has begun."""
+
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from everstep.checkpoint.frequency_types import Limits
+from everstep.core.errors import EverstepError
+from everstep.core.ids import CheckpointId
+from everstep.hook import ranks as ranks_module
+from everstep.hook.pace import Pace
+from everstep.hook.ranks import StoreRanks
+
+DUE = 3
+
+
+class Listener:
+    """Writes down what will never be complete."""
+
+    def __init__(self) -> None:
+        self.incomplete_ones = SimpleQueue[tuple[CheckpointId, str]]()
+
+    def saves_last_boundary(self) -> bool:
+        return True
+
+    def end_heard(self, left_s: float) -> None:
+        raise AssertionError(left_s)
+
+    def end_confirmed(self) -> None:
+        raise AssertionError
+
+    def ranks_lost(self, error: EverstepError) -> None:
+        raise AssertionError(error)
+
+    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
+        raise AssertionError(checkpoint)
+
+    def complete(self, checkpoint: CheckpointId) -> None:
+        raise AssertionError(checkpoint)
+
+    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
+        assert not in_memory
+        self.incomplete_ones.put((checkpoint, reason))
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[StoreRanks], list[Listener]]]:
+    server = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)]
+    port = server[0].port
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(ranks_module, "default_store", lambda: None)
+    monkeypatch.setattr(
+        ranks_module,
+        "own_client",
+        lambda: TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
+    )
+    made, heard = list[StoreRanks](), [Listener(), Listener()]
+    for number, listener in enumerate(heard):
+        monkeypatch.setattr(dist, "get_rank", lambda number=number: number)
+        made.append(StoreRanks("small", Pace(every=DUE, limits=Limits())))
+        made[-1].start(0, listener)
+    yield made, heard
+    while made:
+        made.pop().close()
+    server.clear()
+
+
+def test_the_next_boundary_knows_it_and_what_is_said_ends_it_for_all(
+    pair: tuple[list[StoreRanks], list[Listener]],
+) -> None:
+    (zero, one), heard = pair
+    for step in range(1, DUE):
+        assert [each.is_due(step) for each in (zero, one)] == [False, False]
+    assert zero.is_due(DUE)  # the other one is interrupted
+    left, checkpoint = DUE + 1, CheckpointId(1, DUE)
+    assert [each.is_due(left) for each in (zero, one)] == [False, False]
+    assert [each.passed(left) for each in (zero, one)] == [
+        (DUE,),
+        (DUE,),
+    ]  # rank 0 knows that it has begun it
+    assert one.passed(left) == ()
+    zero.sealed(checkpoint)
+    one.failed(checkpoint, "left")
+    for listener in heard:
+        assert listener.incomplete_ones.get(timeout=20) == (checkpoint, "rank 1: left")
+
+
+def test_without_agreement_nothing_is_said(pair: tuple[list[StoreRanks], list[Listener]]) -> None:
+    (zero, one), heard = pair
+    lost = SimpleQueue[EverstepError]()
+    heard[1].ranks_lost = lost.put  # pyright: ignore[reportAttributeAccessIssue]
+    for step in range(1, DUE):
+        assert [each.is_due(step) for each in (zero, one)] == [False, False]
+    one._lose("for this test")
+    assert not lost.empty()
+    assert not one.is_due(DUE)
+    assert one.passed(DUE + 1) == ()
+    assert zero.is_due(DUE)
