@@ -254,7 +254,8 @@ class FrequencyMachine:
         """Return the boundaries among [start, horizon) that get a checkpoint, by what is known now."""
         interval = self._interval or 1
         self._hear_what_is_withdrawn()
-        looked_for = interval if self._is_settled and not self._is_withdrawn else min(interval, PROFILE_STEPS)
+        is_calm = self._is_settled and self._meter.taken > 0 and not self._is_withdrawn
+        looked_for = interval if is_calm else min(interval, PROFILE_STEPS)
         look_at = min(self._last_listed + interval, self._looked_at + 1 + looked_for // LOOKS_PER_INTERVAL)
         if horizon > look_at:
             self._decide()
@@ -337,8 +338,8 @@ class FrequencyMachine:
     def _should_change(self, target: Target, step: Spread, aim: int, most: float) -> bool:
         assert self._interval is not None
         interval, taken = self._interval + ROUNDING_STEPS, self._meter.taken
-        may_fall = self._may_fall(aim)
-        if self._asked != self._decided_by or (self._is_withdrawn and aim <= LOWER_SHARE * self._interval):
+        may_fall, is_low = self._may_fall(aim), aim <= LOWER_SHARE * self._interval
+        if self._asked != self._decided_by or (is_low and (self._is_withdrawn or self._is_out_of_date)):
             return True
         if may_fall or (self._interval > most and taken >= self._changed_at + CALM_CHECKPOINTS):
             return True
@@ -354,6 +355,13 @@ class FrequencyMachine:
     def _has_drifted(self) -> bool:
         """Tell whether something is surely no longer what it was at the last change. Of other ranks nobody knows."""
         return self._meter.drifts > self._drifts_known
+
+    @property
+    def _is_out_of_date(self) -> bool:
+        """Tell whether steps are surely longer or shorter than earlier attempts knew them: their interval is one of
+        steps, and attempts that end before its first checkpoint would teach nobody.
+        """
+        return self._meter.taken == 0 and self._has_drifted
 
     def _may_fall(self, aim: int) -> bool:
         """Tell whether the interval could have been shorter for some checkpoints, without a break.

@@ -442,6 +442,25 @@ def test_the_interval_comes_down_though_each_attempt_takes_few_checkpoints(count
     assert training.run_checkpoints(1).decision.interval_steps <= 1.5 * cheap
 
 
+@pytest.mark.parametrize("longer", [3.0, 100.0])
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_attempts_shorter_than_an_interval_of_longer_steps_get_their_checkpoint(
+    longer: float, noise: float
+) -> None:
+    """The interval that is known is one of steps: what was 20 s may be an hour now, and all attempts die before."""
+    now = [replace(NORMAL, noise=noise, eager_s=0.5)]
+    training = Training(lambda _: now[0], Limits(budget=0.01)).run_checkpoints(20).run(10)
+    interval = training.decision.interval_steps
+    now[0] = replace(now[0], step_s=longer * NORMAL.step_s)
+    anew = Training(lambda _: now[0], Limits(budget=0.01)).run_checkpoints(20).decision.interval_steps
+    training.restart(FailureKind.NODE)
+    step = training.step
+    training.run(24)
+    assert training.decision.interval_steps <= 1.5 * anew
+    first = training.run_checkpoints(1).taken[-1] - step
+    assert first <= max(24, 1.5 * anew) + 4 < interval
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
