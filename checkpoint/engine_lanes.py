@@ -2,11 +2,15 @@
 the beginning of the next the device has something to do."""
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Generator
 from queue import SimpleQueue
 
+from ..core.errors import EngineLostError
 from .engine import Engine, Transfer, TransferDone
+
+logger = logging.getLogger(__name__)
 
 LANE_COUNT = 2
 
@@ -14,11 +18,12 @@ LANE_COUNT = 2
 class LanedEngine:
     """An `Engine` for any number of threads; those that find no free lane wait.
 
-    What `make` raises goes on to the caller, and no lane is left then.
+    What `make` raises goes on to the caller, and no lane is left then. A lane whose process has ended (killed for want
+    of memory, as a rule) gives way to a new one, which moves the same bytes once more.
     """
 
     def __init__(self, make: Callable[[], Engine], lane_count: int = LANE_COUNT) -> None:
-        self._lanes = _all_or_none(make, lane_count)
+        self._make, self._lanes = make, _all_or_none(make, lane_count)
         self._free: SimpleQueue[Engine] = SimpleQueue()
         for lane in self._lanes:
             self._free.put(lane)
@@ -33,9 +38,21 @@ class LanedEngine:
         """Block until a lane was free and has moved every byte, see `Engine.run`."""
         lane = self._free.get()
         try:
-            return lane.run(transfer)
+            try:
+                return lane.run(transfer)
+            except EngineLostError:
+                lane = self._replaced(lane)
+                return lane.run(transfer)
         finally:
             self._free.put(lane)
+
+    def _replaced(self, lost: Engine) -> Engine:
+        """Return a new engine in the place of a lane that is not free; where none can be made it stays as it is."""
+        new = self._make()
+        self._lanes[self._lanes.index(lost)] = new
+        logger.error("engine_replaced engine=%s: its process has ended; the kernel log may say why", new.name)
+        lost.close()
+        return new
 
     def forget(self, arena_fd: int) -> None:
         """Let go of an arena, after the transfers under way."""

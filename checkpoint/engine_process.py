@@ -24,7 +24,7 @@ from typing import NoReturn
 
 import msgspec
 
-from ..core.errors import DeadlineError, StorageError
+from ..core.errors import DeadlineError, EngineLostError, StorageError
 from .arena_map import ARENA_MAPS_MAX
 from .engine import Engine, EngineConfig, EngineKind, Transfer, TransferDone, TransferKind
 from .engine_kinds import make_engine
@@ -139,7 +139,8 @@ class ProcessEngine:
     def run(self, transfer: Transfer) -> TransferDone:
         """Move every byte, see `Engine.run`."""
         if self._broken:
-            raise StorageError(f"the I/O process {self.pid} {self._broken}", hint="make a new engine")
+            error = EngineLostError if self._is_over() else StorageError
+            raise error(f"the I/O process {self.pid} {self._broken}", hint="make a new engine")
         self._send_transfer(transfer)
         while True:
             match self._receive():
@@ -217,7 +218,7 @@ class ProcessEngine:
         try:
             socket.send_fds(self._channel, [_encode(request)], fds)
         except (ConnectionError, TimeoutError) as exc:
-            self._give_up("ended", exc)
+            self._give_up("ended", exc, error=EngineLostError)
 
     def _receive(self) -> _Reply:
         try:
@@ -225,12 +226,14 @@ class ProcessEngine:
         except TimeoutError as exc:
             self._give_up(f"made no progress for {self._channel.gettimeout()} s", exc)
         except ConnectionError as exc:
-            self._give_up("ended", exc)
+            self._give_up("ended", exc, error=EngineLostError)
         if not message:
-            self._give_up("ended")
+            self._give_up("ended", error=EngineLostError)
         return _replies.decode(message)
 
-    def _give_up(self, what: str, cause: Exception | None = None) -> NoReturn:
+    def _give_up(
+        self, what: str, cause: Exception | None = None, *, error: type[StorageError] = StorageError
+    ) -> NoReturn:
         """Kill the process, wait until nothing touches arena and file any more, and raise."""
         self._broken = what
         self._process.kill()
@@ -239,10 +242,14 @@ class ProcessEngine:
                 f"the I/O process {self.pid} {what} and does not end: its device hangs in the kernel",
                 hint="do not use this range of the arena again; look at the kernel log; the node may need a reboot",
             ) from cause
-        raise StorageError(
+        raise error(
             f"the I/O process {self.pid} {what} (exit status {self._process.returncode})",
             hint="the transfer is lost; make a new engine and look for the reason in the daemon's log",
         ) from cause
+
+    def _is_over(self) -> bool:
+        """Tell whether the process has ended, and its last request."""
+        return self._process.poll() is not None and (self._quiet_fd < 0 or _is_quiet(self._quiet_fd, 0.0))
 
     def _ended(self) -> bool:
         """Wait for the process, then for its last request; tell whether both ended in time."""

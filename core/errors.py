@@ -24,6 +24,7 @@ EverstepError
 │   └── StorageError           a device or its file system failed                     use another device
 │       ├── NoSpaceError       free space is below what is needed                     free or add a device
 │       ├── DeviceMissingError a known device is not where it was                     mount it
+│       ├── EngineLostError    the process that writes for a device has ended         look at the kernel log
 │       └── DeviceLockedError  another daemon holds the device                        use that daemon
 ├── DataError                  stored bytes are not what was committed                never retry
 │   ├── CorruptDataError       a checksum, length or structure does not hold          use an older one
@@ -151,6 +152,13 @@ class NoSpaceError(StorageError):
 
 class DeviceMissingError(StorageError):
     """A known device is not where it was; it is never initialised again."""
+
+
+class EngineLostError(StorageError):
+    """The process that does an engine's work has ended; the device may be well, and the engine is of no use any more.
+
+    Nothing touches file and arena any more.
+    """
 
 
 class DeviceLockedError(StorageError):

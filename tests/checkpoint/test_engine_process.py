@@ -1,5 +1,6 @@
 """What only an engine in a process can do: die, stand still, outlive or not outlive its parent."""
 
+import errno
 import math
 import os
 import select
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint.engine import EngineConfig, EngineKind, Transfer, TransferDone, TransferKind
+from everstep.checkpoint.engine_lanes import LanedEngine
 from everstep.checkpoint.engine_process import ProcessEngine
 from everstep.core.errors import DeadlineError, StorageError
 
@@ -232,6 +234,68 @@ def test_a_process_that_died_between_transfers_is_an_error(tmp_path: Path) -> No
             engine.run(transfer)
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("how", ["between transfers", "in the middle of one", "while it stands still"])
+def test_a_lane_whose_process_ended_gives_way_to_a_new_one_that_moves_the_same_bytes(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = list[ProcessEngine]()
+
+    def make() -> ProcessEngine:
+        config = SLOW if how == "in the middle of one" and not made else None
+        stall_timeout_s = 0.3 if how == "while it stands still" and not made else 60.0
+        made.append(ProcessEngine(EngineKind.AIO, config, stall_timeout_s=stall_timeout_s))
+        return made[-1]
+
+    lanes = LanedEngine(make, 1)
+    try:
+        with sparse_transfer(tmp_path) as transfer:
+            if how == "in the middle of one":
+                running = InThread(lambda: lanes.run(transfer))
+                _wait_until_written(transfer.file_fd)
+                os.kill(made[0].pid, signal.SIGKILL)
+                outcome = running.wait(60)
+            elif how == "between transfers":
+                os.kill(made[0].pid, signal.SIGKILL)
+                outcome = lanes.run(transfer)
+            else:  # the device may hang: that is said before it is tried again
+                os.kill(made[0].pid, signal.SIGSTOP)
+                with pytest.raises(StorageError, match="no progress"):
+                    lanes.run(transfer)
+                outcome = lanes.run(transfer)
+            assert isinstance(outcome, TransferDone)
+            assert outcome.bytes_moved == LENGTH == os.fstat(transfer.file_fd).st_size
+            assert "engine_replaced" in caplog.text
+            assert len(made) == 2
+            assert _is_gone(made[0].pid)
+            lanes.forget(transfer.arena_fd)
+    finally:
+        lanes.close()
+    assert _is_gone(made[1].pid)
+
+
+def test_where_no_new_process_can_be_made_the_next_transfer_tries_again(tmp_path: Path) -> None:
+    made, may_make = list[ProcessEngine](), [True]
+
+    def make() -> ProcessEngine:
+        if not may_make[0]:
+            raise BlockingIOError(errno.EAGAIN, "no process can be started")
+        made.append(ProcessEngine(EngineKind.PLAIN))
+        return made[-1]
+
+    lanes = LanedEngine(make, 1)
+    try:
+        with sparse_transfer(tmp_path, 4096) as transfer:
+            may_make[0] = False
+            os.kill(made[0].pid, signal.SIGKILL)
+            for _ in range(2):
+                with pytest.raises(BlockingIOError, match="no process"):
+                    lanes.run(transfer)
+            may_make[0] = True
+            assert lanes.run(transfer).bytes_moved == 4096
+    finally:
+        lanes.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
