@@ -2,12 +2,38 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+
+from ..core.errors import LimitError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def started_threads(
+    count: int, name: str, initializer: Callable[[], None] = lambda: None
+) -> ThreadPoolExecutor:
+    """Return an executor whose threads all run: what `submit` takes is never left behind for want of one.
+
+    Raises:
+        LimitError: not so many can be started.
+    """
+    made = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=initializer)
+    meeting = threading.Barrier(count)
+    try:
+        for begun in [made.submit(meeting.wait) for _ in range(count)]:
+            begun.result()
+    except RuntimeError as error:
+        meeting.abort()
+        made.shutdown()
+        raise LimitError(
+            f"{count} threads {name} cannot be started: {error}",
+            hint="raise pids.max of the cgroup (TasksMax=) or `ulimit -u`",
+        ) from error
+    return made
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,13 +2,15 @@
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ...checkpoint.engine import Engine, Transfer, TransferDone, TransferKind
 from ...checkpoint.engine_choice import EngineChoice
 from ...checkpoint.engine_lanes import LanedEngine
 from ...core.errors import DeadlineError
+from ..blocking import started_threads
 from ..processor_class import take_turn_at_once
 from ..watchdog_machine import Lane
 from .queue_counts import QueueCounts
@@ -23,15 +25,20 @@ class DeviceQueue:
 
     What is read through it is a restore's, what is read through `beside` somebody's who can wait. Whose memory a
     transfer needs says whose it is: each rank has an arena of its own.
+
+    Raises:
+        LimitError: its threads cannot be started; later on none is.
     """
 
     def __init__(self, choice: EngineChoice) -> None:
         self.choice = choice
-        self._engine: Engine = LanedEngine(choice.factory, QUEUE_LANES)
-        self._threads = ThreadPoolExecutor(
-            QUEUE_LANES, thread_name_prefix="everstep-device", initializer=take_turn_at_once
-        )
-        self._forgetting = ThreadPoolExecutor(1, thread_name_prefix="everstep-forget")
+        with ExitStack() as made:
+            self._engine: Engine = LanedEngine(choice.factory, QUEUE_LANES)
+            made.callback(self._engine.close)
+            self._threads = started_threads(QUEUE_LANES, "everstep-device", take_turn_at_once)
+            made.callback(self._threads.shutdown)
+            self._forgetting = started_threads(1, "everstep-forget")
+            made.pop_all()
         self._lock = threading.Lock()
         self._turns = Turns[_Piece]()
         self._jobs = set[_Job]()

@@ -7,7 +7,8 @@ import weakref
 
 import pytest
 
-from everstep.daemon.blocking import in_thread
+from everstep.core.errors import LimitError
+from everstep.daemon.blocking import in_thread, started_threads
 
 
 class Held:
@@ -54,3 +55,32 @@ def test_who_is_cancelled_again_and_again_still_waits_for_the_work_to_end() -> N
         assert has_ended.is_set()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("started", range(4))
+def test_threads_that_cannot_all_be_started_are_none(monkeypatch: pytest.MonkeyPatch, started: int) -> None:
+    start, left, before = threading.Thread.start, [started], threading.active_count()
+
+    def limited(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(
+        LimitError, match=r"4 threads some cannot be started: can't start new thread \(raise pids"
+    ):
+        started_threads(4, "some")
+    assert threading.active_count() == before
+
+
+def test_what_started_threads_take_needs_no_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = started_threads(4, "some")
+
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    assert [each.result() for each in [made.submit(int, number) for number in range(20)]] == list(range(20))
+    made.shutdown()
