@@ -187,7 +187,10 @@ class EndMachine:
         for notice in last:
             self._ends_by(notice)
         self._asked = boundary.progress.step, boundary.at_s
-        return Ask(end=next((notice.reason for notice in last if notice.ends), ""))
+        end = next((notice.reason for notice in last if notice.ends), "")
+        if not end:  # the run waits for none: one that cannot be taken, or fails, is asked for again
+            self._owed = boundary.progress.step
+        return Ask(end=end)
 
     def _ends_by(self, notice: Notice) -> None:
         if notice.ends:
@@ -200,7 +203,8 @@ class EndMachine:
         """Tell whether a notice has no checkpoint yet. One that was under way when it came will do, unless it fails."""
         if self._is_new:
             last = progress.step - 1
-            self._owed = min(last, progress.saved) if progress.under_way else last
+            owed = min(last, progress.saved) if progress.under_way else last
+            self._owed = owed if self._owed is None else max(owed, self._owed)
             self._is_new = False
         return self._owed is not None and progress.saved < self._owed
 

@@ -16,7 +16,7 @@ from typing import NoReturn, cast
 from ..core.errors import UsageError
 from .end_machine import GRACE_S, SIGTERM, Notice
 from .notice_command import NoticeCommand
-from .thinned_lines import is_said
+from .notice_file import NoticeFile
 
 logger = logging.getLogger(__name__)
 
@@ -94,18 +94,25 @@ class NoticeWatch:
         self._preemption, self._on_notice, self._on_unconfirmed = preemption, on_notice, on_unconfirmed
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
+        file = preemption.notice_file
+        self._file = NoticeFile(file, every_s=POLL_S) if file is not None else None
         self._command = NoticeCommand(preemption.notice_command) if preemption.notice_command else None
         self._standing: set[str] = set()
         """Notices that were told and are not taken back."""
-        self._file_failed = 0
         self._looks_at_s, self.is_closed = 0.0, False
         self._first_s: float | None = None
         """When SIGTERM was heard first, of the monotonic clock."""
         self._unmatched = 0
         """Signals that the descriptor has told, and whose Python handler has not run yet."""
-        self._hears_signal = preemption.sigterm and self._take_signal()
+        self._hears_signal = False
         self._thread = threading.Thread(target=self._work, name="everstep-notice", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._ear.close()
+            self._mouth.close()
+            raise
+        self._hears_signal = preemption.sigterm and self._take_signal()  # nobody would hear it before
 
     @property
     def descriptor(self) -> int:
@@ -191,7 +198,7 @@ class NoticeWatch:
     @property
     def _polls(self) -> bool:
         """Tell whether a notice may come: behind one that ends the run there is none."""
-        has_any = self._preemption.notice_file is not None or self._command is not None
+        has_any = self._file is not None or self._command is not None
         return has_any and not (self._preemption.ends and self._standing)
 
     def _heard(self, timeout_s: float | None, *, or_ready: int | None = None) -> str | None:
@@ -246,24 +253,10 @@ class NoticeWatch:
 
     def _poll(self) -> str | None:
         """Tell what the file and the command announce; return what was heard meanwhile, None: nothing."""
-        if (file := self._preemption.notice_file) is not None:
-            self._look_for(file)
+        file = self._file
+        if file is not None and (answer := file.ask()) is not None:
+            self._found(file.reason, answer.is_there, late_s=answer.late_s)
         return self._ask(self._command) if self._command is not None and self._polls else None
-
-    def _look_for(self, file: str | os.PathLike[str]) -> None:
-        """Tell a file that is there. What cannot be asked for now is as it was."""
-        try:
-            made_s: float | None = os.stat(file).st_mtime  # noqa: PTH116
-        except (FileNotFoundError, NotADirectoryError):
-            made_s = None
-        except OSError as error:  # ESTALE, EIO: this thread must live, for it hears SIGTERM
-            self._file_failed += 1
-            if is_said(self._file_failed):
-                logger.warning("notice_file_failed file=%s reason=%s", os.fspath(file), error)
-            return
-        # It was not there when it was looked for last.
-        late_s = 0.0 if made_s is None else min(max(0.0, time.time() - made_s), POLL_S)
-        self._found(f"{os.fspath(file)} is there", made_s is not None, late_s=late_s)
 
     def _ask(self, command: NoticeCommand) -> str | None:
         """The same of the command. What is heard ends it."""

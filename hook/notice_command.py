@@ -78,14 +78,23 @@ class NoticeCommand:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        if not _has_ended(self._child) and time.monotonic() >= self._until_s:
-            self._warn(f"it took more than {COMMAND_DEADLINE_S:.0f} s")
+        has_succeeded = self._has_succeeded(self._child)
         _kill_group(self._child)
         try:
-            self._child.wait(REAP_S)
+            self._child.wait(REAP_S)  # its status is 0 where somebody else has reaped it
         except subprocess.TimeoutExpired:
             self._warn("it cannot be killed, and is not asked again before it has ended")
-        return self._child.returncode == 0
+        return has_succeeded
+
+    def _has_succeeded(self, child: "subprocess.Popen[bytes]") -> bool:
+        try:
+            ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            self._warn("how it ended is not known: this process ignores SIGCHLD, or reaps all its children")
+            return False
+        if ended is None and time.monotonic() >= self._until_s:
+            self._warn(f"it took more than {COMMAND_DEADLINE_S:.0f} s")
+        return ended is not None and ended.si_code == os.CLD_EXITED and ended.si_status == 0
 
     def _warn(self, reason: str) -> None:
         """Log it; of each reason the first, the 10th, the 100th and so on."""

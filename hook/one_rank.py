@@ -30,7 +30,10 @@ class OneRank:
         """Not taken yet: a handler of a signal may ask in the middle of `is_due`."""
         self._requests = Requests()
         self._ends_here = ""
-        """What the boundary that was asked about last heard of an end; what comes later is for the next one."""
+        """What the boundary that was asked about last had heard of an end; what comes later is for the next one.
+
+        It stays: who leaves the last boundary by an exception, and goes on, ends with the next one.
+        """
         self._listener: Listener | None = None
         self._failed = deque[CheckpointId](maxlen=TOLD_KEPT)
         self._due_step: int | None = None
@@ -66,8 +69,8 @@ class OneRank:
         """Tell whether the step is due by its pace, or was asked for."""
         while not self._asked.empty():
             self._requests.add(self._asked.get())
+        self._ends_here = self._ends_here or self._requests.end
         ask = self._requests.take()
-        self._ends_here = ask.end if ask is not None else ""
         due = bool(self._pace.due(step, step + 1)) or ask is not None
         if self._ends_here and self._listener is not None:
             return self._listener.saves_last_boundary()

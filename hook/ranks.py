@@ -292,7 +292,8 @@ class StoreRanks:
     def end_after(self, step: int) -> str:
         """Return what the plans say; without them, what this rank has asked for."""
         with self._lock:
-            alone = self._asked_end if self._lost is not None else ""
+            confirming = self._confirming.end if self._confirming is not None else ""
+            alone = (self._asked_end or confirming) if self._lost is not None else ""
             return self._horizon.end_after(step) or alone
 
     def ends_in(self, left_s: float) -> None:

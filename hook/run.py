@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 from typing import NoReturn
@@ -113,10 +113,21 @@ class Run:
         self._snapshotter = self._make_snapshotter(
             slots=slots, replicated=replicated, debug=debug, device_first=device_first
         )
-        self._guard = OptimizerGuard(objects, self._before_optimizer)
-        self._forgotten = Forgotten(objects, self._say_forgotten)
-        self._end = RunEnd(name, ranks, pace, preemption)
-        self._checkpoints = self._make_checkpoints()
+        with contextlib.ExitStack() as made:  # Ctrl-C, or a script's `state_dict()`, may raise
+            made.callback(self._snapshotter.close)
+            self._guard = OptimizerGuard(objects, self._before_optimizer)
+            made.callback(self._guard.close)
+            self._forgotten = Forgotten(objects, self._say_forgotten)
+            made.callback(self._forgotten.close)
+            self._say_notes(objects)
+            self._end = RunEnd(name, ranks, pace, preemption)
+            made.callback(self._end.close)
+            self._checkpoints = self._make_checkpoints()
+            _attached.add(self)
+            made.pop_all()
+
+    def _say_notes(self, objects: Mapping[str, object]) -> None:
+        """Say what of these objects a checkpoint, or a restore, does not do as somebody may expect."""
         self._costs.notes.extend(notes_on_overlap(objects))
         for text in notes_on_additions(objects):
             self._say_forgotten("state_dict_adds", text)
@@ -124,7 +135,6 @@ class Run:
             self._say_forgotten("load_not_called", text)
         for text in notes_on_lazy(objects):
             self._say_forgotten("module_is_lazy", text)
-        _attached.add(self)
 
     def _make_snapshotter(
         self, *, slots: int, replicated: bool, debug: bool, device_first: bool
@@ -264,7 +274,7 @@ class Run:
         due = self._ranks.is_due(self._state.step)
         if self._ranks.world_size > 1:
             self._costs.wait_s += time.perf_counter() - waits_s
-        self._checkpoints.passed(self._ranks.passed(self._state.step))
+        self._checkpoints.passed(self._state.step)
         self._checkpoints.keep_daemon()
         if end := self._ranks.end_after(self._state.step):
             self._leave(end, due=due)
@@ -351,6 +361,7 @@ class Run:
         """
         refuse_within(self, self._CALLS, "run.wait()")
         self._check_own()
+        self._checkpoints.passed(self._state.step + 1)
         return self._checkpoints.wait(deadline_s)
 
     def close(self) -> None:
@@ -555,6 +566,7 @@ class Run:
     def _finish(self) -> None:
         """Take the last boundary and see it complete; all ranks take it again when the daemon of one dies with it."""
         checkpoints, until_s = self._checkpoints, time.monotonic() + CLOSE_DEADLINE_S
+        checkpoints.passed(self._state.step + 1)
         self._ranks.ends()
         if self._last_boundary(until_s):
             self._see_complete(until_s)

@@ -5,7 +5,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.errors import EverstepError
@@ -137,11 +137,13 @@ class RunCheckpoints:
             self._skip(reason)
         return reason is None
 
-    def passed(self, steps: Iterable[int]) -> None:
-        """Say of those of these boundaries that were never tried that they are skipped: others may have begun them."""
-        for step in steps:
-            if step > self._tried_step:
-                self._skip(LEFT_BEFORE, step)
+    def passed(self, step: int) -> None:
+        """Say of the boundaries before `step` that were due and never tried that they are skipped: an exception had the
+        script leave them, and other ranks may have begun theirs.
+        """
+        for each in self._ranks.passed(step):
+            if each > self._tried_step:
+                self._skip(LEFT_BEFORE, each)
 
     def take_last(self, until_s: float) -> bool:
         """Begin the attempt's last one; wait for room until then. Tell whether it has begun."""
@@ -149,6 +151,9 @@ class RunCheckpoints:
         before_s = self._costs.eager_s
         try:
             return self._begin_last(until_s)
+        except BaseException:
+            self._state.is_last = False  # the script may go on
+            raise
         finally:
             self._costs.beyond(self._costs.eager_s - before_s)
 

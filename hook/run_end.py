@@ -159,11 +159,16 @@ class RunEnd:
             self._ranks.confirm_end(Ask(end=SIGTERM))
 
     def _on_unconfirmed(self) -> None:
-        """If SIGTERM came not to every rank, a peer has died. The daemon persists what is sealed."""
+        """If SIGTERM came not to every rank, a peer has died. The daemon persists what is sealed.
+
+        Nor is there anything to wait for where the ranks are lost, but a boundary that has not come in this time.
+        """
         with self._lock:
             is_alone = self._machine.is_alone
         if is_alone:
-            logger.error("run_ended run=%s reason=SIGTERM came to this rank, not to all", self._name)
+            lost = self._ranks.lost
+            why = f"SIGTERM, and {lost}" if lost is not None else "SIGTERM came to this rank, not to all"
+            logger.error("run_ended run=%s reason=%s", self._name, why)
             end_now()
 
 

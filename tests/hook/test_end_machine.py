@@ -91,6 +91,18 @@ def test_who_is_not_to_end_asks_for_a_checkpoint_and_goes_on() -> None:
     assert machine.until_s(9.9) == 9.9 + GRACE_S, "nobody ends this process then"
 
 
+def test_a_late_checkpoint_that_came_to_nothing_is_asked_for_again_where_the_run_goes_on() -> None:
+    """Who ends waits for room itself; here it is seen at the boundaries that follow."""
+    machine = alone()
+    machine.leased(notice(10.0, reason=LEASE_ENDS, ends=False))
+    assert machine.at_boundary(boundary(8.7, step=10, saved=0, tried=0)) == Ask()
+    assert machine.at_boundary(boundary(8.8, step=11, saved=0, tried=10)) is None
+    assert machine.at_boundary(boundary(8.95, step=12, saved=0, tried=10)) == Ask()
+    assert machine.at_boundary(boundary(9.05, step=13, saved=12, tried=12, under_way=True)) is None
+    assert machine.at_boundary(boundary(9.5, step=17, saved=0, tried=12)) == Ask(), "it has failed"
+    assert machine.at_boundary(boundary(10.5, step=27, saved=17, tried=17)) is None
+
+
 def test_while_nobody_knows_what_a_checkpoint_takes_one_is_asked_for_until_one_has_begun() -> None:
     machine = alone()
     machine.leased(notice(1000.0, reason=LEASE_ENDS))

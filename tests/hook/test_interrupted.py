@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -62,6 +62,12 @@ def until_complete(run: Run, objects: dict[str, Any]) -> None:
         run.checkpoint()
         run.step()
         run.wait(1)
+
+
+def train_on(run: Run, objects: dict[str, Any]) -> NoReturn:
+    while True:
+        train(objects)
+        run.step()
 
 
 def assert_closes(run: Run) -> None:
@@ -170,9 +176,10 @@ def test_at_any_line_of_a_boundary(device: Path, monkeypatch: pytest.MonkeyPatch
     assert_closes(run)
 
 
+@pytest.mark.parametrize("by", ["step", "wait", "close"])
 @pytest.mark.parametrize("is_decided", [False, True])
 def test_a_boundary_left_before_its_checkpoint_is_said_to_be_skipped(
-    device: Path, monkeypatch: pytest.MonkeyPatch, *, is_decided: bool
+    device: Path, monkeypatch: pytest.MonkeyPatch, *, is_decided: bool, by: str
 ) -> None:
     """Others may have begun theirs, and an operator may wait for it: as it is known, or as it was never asked about."""
     objects = made()
@@ -192,16 +199,66 @@ def test_a_boundary_left_before_its_checkpoint_is_said_to_be_skipped(
         with pytest.raises(KeyboardInterrupt):
             run.step()
     complete = run.report().checkpoints_complete
-    train(objects)
-    run.step()
-    assert run.wait(DEADLINE_S)
+    if by == "step":
+        train(objects)
+        run.step()
+        assert run.wait(DEADLINE_S)
+    elif by == "wait":  # before an evaluation, say: other ranks wait for what they have begun
+        assert run.wait(DEADLINE_S)
+    else:
+        assert_closes(run)
     skipped = run.report().skipped
     if is_decided:
         assert skipped[SkipReason.ERROR].count == 1
         assert "left by an exception" in skipped[SkipReason.ERROR].example
     else:  # what was asked for is still asked for
         assert SkipReason.ERROR not in skipped
-    assert run.report().checkpoints_complete == complete + (not is_decided)
+    if by == "step":
+        assert run.report().checkpoints_complete == complete + (not is_decided)
+    if by != "close":
+        until_complete(run, objects)
+        assert_closes(run)
+
+
+def test_who_leaves_the_last_boundary_of_a_lease_by_an_exception_ends_with_the_next_one(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = made()
+    run = everstep.attach("interrupted", **objects, storage=device, every=10**6)
+    until_complete(run, objects)
+    run.lease(0.5)
+    with monkeypatch.context() as patched:
+
+        def interrupted(*_: object) -> bool:
+            raise KeyboardInterrupt
+
+        patched.setattr(run._checkpoints, "_begin_last", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_on(run, objects)
+    assert not run._state.is_last
+    train(objects)
+    with pytest.raises(SystemExit):
+        run.step()
+    assert run.report().last_complete == f"1.{run.steps}"
+    run.close()
+
+
+def test_what_fails_as_a_run_is_made_leaves_nothing_that_hears_sigterm(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that is attached instead would not hear it, or end by the deadline of the one that was never made."""
+    for what in ("_say_notes", "_make_checkpoints"):
+        with monkeypatch.context() as patched:
+
+            def interrupted(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            patched.setattr(Run, what, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                everstep.attach("interrupted", **made(), storage=device, every=10**6)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    objects = made()
+    run = everstep.attach("interrupted", **objects, storage=device, every=10**6)
     until_complete(run, objects)
     assert_closes(run)
 

@@ -20,7 +20,7 @@ from pausing import wait_until
 
 from everstep.core.errors import UsageError
 from everstep.hook import notice as notice_module
-from everstep.hook import notice_command
+from everstep.hook import notice_command, notice_file
 from everstep.hook.end_machine import SIGTERM, Notice
 from everstep.hook.notice import CONFIRM_S, POLL_S, SECOND_S, NoticeWatch, Preemption
 from everstep.hook.notice_command import COMMAND_DEADLINE_S
@@ -103,6 +103,94 @@ def test_a_file_that_cannot_be_asked_for_leaves_sigterm_to_be_heard(
     wait_until(lambda: any(text.startswith("notice_file_failed") for text in caplog.messages))
     os.kill(os.getpid(), signal.SIGTERM)
     assert told.get(timeout=DEADLINE_S).reason == SIGTERM
+
+
+class HangingMount:
+    """Lets `os.stat` of one path stand until it is opened."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._path, self._stat = path, os.stat
+        self.asked, self.opens = threading.Event(), threading.Event()
+        monkeypatch.setattr(notice_file.os, "stat", self._hanging)
+
+    def _hanging(self, path: Any, **options: Any) -> os.stat_result:
+        if path == self._path:
+            self.asked.set()
+            self.opens.wait(DEADLINE_S)
+        return self._stat(path, **options)
+
+
+@pytest.fixture
+def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingMount]:
+    made = HangingMount(tmp_path / "notice", monkeypatch)
+    monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+    yield made
+    made.opens.set()
+    wait_until(lambda: all(each.name != "everstep-notice-file" for each in threading.enumerate()))
+
+
+def test_sigterm_is_heard_beside_a_file_whose_mount_hangs_and_closing_ends(
+    unconfirmed: threading.Event, tmp_path: Path, mount: HangingMount, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: SimpleQueue[Notice] = SimpleQueue()
+    hears = NoticeWatch(Preemption(notice_file=tmp_path / "notice"), told.put, unconfirmed.set)
+    assert mount.asked.wait(DEADLINE_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert told.get(timeout=DEADLINE_S).reason == SIGTERM
+    began_s = time.monotonic()
+    hears.close()
+    assert time.monotonic() - began_s < DEADLINE_S / 2
+    assert "does not answer" in caplog.text
+
+
+def test_a_file_whose_mount_hung_is_told_when_it_answers_once_with_the_time_since_then(
+    watch: Watch, tmp_path: Path, mount: HangingMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = watch(Preemption(notice_file=tmp_path / "notice", grace_s=100.0, ends=False))
+    assert mount.asked.wait(DEADLINE_S)
+    assert sum(each.name == "everstep-notice-file" for each in threading.enumerate()) == 1
+    (tmp_path / "notice").touch()
+    mount.opens.set()
+    assert told.get(timeout=DEADLINE_S).reason == f"{tmp_path}/notice is there"
+
+
+def test_where_no_thread_is_to_be_had_nothing_hears_sigterm_any_more(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was made halfway swallowed it, and stood before all that were made later."""
+    with monkeypatch.context() as patched:
+
+        def none(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patched.setattr(threading.Thread, "start", none)
+        with pytest.raises(RuntimeError, match="new thread"):
+            watch(Preemption())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    told = watch(Preemption())
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert told.get(timeout=DEADLINE_S).reason == SIGTERM
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_command_of_which_nobody_knows_how_it_ended_announces_nothing(
+    watch: Watch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+) -> None:
+    """Where SIGCHLD is ignored the kernel forgets its status, and Python says 0."""
+    monkeypatch.setattr(notice_module, "POLL_S", 0.01)
+    asked = tmp_path / "asked"
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        told = watch(Preemption(notice_command=["sh", "-c", f"echo >> {asked}; exit {status}"]))
+        wait_until(lambda: asked.exists() and asked.stat().st_size >= 3)
+        wait_until(lambda: "how it ended is not known" in caplog.text)
+        assert told.empty()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,15 @@ def test_the_boundary_after_an_announcement_is_the_last_one_saved_or_not() -> No
         assert (ranks.is_due(2), ranks.end_after(2)) == (has_time, "SIGTERM")
 
 
+def test_who_leaves_its_last_boundary_by_an_exception_ends_with_the_next_one() -> None:
+    """Until the end had come training went on, was ended in the middle, and had saved nothing since."""
+    ranks = OneRank(Pace(every=10**9, limits=Limits()))
+    ranks.start(0, Heard())
+    ranks.ask_for_checkpoint(Ask(end="SIGTERM"))
+    assert (ranks.is_due(1), ranks.end_after(1)) == (True, "SIGTERM")
+    assert (ranks.is_due(2), ranks.end_after(2)) == (True, "SIGTERM")
+
+
 def test_a_handler_of_a_signal_may_ask_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while the boundary that it interrupts takes what was asked before: on one thread a lock would never open."""
 

@@ -11,6 +11,7 @@ from everstep.checkpoint.frequency_types import Limits
 from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
 from everstep.hook import ranks as ranks_module
+from everstep.hook.end_machine import Ask
 from everstep.hook.pace import Pace
 from everstep.hook.ranks import StoreRanks
 
@@ -86,6 +87,19 @@ def test_the_next_boundary_knows_it_and_what_is_said_ends_it_for_all(
     one.failed(checkpoint, "left")
     for listener in heard:
         assert listener.incomplete_ones.get(timeout=20) == (checkpoint, "rank 1: left")
+
+
+def test_ranks_that_are_lost_end_with_the_boundary_after_sigterm_each_by_itself(
+    pair: tuple[list[StoreRanks], list[Listener]],
+) -> None:
+    (_, one), heard = pair
+    heard[1].ranks_lost = SimpleQueue[EverstepError]().put  # pyright: ignore[reportAttributeAccessIssue]
+    one._lose("for this test")
+    assert not one.is_due(1)
+    assert one.end_after(1) == ""
+    one.confirm_end(Ask(end="SIGTERM"))
+    assert not one.is_due(2)
+    assert one.end_after(2) == "SIGTERM"
 
 
 def test_without_agreement_nothing_is_said(pair: tuple[list[StoreRanks], list[Listener]]) -> None:
