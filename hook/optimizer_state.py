@@ -78,7 +78,7 @@ class _Restoring:
 
     stored: StoredState
     maker: TensorMaker
-    steps_on_device: dict[int, bool]
+    steps_on_device: dict[int, bool] = field(default_factory=dict[int, bool])
     """Of parameters whose group says so: whether `step` lies with them."""
     written: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """What was written into a tensor that stays, by its address."""
@@ -89,6 +89,13 @@ class _Restoring:
         """
         holder = self.stored.holder_of(leaf)
         return not present.numel() or self.written.setdefault(present.data_ptr(), holder) == holder
+
+    def is_in_place(self, parameter: _Parameter, key: str, present: torch.Tensor) -> bool:
+        """Tell whether a tensor that stays lies where the group says: it may have said otherwise when it was made."""
+        with_parameter = self.steps_on_device.get(id(parameter.tensor)) if key == "step" else None
+        return with_parameter is None or present.device == (
+            parameter.tensor.device if with_parameter else _CPU
+        )
 
     def device(self, parameter: _Parameter, key: str, host: Sequence[str] | None) -> torch.device:
         """Where a new state tensor goes: with its parameter, but for what lay on the CPU beside one that did not.
@@ -318,11 +325,12 @@ class OptimizerState:
                 self.name,
                 ",".join(parameter.name for parameter in own),
             )
-        restoring = _Restoring(
-            stored=stored, maker=TensorMaker(stored), steps_on_device=self._steps_on_device()
-        )
+        restoring = _Restoring(stored=stored, maker=TensorMaker(stored))
         for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):
             self._put_options(restoring, group, Document(self.name, saved).value("options"))
+        restoring.steps_on_device.update(
+            self._steps_on_device()
+        )  # as the options say that were just put back
         states = document.mapping("state")
         held = cast("dict[object, object]", self._optimizer.state)
         for key in list(held):
@@ -371,6 +379,7 @@ class OptimizerState:
             if (
                 isinstance(present, torch.Tensor)
                 and stored.fits(leaf, present)
+                and restoring.is_in_place(parameter, key, present)
                 and restoring.may_write(leaf, present)
             ):
                 stored.copy_to(leaf, present)

@@ -610,3 +610,42 @@ def test_new_state_goes_where_it_lay_and_steps_where_the_group_says(
     restoring = optimizer_state._Restoring(stored=Any, maker=Any, steps_on_device=steps)  # pyright: ignore[reportArgumentType]
     parameter = optimizer_state._Parameter("w", tensor, 1)
     assert restoring.device(parameter, key, host).type == ("cpu" if on_host else "meta")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_step_of_new_state_goes_where_the_restored_group_says(
+    monkeypatch: pytest.MonkeyPatch, *, saved: bool
+) -> None:
+    """The script may have made it with another option, which the checkpoint's takes the place of."""
+    seen = list[set[bool]]()
+
+    class Seen(optimizer_state._Restoring):
+        def device(self, *arguments: Any) -> torch.device:
+            seen.append(set(self.steps_on_device.values()))
+            return super().device(*arguments)
+
+    monkeypatch.setattr(optimizer_state, "_Restoring", Seen)
+    trained, anew = model(), model()
+    optimizer = torch.optim.AdamW(trained.parameters())
+    train(trained, optimizer, 1)
+    other = torch.optim.AdamW(anew.parameters(), capturable=not saved)
+    optimizer.param_groups[0]["capturable"] = saved
+    transfer({"model": trained, "optimizer": optimizer}, {"model": anew, "optimizer": other})
+    assert other.param_groups[0]["capturable"] is saved
+    assert seen
+    assert all(each == {saved} for each in seen)
+
+
+def test_a_step_that_lies_elsewhere_than_its_group_says_is_made_anew() -> None:
+    weight = torch.empty(2, device="meta")
+    parameter = optimizer_state._Parameter("w", weight, 1)
+    for with_parameter, where in ((True, "cpu"), (False, "meta")):
+        restoring = optimizer_state._Restoring(
+            stored=Any,  # pyright: ignore[reportArgumentType]
+            maker=Any,  # pyright: ignore[reportArgumentType]
+            steps_on_device={id(weight): with_parameter},
+        )
+        assert not restoring.is_in_place(parameter, "step", torch.empty((), device=where))
+        assert restoring.is_in_place(parameter, "exp_avg", torch.empty((), device=where))
+        right = "meta" if with_parameter else "cpu"
+        assert restoring.is_in_place(parameter, "step", torch.empty((), device=right))
