@@ -153,6 +153,15 @@ class _Part:
             addresses[index] = copy.data_ptr()
         return replace(self, leaves=tuple(leaves), addresses=tuple(addresses))
 
+    def without_copies(self) -> "_Part":
+        """Return the same, with what was copied in the place of the copies: to be kept until `current`."""
+        if not self.copies:
+            return self
+        leaves = list(self.leaves)
+        for index, original in self.copies:
+            leaves[index] = TensorLeaf(leaves[index].spec, original, leaves[index].laziness)
+        return replace(self, leaves=tuple(leaves))
+
 
 class _Memory:
     """The memory of some leaves."""
@@ -365,6 +374,7 @@ def _capture_all(components: Sequence[Captured], known: dict[str, LeafSpec]) -> 
     crossing = any(memory.touches(entry) for _, _, rest in found for entry in rest)
     inside = _find_aliases(everything)
     parts = {name: _part(held, inside) for name, held, _ in found if held is not None}
+    kept = {name: part.without_copies() for name, part in parts.items()}
     joined: list[_Part] = []
     for name, _, rest in found:
         joined += [parts[name]] if name in parts else []
@@ -374,7 +384,7 @@ def _capture_all(components: Sequence[Captured], known: dict[str, LeafSpec]) -> 
         sink.values,
         _lazy_of(everything, inside),
         {entry.spec.name: entry.spec for entry in everything},
-        None if crossing else _Walk(parts, watches, all_held, inside, memory),
+        None if crossing else _Walk(kept, watches, all_held, inside, memory),
         walked=True,
     )
 

@@ -146,13 +146,14 @@ class CudaCopy:
         late: Sequence[tuple[CudaDevice, CudaBatch, Passage]],
         ends: Sequence[torch.cuda.Event],
     ) -> None:
-        """`late`: what has begun and is not enqueued; `ends` of what was enqueued at the boundary."""
+        """Made at the boundary. `late`: what has begun and is not enqueued; `ends` of what was enqueued there."""
         self._late, self._ends = late, ends
+        self._device = cuda_pinning.device_in_use()
 
     def enqueue(self) -> None:
         """Enqueue what may wait; the tensors may then be written behind their passages' guards."""
         if self._late or self._ends:
-            cuda_pinning.ignore_captures()  # as it waits, too
+            cuda_pinning.enter(self._device)  # as it waits, too
         for device, batch, passage in self._late:
             device.enqueue(batch, passage)
 
@@ -177,13 +178,13 @@ class CudaWindows:
 
     def __init__(self, turns: Mapping[torch.device, Turns]) -> None:
         """Begin at a boundary, on the training thread: what it enqueues afterwards is not waited for."""
-        self._turns = turns
+        self._turns, self._device = turns, cuda_pinning.device_in_use()
         for device, each in turns.items():
             each.main.wait_event(event(torch.cuda.current_stream(device)))
 
     def copy(self, batches: Iterable[CudaBatch]) -> None:
         """Make some copies; return when they have ended, also where one has failed."""
-        cuda_pinning.ignore_captures()
+        cuda_pinning.enter(self._device)
         try:
             for batch in batches:
                 batch.to_host(self._turns[batch.device])

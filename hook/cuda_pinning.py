@@ -61,8 +61,19 @@ def is_in_use() -> bool:
     return torch.cuda.is_initialized()
 
 
-def ignore_captures() -> None:
-    """Let this thread go on while another one captures a graph: what it calls would else end the capture."""
+def device_in_use() -> int | None:
+    """Return the device of the thread that trains, for `enter`; None where CUDA is not in use."""
+    return torch.cuda.current_device() if is_in_use() else None
+
+
+def enter(device: int | None) -> None:
+    """Let this thread work beside the one that trains, on its device: a thread begins on the first one, and would make
+    a context there, of half a GiB, for each rank.
+
+    It goes on while another one captures a graph: what it calls would else end the capture.
+    """
+    if device is not None:
+        torch.cuda.set_device(device)
     if (library := _cuda_library()) is not None:
         library.cudaThreadExchangeStreamCaptureMode(_ffi.new("int *", _THREAD_LOCAL))
 
@@ -87,8 +98,7 @@ class Pinning:
         self._pinned: list[int] = []
         """Addresses."""
         self._undone = threading.Event()
-        # A thread begins on the first device, and would make a context there.
-        self._device = torch.cuda.current_device()
+        self._device = device_in_use()
         self._thread = threading.Thread(target=self._work, name="everstep-pinning", daemon=True)
         self._thread.start()
 
@@ -109,8 +119,7 @@ class Pinning:
             cuda_runtime().cudaHostUnregister(self._pinned.pop())
 
     def _work(self) -> None:
-        torch.cuda.set_device(self._device)
-        ignore_captures()
+        enter(self._device)
         for offset_bytes, size_bytes in _ranges(self._arena):
             took_s = self._pin(offset_bytes, size_bytes)
             if took_s is None or self._undone.wait(REST * took_s):

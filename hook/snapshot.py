@@ -12,7 +12,7 @@ from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.succession_plan import SNAPSHOT_NOTE
 from ..checkpoint.value_format import dump_values
-from ..core.errors import DaemonUnavailableError, EverstepError
+from ..core.errors import DaemonUnavailableError, EverstepError, MemoryRefusedError, StateTypeError
 from ..core.ids import CheckpointId, random_id
 from ..proto import frames
 from .arena_keeper import ArenaKeeper
@@ -135,17 +135,19 @@ class Snapshotter:
         """Ask for the arena that the present structure needs, ahead of the first checkpoint, which asks again."""
         if is_capturing():
             return
-        capture = self._capture()
         try:
+            capture = self._capture()
             self._find_arena(self._layout_of(capture, 0), capture)
+        except StateTypeError:
+            raise
         except EverstepError as error:
             logger.warning("arena_not_prepared reason=%s", error)
 
     def _capture(self) -> StateCapture:
         """Return the state by reference; the last capture's description spares most of the work."""
         capture = capture_state(self._components, previous=self._last)
-        # Memory that a tensor gives up is not kept until the next one.
-        self._last = replace(capture, lazy=NONE)
+        # Memory that a tensor gives up is not kept until the next one, nor what the objects made for this one alone.
+        self._last = replace(capture, lazy=NONE, parts=())
         return capture
 
     def _find_arena(self, layout: Layout, capture: StateCapture) -> MappedArena | None:
@@ -181,7 +183,10 @@ class Snapshotter:
             return NO_DAEMON
         if is_capturing():
             return CAPTURING
-        capture = self._capture()
+        try:
+            capture = self._capture()
+        except MemoryRefusedError as error:
+            return str(error)
         values = dump_values(capture.values)
         layout = self._layout_of(capture, len(values))
         try:

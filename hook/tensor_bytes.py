@@ -12,7 +12,7 @@ from ..checkpoint.dtype_format import itemsize_bytes
 from ..checkpoint.leaf import LeafSpec, contiguous_strides
 from ..checkpoint.shard_rules_plan import is_dense
 from ..core.advice import address_of
-from ..core.errors import StateTypeError
+from ..core.errors import MemoryRefusedError, StateTypeError
 from . import copies
 
 COPY_PIECE_BYTES = 4 * 1024 * 1024
@@ -162,7 +162,11 @@ def _dispatch_of(kind: type) -> object:
 
 
 def dense_or_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """Return a tensor whose elements fill consecutive memory, and whether it is a copy made now."""
+    """Return a tensor whose elements fill consecutive memory, and whether it is a copy made now.
+
+    Raises:
+        MemoryRefusedError: its device has no memory for that.
+    """
     if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor, False
     with torch.no_grad():
@@ -170,7 +174,13 @@ def dense_or_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
         lazy = tensor.is_conj() or tensor.is_neg()
         if not lazy and is_dense(tensor.shape, tensor.stride()):
             return tensor, False
-        return plain.contiguous(), True
+        try:
+            return plain.contiguous(), True
+        except torch.OutOfMemoryError as error:
+            raise MemoryRefusedError(
+                f"no memory on {tensor.device} for a copy of a tensor with holes, {plain.nbytes} bytes",
+                hint="make it contiguous in the model, or leave more memory there",
+            ) from error
 
 
 def normal_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import everstep
 from everstep.daemon.testing import daemon_process
 from everstep.hook import cuda_pinning
 from everstep.hook.cuda_batch import SPAN_BYTES
-from everstep.hook.cuda_copy import CudaCopies
+from everstep.hook.cuda_copy import CudaCopies, CudaCopy, CudaWindows
 from everstep.hook.mapped_arena import MappedArena
 from everstep.hook.report import CostBook
 from everstep.hook.skip_reasons import PINNING
@@ -248,3 +248,27 @@ def test_checkpoints_are_skipped_meanwhile_with_that_reason_and_wait_waits_for_i
         assert (run.report().checkpoints_complete, run.report().failures) == (1, ())
         assert len(driver.pinned) == 2  # slots
     assert driver.pinned == []
+
+
+def test_the_copy_threads_first_call_is_for_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else ranks 1 to 7 of a node each make a context on the first GPU."""
+    calls: list[str] = []
+
+    class Noted(Library):
+        def cudaThreadExchangeStreamCaptureMode(self, mode: object) -> int:  # noqa: N802
+            calls.append("capture mode")
+            return 0
+
+    class End:
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+
+    monkeypatch.setattr(cuda_pinning, "_cuda_library", Noted)
+    monkeypatch.setattr(cuda_pinning, "is_in_use", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(f"device {device}"))
+    one = CudaCopy([], [End()])  # pyright: ignore[reportArgumentType]
+    one.enqueue()
+    one.wait()
+    CudaWindows({}).copy([])
+    assert calls == ["device 3", "capture mode", "synchronize", "device 3", "capture mode"]

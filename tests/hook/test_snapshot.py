@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from everstep.hook.report import Skipped
 from everstep.hook.run import Run
 from everstep.hook.skip_reasons import STILL_COPYING
 from everstep.hook.slot_places import Places
+from everstep.hook.tensor_bytes import dense_or_copy
 from everstep.proto import frames
 from everstep.proto.frames import SkipReason
 
@@ -275,6 +277,68 @@ class TestSkipping:
             }
         said = {each.levelname for each in caplog.records if "checkpoint_skipped" in each.getMessage()}
         assert said == {"INFO"}, "every run begins so"
+
+
+class Borrowed:
+    """An object whose state is made anew for each look, and which keeps none of it."""
+
+    def __init__(self) -> None:
+        self.made: list[weakref.ref[torch.Tensor]] = []
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        tensor = torch.full((1000,), float(len(self.made)))
+        self.made.append(weakref.ref(tensor))
+        return {"average": tensor}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        raise AssertionError(state)
+
+
+class TestMemory:
+    def test_what_was_made_for_one_snapshot_does_not_live_until_the_next_one(
+        self, device: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An average of all weights, say: a second copy on the GPU for an hour."""
+        copies: list[weakref.ref[torch.Tensor]] = []
+
+        def noted(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
+            found, is_copy = dense_or_copy(tensor)
+            if is_copy:
+                copies.append(weakref.ref(found))
+            return found, is_copy
+
+        monkeypatch.setattr(capture_module, "dense_or_copy", noted)
+        objects = made() | {"average": Borrowed()}
+        objects["model"].register_buffer("holes", torch.arange(20.0).reshape(4, 5)[:, ::2])
+        with attached(device, objects, final=False) as run:
+            until_taken(run, objects)
+            for number in range(2, 5):
+                iterate(run, objects, checkpoint=True)
+                assert run.wait(60)
+                assert run.report().checkpoints_complete == number
+                gc.collect()
+                assert [each for each in (*objects["average"].made, *copies) if each() is not None] == []
+        assert len(copies) >= 3
+
+    def test_no_memory_for_a_copy_of_what_has_holes_is_no_end_of_training(
+        self, device: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(_: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        objects = made()
+        objects["model"].register_buffer("holes", torch.arange(20.0).reshape(4, 5)[:, ::2])
+        with attached(device, objects, final=False) as run:
+            with monkeypatch.context() as patched:
+                patched.setattr(torch.Tensor, "contiguous", refused)
+                for _ in range(3):
+                    iterate(run, objects, checkpoint=True)
+            (skipped,) = run.report().skipped.values()
+            assert "a tensor with holes" in skipped.example
+            for _ in range(2):  # the first one asks for the arena
+                iterate(run, objects, checkpoint=True)
+                assert run.wait(60)
+            assert run.report().checkpoints_complete == 1
 
 
 class TestStructure:
