@@ -54,7 +54,12 @@ class ArenaDesk:
             ring_size_bytes=frame.ring_size_bytes,
             spare_size_bytes=frame.spare_size_bytes,
         )
-        allowed = check_arena(self._node, rank.run.uid, wish)
+        try:
+            allowed = check_arena(self._node, rank.run.uid, wish)
+        except MemoryRefusedError:
+            if not self._give_up_unused(rank):
+                raise
+            allowed = check_arena(self._node, rank.run.uid, wish)
         arena = await self._allocate(rank, allowed, frame.layout_digest)
         try:
             await self._store_arena(lease, arena)
@@ -147,19 +152,24 @@ class ArenaDesk:
 
         To be called when it asks for another arena, or for what is on the devices: then it uses none it had before.
         """
-        if not rank.arenas or await self._node.arenas.has_room(wish):
-            return
-        rank.current = None
+        if rank.arenas and not await self._node.arenas.has_room(wish):
+            self._give_up_unused(rank)
+
+    def _give_up_unused(self, rank: RankRecord) -> bool:
+        """Close the arenas of a rank whose trainer uses none of them, where what they hold is durable; tell if any."""
+        before, rank.current = len(rank.arenas), None
         for number, arena in list(rank.arenas.items()):
             if arena.machine.is_settled and self._is_durable(rank, number):
                 self._close_arena(rank, number)
+        self.drop_outdated(rank)
+        return len(rank.arenas) < before
 
     @staticmethod
     def _is_durable(rank: RankRecord, arena: int) -> bool:
-        """Tell whether all snapshots in an arena are committed."""
+        """Tell whether all snapshots in an arena are committed, and the newest can be read from the devices."""
         held = [snapshot.checkpoint for (number, _), snapshot in rank.snapshots.items() if number == arena]
         committed = {info.checkpoint for info in rank.run.store.checkpoints() if rank.rank in info.ranks}
-        return committed.issuperset(held)
+        return committed.issuperset(held) and (not held or rank.can_be_read(max(held)))
 
     def begin_snapshot(self, rank: RankRecord, frame: frames.BeginSnapshot) -> None:
         """The trainer starts to copy; what the slot still held can be restored from memory no more."""

@@ -352,8 +352,7 @@ class Node:
 
     def _fence(self, rank: RankRecord, holder: Lessee) -> None:
         rank.lease = None
-        for arena in rank.arenas.values():
-            arena.shared_with_dead = True
+        rank.share_with_dead()
         self.arena_desk.drop_copies(rank)
         holder.fence(f"run {rank.run.name!r} was taken over by another trainer")
 
@@ -389,6 +388,7 @@ class Node:
         """Throw out trainers of attempts before this one: ranks that it has not, whose checkpoints nobody completes."""
         for rank in run.ranks.values():
             if rank.lessee is not None and 0 < rank.attempt < attempt:
+                rank.share_with_dead()
                 rank.lessee.fence(
                     f"attempt {rank.attempt} of run {run.name!r} is over: attempt {attempt} has started"
                 )

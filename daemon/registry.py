@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
 
+from ..checkpoint.commit import lost_segments
 from ..checkpoint.copy_gate import CopyGate
 from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.keep import Keep
@@ -231,20 +232,29 @@ class RankRecord:
 
     @property
     def in_memory_only(self) -> CheckpointId | None:
-        """The newest snapshot that a restart could take from memory, if it is on no device."""
+        """The newest snapshot that a restart could take from memory, if it cannot take it from the devices."""
         held = [
             snapshot.checkpoint
             for (number, _), snapshot in self.snapshots.items()
             if not self.arenas[number].shared_with_dead
         ]
         newest = max(held, default=None)
-        if newest is None:
-            return None
+        return None if newest is None or self.can_be_read(newest) else newest
+
+    def can_be_read(self, checkpoint: CheckpointId) -> bool:
+        """Tell whether this rank's part is on the devices, whole as far as is known, and stays there."""
+        run = self.run.store
         try:
-            self.run.store.shard(newest, self.rank)
+            shard = run.shard(checkpoint, self.rank)
         except NotFoundError:
-            return newest
-        return None
+            return False
+        is_to_go = checkpoint in run.given_up()  # collected however new it is
+        return not (is_to_go or shard.problems or lost_segments(run, shard.segments))
+
+    def share_with_dead(self) -> None:
+        """Its trainer is thrown out and may live on, with all arenas mapped: none of them is given to another."""
+        for arena in self.arenas.values():
+            arena.shared_with_dead = True
 
     def arena(self, number: int) -> Arena:
         """Return one of this rank's arenas; NotFoundError for any other number."""

@@ -40,6 +40,8 @@ class ArenaKeeper:
         self._arena: MappedArena | None = None
         self._asked: tuple[Layout, Future[Answer]] | None = None
         self._stale: list[MappedArena] = []
+        self._freed_early: set[tuple[int, int]] = set()
+        """Slots that were freed while there was no arena: of one that is being restored from, and comes to stay."""
         self._structure = StructureMachine()
 
     @property
@@ -55,6 +57,10 @@ class ArenaKeeper:
         """Use another arena from now on, such as one that came with a restore from memory, if snapshots fit into it."""
         with self._lock:
             self._retire_present(arena)
+            for number, slot in self._freed_early:
+                if number == arena.number:
+                    arena.give(slot)
+            self._freed_early.clear()
         self._on_slots(arena.slot_count)
         self._cuda.register(arena)
 
@@ -166,7 +172,9 @@ class ArenaKeeper:
     def slot_free(self, number: int, slot: int) -> None:
         """The daemon has freed a slot of the arena of this number."""
         with self._lock:
-            if self._arena is not None and self._arena.number == number:
+            if self._arena is None:
+                self._freed_early.add((number, slot))
+            elif self._arena.number == number:
                 self._arena.give(slot)
 
     # -- its end
@@ -193,6 +201,7 @@ class ArenaKeeper:
         """The daemon that owned the arena is gone, or the run: nothing of it can be sealed any more."""
         with self._lock:
             self._retire_present()
+            self._freed_early.clear()  # the next daemon counts its arenas anew
             if self._asked is not None:  # nobody will map it
                 self._asked[1].add_done_callback(close_descriptor)
                 self._asked = None

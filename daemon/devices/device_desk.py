@@ -223,7 +223,9 @@ def _retire_due(opened: OpenStore, missing_after_s: float, now_unix_s: float) ->
     store = opened.store
     note_missing(store, now_unix_s)
     for missing in store.missing:
-        since_unix_s = store.membership.missing_since_unix_s[missing.device_id]
+        since_unix_s = store.membership.missing_since_unix_s.get(missing.device_id)
+        if since_unix_s is None:
+            continue  # somebody has retired it meanwhile
         held = holdings(store, missing.device_id)
         verdict = judge_missing(since_unix_s, held, now_unix_s=now_unix_s, missing_after_s=missing_after_s)
         if verdict is not Verdict.WAIT:

@@ -41,9 +41,10 @@ class Restorer:
         """Return every checkpoint that this rank might restore, the newest first, and what is set aside.
 
         What a dead trainer sealed is on its way to the devices: its end is awaited, so that what is offered is
-        known to be whole in memory or on disk.
+        known to be whole in memory or on disk. So is what other ranks' have, which may be more than there are now.
         """
-        await self._node.persister.settled(rank)
+        for each in (rank, *(other for other in rank.run.ranks.values() if other.lessee is None)):
+            await self._node.persister.settled(each)
         store = rank.run.store
         floor = store.fresh_floor()
         offers = {info.checkpoint: _offer(info) for info in store.checkpoints()}

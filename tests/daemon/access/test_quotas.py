@@ -14,6 +14,7 @@ import grpc
 import pytest
 from pausing import wait_until
 
+from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId
 from everstep.daemon.control.client import connected
 from everstep.daemon.control.service import CALLS_MAX, STREAMS_MAX
@@ -68,6 +69,31 @@ def test_room_to_grow_is_given_as_far_as_the_quota_goes(node_config: Path, socke
         os.close(trainer.reader.take_fd())
         assert isinstance(ready, frames.ArenaReady)
         assert (ready.slot_size_bytes, ready.slot_count, ready.reason) == (5 * 4096, 2, "")
+
+
+@pytest.mark.parametrize("how", ["another structure", "taken over"])
+def test_an_arena_that_its_trainer_uses_no_more_counts_only_until_it_asks_for_another(
+    node_config: Path, socket_path: Path, how: str
+) -> None:
+    """It asks again and again, and the attempt took no checkpoint any more."""
+    with node_config.open("a") as file:
+        file.write("[quota]\nslots = 2\n")
+    with (
+        node_daemon(node_config, socket_path),
+        FakeTrainer(socket_path) as trainer,
+        FakeTrainer(socket_path) as other,
+    ):
+        begin(trainer)
+        arena = trainer.make_arena(trainer.layout())
+        arena.save(CheckpointId(1, 1), seed=1)
+        trainer.event(frames.Persisted)
+        arena.close()
+        if how == "taken over":
+            storage = [Path("nvme0"), Path("nvme1")]
+            assert isinstance(other.open_run(storage, takeover=True), frames.RunOpened)
+            other.begin_attempt(2)
+        asking = trainer if how == "another structure" else other
+        asking.make_arena(asking.layout((whole_leaf("w", "int8", (9,)),))).close()
 
 
 def test_disk(node_config: Path, socket_path: Path) -> None:
