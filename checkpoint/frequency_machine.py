@@ -167,6 +167,9 @@ class FrequencyMachine:
         self._meter = CostMeter(memory.meter)
         self._interval = memory.interval_steps
         self._slower_s = memory.slower_s
+        known = self._meter.figures.step
+        self._known_step_s = known.mean if self._interval is not None and known is not None else None
+        """What a step took in earlier attempts, whose interval it is; None: nobody knows, or it is of this one."""
         self._is_known = self._interval is not None
         """All that a checkpoint costs was measured at least once."""
         self._is_settled = self._is_known and self._has_stalls(self._meter.figures)
@@ -254,7 +257,7 @@ class FrequencyMachine:
         """Return the boundaries among [start, horizon) that get a checkpoint, by what is known now."""
         interval = self._interval or 1
         self._hear_what_is_withdrawn()
-        is_calm = self._is_settled and self._meter.taken > 0 and not self._is_withdrawn
+        is_calm = self._is_settled and not self._is_withdrawn and not self._is_out_of_date
         looked_for = interval if is_calm else min(interval, PROFILE_STEPS)
         look_at = min(self._last_listed + interval, self._looked_at + 1 + looked_for // LOOKS_PER_INTERVAL)
         if horizon > look_at:
@@ -282,6 +285,8 @@ class FrequencyMachine:
         most = steps_at_most(target.most_s, step.mean)
         aim = int(min(steps_at_least(target.aim_s, step.mean), most))
         self._target = target
+        if self._is_settled and self._is_out_of_date:
+            self._bring_up_to_date(step.mean)
         if not self._is_settled:
             self._settle(aim)
         elif self._should_change(target, step, aim, most) and aim != self._interval:
@@ -338,8 +343,8 @@ class FrequencyMachine:
     def _should_change(self, target: Target, step: Spread, aim: int, most: float) -> bool:
         assert self._interval is not None
         interval, taken = self._interval + ROUNDING_STEPS, self._meter.taken
-        may_fall, is_low = self._may_fall(aim), aim <= LOWER_SHARE * self._interval
-        if self._asked != self._decided_by or (is_low and (self._is_withdrawn or self._is_out_of_date)):
+        may_fall = self._may_fall(aim)
+        if self._asked != self._decided_by or (self._is_withdrawn and aim <= LOWER_SHARE * self._interval):
             return True
         if may_fall or (self._interval > most and taken >= self._changed_at + CALM_CHECKPOINTS):
             return True
@@ -358,10 +363,20 @@ class FrequencyMachine:
 
     @property
     def _is_out_of_date(self) -> bool:
-        """Tell whether steps are surely longer or shorter than earlier attempts knew them: their interval is one of
-        steps, and attempts that end before its first checkpoint would teach nobody.
+        """Tell whether steps are surely no longer what earlier attempts knew, before this one's first checkpoint."""
+        return self._known_step_s is not None and self._meter.taken == 0 and self._has_drifted
+
+    def _bring_up_to_date(self, step_s: float) -> None:
+        """Let the interval be as long as earlier attempts' was, in seconds, where longer steps make it longer; once.
+
+        Attempts that end before their first checkpoint would teach nobody. What else is new is for the usual rules.
         """
-        return self._meter.taken == 0 and self._has_drifted
+        assert self._interval is not None
+        if self._known_step_s is None:
+            return
+        as_long = steps_at_least(self._interval * self._known_step_s, step_s)
+        if as_long <= LOWER_SHARE * self._interval:
+            self._interval, self._known_step_s = as_long, None
 
     def _may_fall(self, aim: int) -> bool:
         """Tell whether the interval could have been shorter for some checkpoints, without a break.

@@ -208,7 +208,7 @@ def find_target(figures: Figures, limits: Limits, *, mtbf_s: float | None, slowe
     need = max(bounds, key=lambda bound: bound.need_s)
     most = most_allowed(figures, limits)
     goal_missed, most_s = "", math.inf
-    if most is not None and most.need_s < need.need_s:
+    if most is not None and _leaves_no_room(most.need_s, need.need_s, figures.step):
         goal_missed = f"{most.text}: not possible, {need.text} asks for {duration_text(need.need_s)}"
     elif most is not None:
         most_s = most.need_s
@@ -232,6 +232,13 @@ def find_target(figures: Figures, limits: Limits, *, mtbf_s: float | None, slowe
         goal_missed=goal_missed,
         loss=loss,
     )
+
+
+def _leaves_no_room(most_s: float, need_s: float, step: Spread | None) -> bool:
+    """Tell whether no interval, of whole steps where their time is known, is as long as is needed and no longer."""
+    if step is None or step.mean <= 0:
+        return most_s < need_s
+    return steps_at_most(most_s, step.mean) < steps_at_least(need_s, step.mean)
 
 
 def steps_at_least(interval_s: float, step_s: float) -> int:

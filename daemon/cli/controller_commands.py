@@ -21,7 +21,9 @@ def add_controller(add: Callable[..., argparse.ArgumentParser], as_json: argpars
     parts = controller.add_subparsers(dest="part", required=True, metavar="WHAT")
     show = parts.add_parser("show", parents=[as_json], help="interval, budget, what bounds it, what it costs")
     show.add_argument("run", nargs="?", default="", metavar="RUN", help="only this run")
-    budget = parts.add_parser("budget", parents=[as_json], help="keep to another budget until the run ends")
+    budget = parts.add_parser(
+        "budget", parents=[as_json], help="keep to another budget until the attempt ends"
+    )
     budget.add_argument("run", metavar="RUN", help="by name, or by id")
     budget.add_argument("budget", metavar="SHARE", help="of training time: 2%% or 0.02")
     force = parts.add_parser(

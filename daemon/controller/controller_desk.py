@@ -79,7 +79,7 @@ class ControllerDesk:
         return [self._view(each) for each in sorted(found, key=lambda each: (each.name, each.uid))]
 
     async def set_budget(self, run: "RunRecord", budget: float, left_s: float) -> ControllerView:
-        """Let the controller keep to another budget until the run ends; answers when rank 0 does, or with what is.
+        """Let the controller keep to another budget until the attempt ends; answers when rank 0 does, or with what is.
 
         Raises:
             UsageError: it is no share, or the run's interval is fixed.

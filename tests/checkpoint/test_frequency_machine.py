@@ -461,6 +461,38 @@ def test_attempts_shorter_than_an_interval_of_longer_steps_get_their_checkpoint(
     assert first <= max(24, 1.5 * anew) + 4 < interval
 
 
+def test_a_neighbour_in_bursts_before_the_first_checkpoint_of_an_attempt_changes_the_interval_once() -> None:
+    """And what it changed is no fall that was taken back, after which real ones would have to wait."""
+    alone = World(step_s=0.01, eager_s=0.5, copy_s=0.05, persist_s=0.02, slower=0.0, noise=0.1)
+    now = [alone]
+    training = Training(lambda _: now[0], Limits(budget=0.01)).run_checkpoints(20).run(50)
+    training.restart(None)
+    changed = len(training.changes)
+    for _ in range(5):
+        now[0] = replace(alone, step_s=0.02)
+        training.run(150)
+        now[0] = alone
+        training.run(150)
+    assert len(training.changes) - changed <= 2
+    training.run_checkpoints(2)
+    now[0] = replace(alone, eager_s=0.05)
+    dear = training.decision.interval_steps
+    assert training.run_checkpoints(12).decision.interval_steps < dear / 2
+
+
+def test_limits_that_rank_0_hears_of_before_the_other_ranks_figures_are_followed_later() -> None:
+    """Its own checkpoints are cheap, another rank's dear: the interval is that one's."""
+    slow = Figures(step=exactly(0.2), stall=exactly(10.0), persist=exactly(0.8), held=exactly(1.0))
+    training = Training(lambda _: NORMAL, lookahead=8)
+    training.machine.hear([slow])
+    training.run_checkpoints(20, steps_max=10**6).run(30)
+    interval = training.decision.interval_steps
+    training.limits = Limits(budget=0.03)
+    training.restart(None)
+    training.run(min(12, interval // 8))
+    assert training.decision.interval_steps == interval
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -552,6 +584,26 @@ def test_each_decision_says_why_and_what_it_costs() -> None:
     waiting = Training(lambda _: replace(NORMAL, commit_s=3.095, slower=0.0)).run_checkpoints(20)
     assert waiting.decision.reason == "bound by persist bandwidth: 4 s / 2 slots"
     assert waiting.skipped == []
+
+
+@pytest.mark.parametrize(
+    ("world", "limits"),
+    [
+        (World(step_s=40.0, eager_s=1.75, slower=0.0), Limits(most_s=60.0)),
+        (World(step_s=1.0, eager_s=0.001, copy_s=0.1, persist_s=2.4, slower=0.0), Limits(most_s=5.4)),
+    ],
+    ids=["budget", "bandwidth"],
+)
+def test_where_no_whole_number_of_steps_keeps_both_the_goal_is_said_to_be_missed(
+    world: World, limits: Limits
+) -> None:
+    """Between 50 and 55 s lies no step of 40 s; one of them was broken without a word."""
+    training = Training(lambda _: world, limits).run_checkpoints(15)
+    begin = training.step
+    training.run_checkpoints(10)
+    assert training.decision.goal_missed
+    assert training.share(begin) <= limits.budget
+    assert not [step for step in training.skipped if step > begin]
 
 
 def test_the_least_and_the_most_of_the_user() -> None:
