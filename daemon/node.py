@@ -356,9 +356,10 @@ class Node:
         self.arena_desk.drop_copies(rank)
         holder.fence(f"run {rank.run.name!r} was taken over by another trainer")
 
-    async def begin_attempt(self, lease: Lease, attempt: int, *, fresh: bool) -> None:
-        """Make `attempt` durable before any byte of it is admitted; ranks of one attempt share one record."""
+    async def begin_attempt(self, lease: Lease, frame: frames.BeginAttempt) -> None:
+        """Make the attempt durable before any byte of it is admitted; ranks of one attempt share one record."""
         rank, run = lease.rank, lease.rank.run
+        attempt, fresh = frame.attempt, frame.fresh
         async with run.beginning:
             lease.check()
             highest = run.store.highest_attempt()
@@ -374,6 +375,7 @@ class Node:
                 self.reporter.attached(run, rank.world_size)
         lease.check()
         rank.attempt = attempt
+        rank.costs_begin(again=frame.again)
         unheard, rank.unheard = rank.unheard, []
         for persisted in unheard:
             if persisted.attempt == attempt:
@@ -489,9 +491,11 @@ class Node:
 
     def costs_told(self, rank: RankRecord, costs: frames.Costs) -> None:
         """A trainer says what its checkpoints have cost so far."""
-        self.metrics.costs.add(rank.costs, costs)
+        before = rank.counted if not rank.is_told_again else costs
+        self.metrics.costs.add(before, costs)
         self.reporter.costs(rank, costs)
-        rank.costs = costs
+        rank.costs = rank.counted = costs
+        rank.is_told_again = False
 
 
 def _keep(frame: frames.OpenRun) -> Keep | None:

@@ -167,6 +167,10 @@ class RankRecord:
     """Snapshots that are written while they are being copied, by (arena, slot)."""
     costs: frames.Costs | None = None
     """What its trainer has said last; None: nothing since it attached."""
+    counted: frames.Costs | None = None
+    """Up to what the costs of its attempt are counted, which go on though its trainer attaches anew."""
+    is_told_again: bool = False
+    """A daemon before this one has counted what its trainer tells first."""
     commits: CommitTimes = field(default_factory=CommitTimes)
     """When its shards were committed, for the metrics."""
     drafts: DraftReader = field(default_factory=DraftReader)
@@ -194,6 +198,10 @@ class RankRecord:
         self.kept_until_s = self.costs = self.leave = None
         self.step = 0  # it may go on from an older one
         return self.lease
+
+    def costs_begin(self, *, again: bool) -> None:
+        """An attempt begins; `again`: with the same trainer, which goes on to tell what all of it has cost."""
+        self.counted, self.is_told_again = (self.counted, self.counted is None) if again else (None, False)
 
     @property
     def left(self) -> str:

@@ -238,7 +238,7 @@ class Session:
         node, rank = self._node, lease.rank
         match frame:
             case frames.BeginAttempt():
-                self._answer(frame, lambda: node.begin_attempt(lease, frame.attempt, fresh=frame.fresh))
+                self._answer(frame, lambda: node.begin_attempt(lease, frame))
             case frames.ListOffers():
                 self._answer(frame, lambda: node.restorer.offers(rank, frame.request_id))
             case frames.Fetch():

@@ -191,9 +191,11 @@ class FakeTrainer:
             self.devices = reply.devices
         return reply
 
-    def begin_attempt(self, attempt: int, *, fresh: bool = False) -> Reply:
+    def begin_attempt(self, attempt: int, *, fresh: bool = False, again: bool = False) -> Reply:
         """Begin an attempt."""
-        return self.ask(frames.BeginAttempt(request_id=self.number(), attempt=attempt, fresh=fresh))
+        return self.ask(
+            frames.BeginAttempt(request_id=self.number(), attempt=attempt, fresh=fresh, again=again)
+        )
 
     def offers(self) -> list[frames.Offer]:
         """Return what can be restored."""

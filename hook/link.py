@@ -118,7 +118,7 @@ class Link:
                 if self._closed:
                     raise DaemonUnavailableError("the run was closed meanwhile")
                 self.opened = self._open(client, takeover=False)
-                self._begin(client, self._attempt, fresh=False)
+                self._begin(client, self._attempt, fresh=False, again=True)
             except BaseException:
                 client.close()
                 raise
@@ -174,8 +174,10 @@ class Link:
         return reply
 
     @staticmethod
-    def _begin(client: DaemonClient, attempt: int, *, fresh: bool) -> None:
-        client.request(lambda number: frames.BeginAttempt(request_id=number, attempt=attempt, fresh=fresh))
+    def _begin(client: DaemonClient, attempt: int, *, fresh: bool, again: bool = False) -> None:
+        client.request(
+            lambda number: frames.BeginAttempt(request_id=number, attempt=attempt, fresh=fresh, again=again)
+        )
 
 
 def _rules(keep: Keep | None) -> frames.KeepRules | None:

@@ -144,8 +144,7 @@ class Pace:
         if self._stalled_s is not None:
             self._stalled_s += guard_s
             if not copying:
-                self._frequency.observe(CheckpointStalled(stall_s=self._stalled_s))
-                self._stalled_s = None
+                self._tell_stall()
         if step is not None:
             self.step_s = step.step_s
             self._newest_s.append(step.step_s)
@@ -153,8 +152,14 @@ class Pace:
 
     def taken(self, checkpoint: CheckpointId) -> None:
         """The boundary got a checkpoint: its copy has begun."""
+        self._tell_stall()  # of the one before, where this boundary waited for the end of its copy
         self._begun_s[checkpoint] = time.perf_counter()
         self._frequency.observe(CheckpointTaken(step=checkpoint.step))
+
+    def _tell_stall(self) -> None:
+        if self._stalled_s is not None:
+            self._frequency.observe(CheckpointStalled(stall_s=self._stalled_s))
+            self._stalled_s = None
 
     def skipped(self, step: int) -> None:
         """The boundary was due, but nothing could be begun."""

@@ -105,6 +105,8 @@ class BeginAttempt(msgspec.Struct, frozen=True, tag="begin_attempt"):
     request_id: int
     attempt: int
     fresh: bool
+    again: bool = False
+    """This very trainer has begun it before, by a connection or with a daemon that it has lost."""
 
 
 class ListOffers(msgspec.Struct, frozen=True, tag="list_offers"):

@@ -1,5 +1,6 @@
 """The metrics as Prometheus gets them: over HTTP, from a real daemon."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -325,6 +326,38 @@ def test_a_rank_is_held_against_its_own_budget(node_config: Path, socket_path: P
             wait_until(
                 lambda expected=exceeded: scrape(port)["everstep_checkpoint_budgets_exceeded"] == expected
             )
+
+
+@pytest.mark.parametrize("is_same_daemon", [True, False])
+def test_the_costs_of_an_attempt_count_once_though_its_trainer_attaches_anew(
+    node_config: Path, socket_path: Path, is_same_daemon: bool
+) -> None:
+    """A daemon after this one counts what comes from then on: what was before stands in the series of the first."""
+    devices, series = [Path("nvme0"), Path("nvme1")], "everstep_training_seconds_total"
+    with contextlib.ExitStack() as held:
+        held.enter_context(node_daemon(node_config, socket_path))
+        with FakeTrainer(socket_path) as trainer, connected(socket_path) as client:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1)
+            trainer.send(costs(100.0, 0.0))
+            port = client.status().daemon.metrics_port
+            wait_until(lambda: scrape(port)[series] == 100)
+        if not is_same_daemon:
+            held.close()
+            held.enter_context(node_daemon(node_config, socket_path))
+        with FakeTrainer(socket_path) as trainer, connected(socket_path) as client:
+            trainer.open_run(devices)
+            trainer.begin_attempt(1, again=True)
+            port = client.status().daemon.metrics_port
+            for train_s, counted_s in ((101.0, 101.0), (105.0, 105.0)):
+                trainer.send(costs(train_s, 0.0))
+                expected = counted_s if is_same_daemon else counted_s - 101
+                wait_until(lambda expected=expected: scrape(port)[series] == expected)
+        with FakeTrainer(socket_path) as trainer:  # another process: its costs begin anew
+            trainer.open_run(devices)
+            trainer.begin_attempt(2)
+            trainer.send(costs(3.0, 0.0))
+            wait_until(lambda: scrape(port)[series] == (108 if is_same_daemon else 7))
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))

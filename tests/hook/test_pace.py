@@ -232,6 +232,19 @@ def test_a_copy_that_goes_on_over_several_steps_is_one_stall() -> None:
     assert (stall.count, stall.mean) == (1, pytest.approx(7.0))
 
 
+def test_a_checkpoint_whose_copy_ends_as_the_next_one_waits_for_it_is_a_sample_too() -> None:
+    """A host that is ahead of its CUDA devices comes to the next boundary before the copy has ended."""
+    pace = begun(every=1)
+    for step, stall_s in ((1, 1.0), (2, 3.0)):
+        pace.arrived(None, guard_s=0.0, copying=step > 1)
+        pace.taken(CheckpointId(1, step))
+        pace.left(stall_s, taken=True)
+    pace.arrived(None, guard_s=0.0, copying=False)
+    stall = pace.figures.stall
+    assert stall is not None
+    assert (stall.count, stall.mean) == (2, 2.0)
+
+
 def test_what_was_learnt_spares_the_next_attempt_its_profile() -> None:
     before = Loop(begun())
     before.run(1000)
