@@ -620,9 +620,9 @@ def test_the_step_of_new_state_goes_where_the_restored_group_says(
     seen = list[set[bool]]()
 
     class Seen(optimizer_state._Restoring):
-        def device(self, *arguments: Any) -> torch.device:
+        def device(self, parameter: Any, key: str, host: Any) -> torch.device:
             seen.append(set(self.steps_on_device.values()))
-            return super().device(*arguments)
+            return super().device(parameter, key, host)
 
     monkeypatch.setattr(optimizer_state, "_Restoring", Seen)
     trained, anew = model(), model()

@@ -308,7 +308,8 @@ class TestMemory:
             return found, is_copy
 
         monkeypatch.setattr(capture_module, "dense_or_copy", noted)
-        objects = made() | {"average": Borrowed()}
+        average = Borrowed()
+        objects: dict[str, Any] = made() | {"average": average}
         objects["model"].register_buffer("holes", torch.arange(20.0).reshape(4, 5)[:, ::2])
         with attached(device, objects, final=False) as run:
             until_taken(run, objects)
@@ -317,7 +318,7 @@ class TestMemory:
                 assert run.wait(60)
                 assert run.report().checkpoints_complete == number
                 gc.collect()
-                assert [each for each in (*objects["average"].made, *copies) if each() is not None] == []
+                assert [each for each in (*average.made, *copies) if each() is not None] == []
         assert len(copies) >= 3
 
     def test_no_memory_for_a_copy_of_what_has_holes_is_no_end_of_training(
