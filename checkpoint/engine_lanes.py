@@ -58,7 +58,8 @@ class LanedEngine:
         """Let go of an arena, after the transfers under way."""
         with self._all():
             for lane in self._lanes:
-                lane.forget(arena_fd)
+                with contextlib.suppress(EngineLostError):  # with its process its maps have gone
+                    lane.forget(arena_fd)
 
     def close(self) -> None:
         """Finish what is under way and release everything. Again is nothing."""

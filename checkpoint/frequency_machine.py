@@ -286,7 +286,7 @@ class FrequencyMachine:
         aim = int(min(steps_at_least(target.aim_s, step.mean), most))
         self._target = target
         if self._is_settled and self._is_out_of_date:
-            self._bring_up_to_date(step.mean)
+            self._bring_up_to_date(step.mean, target.need_s)
         if not self._is_settled:
             self._settle(aim)
         elif self._should_change(target, step, aim, most) and aim != self._interval:
@@ -366,15 +366,17 @@ class FrequencyMachine:
         """Tell whether steps are surely no longer what earlier attempts knew, before this one's first checkpoint."""
         return self._known_step_s is not None and self._meter.taken == 0 and self._has_drifted
 
-    def _bring_up_to_date(self, step_s: float) -> None:
+    def _bring_up_to_date(self, step_s: float, need_s: float) -> None:
         """Let the interval be as long as earlier attempts' was, in seconds, where longer steps make it longer; once.
+
+        But no shorter than what is needed.
 
         Attempts that end before their first checkpoint would teach nobody. What else is new is for the usual rules.
         """
         assert self._interval is not None
         if self._known_step_s is None:
             return
-        as_long = steps_at_least(self._interval * self._known_step_s, step_s)
+        as_long = steps_at_least(max(self._interval * self._known_step_s, need_s), step_s)
         if as_long <= LOWER_SHARE * self._interval:
             self._interval, self._known_step_s = as_long, None
 

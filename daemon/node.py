@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ..checkpoint.keep import Keep
 from ..core.errors import (
     ConfigError,
@@ -491,7 +493,8 @@ class Node:
 
     def costs_told(self, rank: RankRecord, costs: frames.Costs) -> None:
         """A trainer says what its checkpoints have cost so far."""
-        before = rank.counted if not rank.is_told_again else costs
+        # What a daemon before this one has counted stands in its series; the estimate stands in none but this one's.
+        before = rank.counted if not rank.is_told_again else structs.replace(costs, slower_s=0.0)
         self.metrics.costs.add(before, costs)
         self.reporter.costs(rank, costs)
         rank.costs = rank.counted = costs

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
 
-from ..checkpoint.commit import lost_segments
+from ..checkpoint.catalogue import ShardRecord
 from ..checkpoint.copy_gate import CopyGate
 from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.keep import Keep
@@ -239,25 +239,38 @@ class RankRecord:
         }
 
     @property
+    def unwritten(self) -> CheckpointId | None:
+        """The newest snapshot that a restart could take from memory, if it is on no device."""
+        newest = self._newest_in_memory
+        return newest if newest is not None and self._shard(newest) is None else None
+
+    @property
     def in_memory_only(self) -> CheckpointId | None:
-        """The newest snapshot that a restart could take from memory, if it cannot take it from the devices."""
+        """The same, if the devices cannot give it back: it is not there, not whole, or about to be collected."""
+        newest = self._newest_in_memory
+        return None if newest is None or self._can_be_read(newest) else newest
+
+    @property
+    def _newest_in_memory(self) -> CheckpointId | None:
         held = [
             snapshot.checkpoint
             for (number, _), snapshot in self.snapshots.items()
             if not self.arenas[number].shared_with_dead
         ]
-        newest = max(held, default=None)
-        return None if newest is None or self.can_be_read(newest) else newest
+        return max(held, default=None)
 
-    def can_be_read(self, checkpoint: CheckpointId) -> bool:
-        """Tell whether this rank's part is on the devices, whole as far as is known, and stays there."""
-        run = self.run.store
+    def _shard(self, checkpoint: CheckpointId) -> ShardRecord | None:
         try:
-            shard = run.shard(checkpoint, self.rank)
+            return self.run.store.shard(checkpoint, self.rank)
         except NotFoundError:
+            return None
+
+    def _can_be_read(self, checkpoint: CheckpointId) -> bool:
+        run, shard = self.run.store, self._shard(checkpoint)
+        if shard is None or shard.problems or checkpoint in run.given_up():  # which goes however new it is
             return False
-        is_to_go = checkpoint in run.given_up()  # collected however new it is
-        return not (is_to_go or shard.problems or lost_segments(run, shard.segments))
+        devices = [run.store.device(each.device_id) for each in shard.segments]
+        return all(each is not None and not run.store.has_failed(each) for each in devices)
 
     def share_with_dead(self) -> None:
         """Its trainer is thrown out and may live on, with all arenas mapped: none of them is given to another."""

@@ -232,8 +232,10 @@ class StoreRanks:
     def passed(self, step: int) -> tuple[int, ...]:
         """Look into the plans: they say so though this rank never asked about such a boundary."""
         with self._lock:
-            found = self._horizon.passed(step)
-            return found if self._lost is None else ()
+            found = self._horizon.passed(step) if self._lost is None else ()
+            for each in found:
+                self._results.decided(each, due=True)  # what is said of it is of a boundary of all
+            return found
 
     def _hears_plan(self, step: int) -> bool:
         """Wait until the plan for this boundary is known, or the ranks are lost; False: nobody makes one any more."""

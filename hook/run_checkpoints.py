@@ -143,6 +143,7 @@ class RunCheckpoints:
         """
         for each in self._ranks.passed(step):
             if each > self._tried_step:
+                self._tried_step = each
                 self._skip(LEFT_BEFORE, each)
 
     def take_last(self, until_s: float) -> bool:

@@ -12,7 +12,7 @@ from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.succession_plan import SNAPSHOT_NOTE
 from ..checkpoint.value_format import dump_values
-from ..core.errors import DaemonUnavailableError, EverstepError, MemoryRefusedError, StateTypeError
+from ..core.errors import DaemonUnavailableError, EverstepError, MemoryRefusedError
 from ..core.ids import CheckpointId, random_id
 from ..proto import frames
 from .arena_keeper import ArenaKeeper
@@ -137,9 +137,11 @@ class Snapshotter:
             return
         try:
             capture = self._capture()
+        except MemoryRefusedError as error:
+            logger.warning("arena_not_prepared reason=%s", error)
+            return
+        try:
             self._find_arena(self._layout_of(capture, 0), capture)
-        except StateTypeError:
-            raise
         except EverstepError as error:
             logger.warning("arena_not_prepared reason=%s", error)
 

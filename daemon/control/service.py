@@ -347,7 +347,7 @@ class NodeService(
         newly_failed = node_views.total(node, node_views.FAILED) - failed
         # What a trainer seals at this moment is written while the daemon ends.
         in_memory_count = sum(
-            rank.in_memory_only is not None and not rank.persisting for rank in node.registry.ranks()
+            rank.unwritten is not None and not rank.persisting for rank in node.registry.ranks()
         )
         return pb.ShutdownResponse(
             persisted_count=node_views.total(node, node_views.PERSISTED) - persisted,

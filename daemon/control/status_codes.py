@@ -34,6 +34,7 @@ STATUS_CODES: dict[type[errors.EverstepError], grpc.StatusCode] = {
     errors.StorageError: grpc.StatusCode.UNAVAILABLE,
     errors.NoSpaceError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeviceMissingError: grpc.StatusCode.UNAVAILABLE,
+    errors.EngineLostError: grpc.StatusCode.UNAVAILABLE,
     errors.DeviceLockedError: grpc.StatusCode.UNAVAILABLE,
     errors.DataError: grpc.StatusCode.DATA_LOSS,
     errors.CorruptDataError: grpc.StatusCode.DATA_LOSS,

@@ -1,5 +1,6 @@
 """Giving a shard back: from the memory of a crashed trainer's arena, else from the devices; verified in both cases."""
 
+import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OTHERS_WAIT_S = 60.0
+"""For what ranks had sealed that may not come back: their drives may hang, and are nothing to those that ask."""
 STREAMS_MAX = 256
 """Shards on their way at once: one for each rank of a node, and more. Threads are made when needed."""
 
@@ -43,8 +46,8 @@ class Restorer:
         What a dead trainer sealed is on its way to the devices: its end is awaited, so that what is offered is
         known to be whole in memory or on disk. So is what other ranks' have, which may be more than there are now.
         """
-        for each in (rank, *(other for other in rank.run.ranks.values() if other.lessee is None)):
-            await self._node.persister.settled(each)
+        await self._node.persister.settled(rank)
+        await self._others_settled(rank)
         store = rank.run.store
         floor = store.fresh_floor()
         offers = {info.checkpoint: _offer(info) for info in store.checkpoints()}
@@ -72,6 +75,20 @@ class Restorer:
         complete = store.complete_floor()
         had_complete = complete is not None and complete.attempt >= floor
         return frames.Offers(re=request_id, items=items, had_complete=had_complete, set_aside=set_aside)
+
+    async def _others_settled(self, rank: RankRecord) -> None:
+        """Wait for ranks that were, at another world size, and do not come back; for one whose drive hangs not long."""
+        gone = [
+            each
+            for each in rank.run.ranks.values()
+            if each.lessee is None and each.world_size != rank.world_size
+        ]
+        try:
+            async with asyncio.timeout(OTHERS_WAIT_S):
+                for each in gone:
+                    await self._node.persister.settled(each)
+        except TimeoutError:
+            logger.warning("offers_incomplete run=%s waited_s=%.0f", rank.run.run_id, OTHERS_WAIT_S)
 
     async def fetch(self, lease: Lease, frame: frames.Fetch) -> tuple[frames.Fetched | frames.Streaming, int]:
         """Return one shard: in the arena where it is, else the begin of its stream from the devices.

@@ -68,8 +68,9 @@ class Reporter:
             self._of_run(EventKind.RUN_ENDED, run, f"run {run.name!r} ended", attempt=rank.attempt)
 
     def left_unsaved(self, rank: "RankRecord", newest: CheckpointId, linger_s: float) -> None:
-        """A rank has left cleanly, and its newest snapshot could not be written."""
-        text = f"rank {rank.rank} of run {rank.run.name!r} left, and {newest} is in memory only"
+        """A rank has left cleanly, and its newest snapshot could not be written, or cannot be read back."""
+        where = "is in memory only" if rank.unwritten else "cannot be read from its devices, but from memory"
+        text = f"rank {rank.rank} of run {rank.run.name!r} left, and {newest} {where}"
         hint = f"it is kept for {linger_s:.0f} s: give its devices room, or mend them, and start it again"
         self._of_rank(EventKind.RANK_LEFT, rank, text, attempt=rank.attempt, checkpoint=newest, hint=hint)
 

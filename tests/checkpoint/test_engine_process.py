@@ -243,19 +243,18 @@ def test_a_lane_whose_process_ended_gives_way_to_a_new_one_that_moves_the_same_b
     made = list[ProcessEngine]()
 
     def make() -> ProcessEngine:
-        config = SLOW if how == "in the middle of one" and not made else None
         stall_timeout_s = 0.3 if how == "while it stands still" and not made else 60.0
-        made.append(ProcessEngine(EngineKind.AIO, config, stall_timeout_s=stall_timeout_s))
+        made.append(ProcessEngine(EngineKind.AIO, stall_timeout_s=stall_timeout_s))
         return made[-1]
 
     lanes = LanedEngine(make, 1)
     try:
         with sparse_transfer(tmp_path) as transfer:
             if how == "in the middle of one":
+                os.kill(made[0].pid, signal.SIGSTOP)
                 running = InThread(lambda: lanes.run(transfer))
-                _wait_until_written(transfer.file_fd)
                 os.kill(made[0].pid, signal.SIGKILL)
-                outcome = running.wait(60)
+                outcome = running.wait(250)
             elif how == "between transfers":
                 os.kill(made[0].pid, signal.SIGKILL)
                 outcome = lanes.run(transfer)
@@ -273,6 +272,27 @@ def test_a_lane_whose_process_ended_gives_way_to_a_new_one_that_moves_the_same_b
     finally:
         lanes.close()
     assert _is_gone(made[1].pid)
+
+
+def test_an_arena_is_let_go_by_all_lanes_though_the_process_of_one_has_ended(tmp_path: Path) -> None:
+    """In the daemon it was kept, and counted, until that ended."""
+    made = [ProcessEngine(EngineKind.PLAIN), ProcessEngine(EngineKind.PLAIN)]
+    left = list(made)
+    lanes = LanedEngine(left.pop, 2)
+    try:
+        with sparse_transfer(tmp_path, 4096) as transfer:
+            for each in made:
+                each.run(transfer)
+            os.kill(made[1].pid, signal.SIGKILL)
+            os.waitid(os.P_PID, made[1].pid, os.WEXITED | os.WNOWAIT)
+            lanes.forget(transfer.arena_fd)
+            maps = Path(f"/proc/{made[0].pid}/maps")
+            deadline_s = time.monotonic() + 30
+            while "everstep-test-arena" in maps.read_text():
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+    finally:
+        lanes.close()
 
 
 def test_where_no_new_process_can_be_made_the_next_transfer_tries_again(tmp_path: Path) -> None:

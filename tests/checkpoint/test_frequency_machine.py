@@ -461,6 +461,16 @@ def test_attempts_shorter_than_an_interval_of_longer_steps_get_their_checkpoint(
     assert first <= max(24, 1.5 * anew) + 4 < interval
 
 
+def test_longer_steps_after_a_restart_leave_the_least_interval_in_steps() -> None:
+    world = replace(NORMAL, step_s=0.2)
+    now = [world]
+    training = Training(lambda _: now[0], Limits(budget=0.9, least_steps=10)).run_checkpoints(20).run(9)
+    assert training.decision.interval_steps == 10
+    now[0] = replace(world, step_s=1.3 * world.step_s)
+    training.restart(FailureKind.NODE)
+    assert training.run(30).decision.interval_steps == 10
+
+
 def test_a_neighbour_in_bursts_before_the_first_checkpoint_of_an_attempt_changes_the_interval_once() -> None:
     """And what it changed is no fall that was taken back, after which real ones would have to wait."""
     alone = World(step_s=0.01, eager_s=0.5, copy_s=0.05, persist_s=0.02, slower=0.0, noise=0.1)

@@ -104,6 +104,14 @@ def test_a_goal_that_cannot_be_kept_is_said() -> None:
     assert target_of(most_steps=30).goal_missed == ""
 
 
+@pytest.mark.parametrize("most_s", [2.0, 1.0])
+def test_a_goal_below_one_step_cannot_be_kept_and_is_said(most_s: float) -> None:
+    """Less 1.4 s to commit there is less left than a step takes, or nothing."""
+    target = target_of(replace(NO_ENDURANCE, step=exactly(2.0)), most_s=most_s)
+    assert "not possible, the least interval" in target.goal_missed
+    assert target.most_s == math.inf
+
+
 def test_a_budget_that_asks_for_more_than_the_failures_says_what_that_costs() -> None:
     """It is a promise and is kept; who made it should know."""
     dear = replace(NO_ENDURANCE, stall=exactly(10.0))

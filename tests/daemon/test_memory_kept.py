@@ -56,6 +56,42 @@ def test_a_clean_end_keeps_in_memory_what_was_given_up_and_is_about_to_be_delete
             detach(again)
 
 
+def test_so_it_does_where_the_only_drive_has_failed(
+    socket_path: Path, devices: list[Path], pause: Pause
+) -> None:
+    phase = Phase("everstep.checkpoint.run_store:publish_over", match="floor", raises="StorageError")
+    with pausing_daemon(pause, phase):
+        with FakeTrainer(socket_path) as trainer:
+            arena = attached(trainer, devices[:1], rank=0, world_size=1)
+            arena.save(ONE, seed=1)
+            arena.close()
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            detach(trainer)
+        with FakeTrainer(socket_path) as again:
+            again.open_run(devices[:1])
+            again.begin_attempt(2)
+            assert [offer.in_memory for offer in again.offers()] == [True]
+            detach(again)
+
+
+def test_where_the_drive_of_one_that_does_not_come_back_hangs_it_is_not_waited_for_long(
+    socket_path: Path, devices: list[Path], pause: Pause
+) -> None:
+    with pausing_daemon(pause, Phase("everstep.checkpoint.commit:head_of", number=2)) as daemon:
+        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+            save(attached(first, devices, rank=0), rank=0)
+            assert isinstance(first.event(frames.Persisted), frames.Persisted)
+            save(attached(second, devices, rank=1), rank=1)
+            pause.reached(daemon)
+        with FakeTrainer(socket_path) as alone:
+            alone.open_run(devices)
+            alone.begin_attempt(2)
+            (offer,) = alone.offers()
+            assert offer.shards == [0]
+            pause.go()
+            detach(alone)
+
+
 def test_what_ranks_that_do_not_come_back_had_sealed_is_waited_for(
     socket_path: Path, devices: list[Path], pause: Pause
 ) -> None:

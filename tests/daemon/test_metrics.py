@@ -353,6 +353,10 @@ def test_the_costs_of_an_attempt_count_once_though_its_trainer_attaches_anew(
                 trainer.send(costs(train_s, 0.0))
                 expected = counted_s if is_same_daemon else counted_s - 101
                 wait_until(lambda expected=expected: scrape(port)[series] == expected)
+            shown = "everstep_checkpoint_slower_steps_seconds"
+            for slower_s in (10.0, 6.0):  # an estimate: as it is now
+                trainer.send(costs(105.0, slower_s))
+                wait_until(lambda slower_s=slower_s: scrape(port)[shown] == slower_s)
         with FakeTrainer(socket_path) as trainer:  # another process: its costs begin anew
             trainer.open_run(devices)
             trainer.begin_attempt(2)

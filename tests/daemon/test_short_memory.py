@@ -9,6 +9,7 @@ from everstep.checkpoint.layout_plan import Layout, plan_layout
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.testing import SMALL_LEAVES
 from everstep.core.ids import CheckpointId
+from everstep.daemon.control.client import connected
 from everstep.daemon.testing import FakeArena, FakeTrainer, node_daemon
 from everstep.proto import frames
 
@@ -124,6 +125,23 @@ class TestOneSlot:
             offers = {offer.step: offer.in_memory for offer in trainer.offers()}
             assert offers == {1: False, 2: True}
             other.close()
+
+    def test_so_it_does_where_what_was_before_is_damaged_on_the_devices(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        """Else no checkpoint would ever follow: what is in memory is better given up than all that comes."""
+        with FakeTrainer(socket_path) as trainer, connected(socket_path) as client:
+            attached(trainer)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(1, 1), seed=1)
+            trainer.event(frames.Persisted)
+            arena.close()
+            for path in devices:
+                for segment in path.glob("runs/*/*/data/**/*.safetensors"):
+                    segment.write_bytes(bytes(segment.stat().st_size))
+            assert not client.verify("test", CheckpointId(1, 1)).is_intact
+            changed = trainer.layout((whole_leaf("w", "int8", (9,)),))
+            trainer.make_arena(changed).close()
 
     def test_while_that_is_being_written_it_waits(self, socket_path: Path) -> None:
         with FakeTrainer(socket_path) as trainer:

@@ -5,6 +5,7 @@ from queue import SimpleQueue
 
 import pytest
 import torch.distributed as dist
+from pausing import wait_until
 from torch._C._distributed_c10d import TCPStore
 
 from everstep.checkpoint.frequency_types import Limits
@@ -83,6 +84,23 @@ def test_the_next_boundary_knows_it_and_what_is_said_ends_it_for_all(
         (DUE,),
     ]  # rank 0 knows that it has begun it
     assert one.passed(left) == ()
+    zero.sealed(checkpoint)
+    one.failed(checkpoint, "left")
+    for listener in heard:
+        assert listener.incomplete_ones.get(timeout=20) == (checkpoint, "rank 1: left")
+
+
+def test_what_is_said_before_the_next_boundary_is_of_the_one_that_was_left(
+    pair: tuple[list[StoreRanks], list[Listener]],
+) -> None:
+    """By `run.wait()` or `run.close()`; others looked for it under another name, for ever."""
+    (zero, one), heard = pair
+    for step in range(1, DUE):
+        assert [each.is_due(step) for each in (zero, one)] == [False, False]
+    assert zero.is_due(DUE)
+    wait_until(lambda: one._horizon.knows(DUE))  # it is interrupted as it waits for the plan
+    checkpoint = CheckpointId(1, DUE)
+    assert one.passed(DUE + 1) == (DUE,)
     zero.sealed(checkpoint)
     one.failed(checkpoint, "left")
     for listener in heard:

@@ -342,6 +342,14 @@ class TestMemory:
             assert run.report().checkpoints_complete == 1
 
 
+def test_what_cannot_be_saved_is_said_at_the_first_boundary_though_none_is_due(device: Path) -> None:
+    """And not at the first checkpoint, which may come hours later."""
+    objects = made()
+    objects["optimizer"].add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    with attached(device, objects, final=False) as run, pytest.raises(UsageError, match="attach the module"):
+        iterate(run, objects)
+
+
 class TestStructure:
     def test_a_new_structure_gets_a_new_arena(self, device: Path) -> None:
         objects = made()
