@@ -236,10 +236,9 @@ def find_target(figures: Figures, limits: Limits, *, mtbf_s: float | None, slowe
 
 def _leaves_no_room(most_s: float, need_s: float, step: Spread | None) -> bool:
     """Tell whether no interval, of whole steps where their time is known, is as long as is needed and no longer."""
-    is_known = step is not None and step.mean > 0
-    return most_s < need_s or (
-        is_known and steps_at_most(most_s, step.mean) < steps_at_least(need_s, step.mean)
-    )
+    if most_s < need_s or step is None or step.mean <= 0:
+        return most_s < need_s
+    return steps_at_most(most_s, step.mean) < steps_at_least(need_s, step.mean)
 
 
 def steps_at_least(interval_s: float, step_s: float) -> int:
