@@ -269,8 +269,8 @@ class RankRecord:
         run, shard = self.run.store, self._shard(checkpoint)
         if shard is None or shard.problems or checkpoint in run.given_up():  # which goes however new it is
             return False
-        devices = [run.store.device(each.device_id) for each in shard.segments]
-        return all(each is not None and not run.store.has_failed(each) for each in devices)
+        well = {each.device_id for each in run.store.answering if not run.store.has_failed(each)}
+        return well.issuperset(each.device_id for each in shard.segments)
 
     def share_with_dead(self) -> None:
         """Its trainer is thrown out and may live on, with all arenas mapped: none of them is given to another."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..core.ids import CheckpointId
@@ -29,6 +30,8 @@ class RankResults:
         self._told: deque[CheckpointId] = deque(maxlen=TOLD_KEPT)
         self._awaited: set[int] = set()
         """Boundaries that were due and of whose checkpoints this rank has not heard the end."""
+        self._due: set[int] = set()
+        """Those that were decided to be due, until they are passed."""
 
     @property
     def are_open(self) -> bool:
@@ -45,7 +48,18 @@ class RankResults:
         """Whether this boundary gets a checkpoint is decided."""
         with self._lock:
             self._step = step
-            self._awaited |= {step} if due else set()
+            if due:
+                self._awaited.add(step)
+                self._due.add(step)
+
+    def passed(self, steps: Iterable[int]) -> None:
+        """These boundaries get a checkpoint and are passed: decided about, or left before that."""
+        with self._lock:
+            for step in steps:
+                if step not in self._due:
+                    self._step = max(self._step, step)
+                    self._awaited.add(step)
+                self._due.discard(step)
 
     def name(self, checkpoint: CheckpointId, what: str) -> str | None:
         """Return by which name this rank says something of a checkpoint, and listen for its end; None: it does not.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OTHERS_WAIT_S = 60.0
-"""For what ranks had sealed that may not come back: their drives may hang, and are nothing to those that ask."""
+OTHERS_WAIT_S = 20.0
+"""For what other ranks had sealed, which may not come back: their drives may hang, and be nothing to who asks."""
 STREAMS_MAX = 256
 """Shards on their way at once: one for each rank of a node, and more. Threads are made when needed."""
 
@@ -77,15 +77,13 @@ class Restorer:
         return frames.Offers(re=request_id, items=items, had_complete=had_complete, set_aside=set_aside)
 
     async def _others_settled(self, rank: RankRecord) -> None:
-        """Wait for ranks that were, at another world size, and do not come back; for one whose drive hangs not long."""
-        gone = [
-            each
-            for each in rank.run.ranks.values()
-            if each.lessee is None and each.world_size != rank.world_size
-        ]
+        """Wait for the other ranks there were: at another world size all parts are needed, whoever has come back.
+
+        Who asks has begun no checkpoint yet, so that what is written is of attempts before.
+        """
         try:
             async with asyncio.timeout(OTHERS_WAIT_S):
-                for each in gone:
+                for each in list(rank.run.ranks.values()):
                     await self._node.persister.settled(each)
         except TimeoutError:
             logger.warning("offers_incomplete run=%s waited_s=%.0f", rank.run.run_id, OTHERS_WAIT_S)

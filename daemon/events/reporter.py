@@ -69,7 +69,7 @@ class Reporter:
 
     def left_unsaved(self, rank: "RankRecord", newest: CheckpointId, linger_s: float) -> None:
         """A rank has left cleanly, and its newest snapshot could not be written, or cannot be read back."""
-        where = "is in memory only" if rank.unwritten else "cannot be read from its devices, but from memory"
+        where = "is in memory only" if rank.unwritten else "can be restored from memory only"
         text = f"rank {rank.rank} of run {rank.run.name!r} left, and {newest} {where}"
         hint = f"it is kept for {linger_s:.0f} s: give its devices room, or mend them, and start it again"
         self._of_rank(EventKind.RANK_LEFT, rank, text, attempt=rank.attempt, checkpoint=newest, hint=hint)

@@ -88,6 +88,7 @@ def test_where_the_drive_of_one_that_does_not_come_back_hangs_it_is_not_waited_f
             alone.begin_attempt(2)
             (offer,) = alone.offers()
             assert offer.shards == [0]
+            assert "offers_incomplete" in socket_path.with_name("daemon.log").read_text()
             pause.go()
             detach(alone)
 

@@ -349,14 +349,14 @@ def test_the_costs_of_an_attempt_count_once_though_its_trainer_attaches_anew(
             trainer.open_run(devices)
             trainer.begin_attempt(1, again=True)
             port = client.status().daemon.metrics_port
-            for train_s, counted_s in ((101.0, 101.0), (105.0, 105.0)):
-                trainer.send(costs(train_s, 0.0))
-                expected = counted_s if is_same_daemon else counted_s - 101
-                wait_until(lambda expected=expected: scrape(port)[series] == expected)
             shown = "everstep_checkpoint_slower_steps_seconds"
-            for slower_s in (10.0, 6.0):  # an estimate: as it is now
-                trainer.send(costs(105.0, slower_s))
-                wait_until(lambda slower_s=slower_s: scrape(port)[shown] == slower_s)
+            for train_s, slower_s in ((101.0, 10.0), (105.0, 6.0)):
+                trainer.send(costs(train_s, slower_s))
+                expected = train_s if is_same_daemon else train_s - 101
+                wait_until(lambda expected=expected: scrape(port)[series] == expected)
+                wait_until(
+                    lambda slower_s=slower_s: scrape(port)[shown] == slower_s
+                )  # an estimate: as it is now
         with FakeTrainer(socket_path) as trainer:  # another process: its costs begin anew
             trainer.open_run(devices)
             trainer.begin_attempt(2)

@@ -360,6 +360,7 @@ def test_the_keys_of_the_store_stay_few_over_many_checkpoints(
         checkpoint = CheckpointId(1, step)
         for each in pair:
             assert each.is_due(step)
+            each.passed(step)
             each.sealed(checkpoint)
             if step % 10 == 0:
                 each.failed(checkpoint, "no room")

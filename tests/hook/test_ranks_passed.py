@@ -49,7 +49,10 @@ class Listener:
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[StoreRanks], list[Listener]]]:
+def pair(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[tuple[list[StoreRanks], list[Listener]]]:
+    """With a checkpoint every so many boundaries."""
     server = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)]
     port = server[0].port
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
@@ -62,7 +65,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[StoreRanks], li
     made, heard = list[StoreRanks](), [Listener(), Listener()]
     for number, listener in enumerate(heard):
         monkeypatch.setattr(dist, "get_rank", lambda number=number: number)
-        made.append(StoreRanks("small", Pace(every=DUE, limits=Limits())))
+        made.append(StoreRanks("small", Pace(every=getattr(request, "param", DUE), limits=Limits())))
         made[-1].start(0, listener)
     yield made, heard
     while made:
@@ -88,6 +91,26 @@ def test_the_next_boundary_knows_it_and_what_is_said_ends_it_for_all(
     one.failed(checkpoint, "left")
     for listener in heard:
         assert listener.incomplete_ones.get(timeout=20) == (checkpoint, "rank 1: left")
+
+
+@pytest.mark.parametrize("pair", [1], indirect=True)
+def test_what_is_passed_moves_nothing_back_with_a_checkpoint_at_each_boundary(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[list[StoreRanks], list[Listener]]
+) -> None:
+    """One rank commits before the next boundary, the other one after it: both say it of this one, none of its last."""
+    (zero, one), heard = pair
+    complete = [SimpleQueue[CheckpointId](), SimpleQueue[CheckpointId]()]
+    for listener, queue in zip(heard, complete, strict=True):
+        monkeypatch.setattr(listener, "complete", queue.put)
+    for step in range(1, 6):
+        for each in (zero, one):
+            assert each.is_due(step)
+            assert each.passed(step) == ((step - 1,) if step > 1 else ())
+            if step > 1 and each is one:
+                one.committed(CheckpointId(1, step - 1))
+        zero.committed(CheckpointId(1, step))
+        for queue in complete if step > 1 else ():
+            assert queue.get(timeout=20) == CheckpointId(1, step - 1)
 
 
 def test_what_is_said_before_the_next_boundary_is_of_the_one_that_was_left(
