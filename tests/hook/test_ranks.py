@@ -781,9 +781,7 @@ def test_what_a_rank_had_said_before_it_went_is_heard_before_it_counts_as_gone(r
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "9", "nan"])
-def test_a_deadline_for_ranks_that_makes_no_sense_is_refused(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deadline_that_makes_no_sense_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(rank_beats.DEADLINE_VARIABLE, text)
     with pytest.raises(ConfigError, match=re.escape(repr(text))):
         rank_beats.rank_deadline_s()
