@@ -142,6 +142,8 @@ class RankRecord:
     run: "RunRecord"
     rank: int
     world_size: int = 1
+    world_size_before: int = 1
+    """That of the trainer before: so many parts has what is still being written of it."""
     attempt: int = 0
     """Attempt that this rank's lessee has begun; 0 before."""
     lease: Lease | None = None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OTHERS_WAIT_S = 20.0
-"""For what other ranks had sealed, which may not come back: their drives may hang, and be nothing to who asks."""
+OTHERS_WAIT_S = 120.0
+"""For what other ranks had sealed: a drive that is late is left behind by then, one that hangs for ever may not be."""
 STREAMS_MAX = 256
 """Shards on their way at once: one for each rank of a node, and more. Threads are made when needed."""
 
@@ -77,13 +77,18 @@ class Restorer:
         return frames.Offers(re=request_id, items=items, had_complete=had_complete, set_aside=set_aside)
 
     async def _others_settled(self, rank: RankRecord) -> None:
-        """Wait for the other ranks there were: at another world size all parts are needed, whoever has come back.
+        """Wait for what other ranks had sealed at another world size: all of its parts are needed, whoever comes back.
 
         Who asks has begun no checkpoint yet, so that what is written is of attempts before.
         """
+        others = [
+            each
+            for each in rank.run.ranks.values()
+            if rank.world_size != (each.world_size if each.lessee is None else each.world_size_before)
+        ]
         try:
             async with asyncio.timeout(OTHERS_WAIT_S):
-                for each in list(rank.run.ranks.values()):
+                for each in others:
                     await self._node.persister.settled(each)
         except TimeoutError:
             logger.warning("offers_incomplete run=%s waited_s=%.0f", rank.run.run_id, OTHERS_WAIT_S)

@@ -1,13 +1,18 @@
 """What is kept in memory and for whom, and what is waited for, where ranks are several, fewer, or thrown out."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pausing import Pause, Phase, pausing_daemon
 
 from everstep.core.ids import CheckpointId
+from everstep.daemon.devices import restore
+from everstep.daemon.devices.restore import Restorer
 from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
 from everstep.proto import frames
 
@@ -74,44 +79,62 @@ def test_so_it_does_where_the_only_drive_has_failed(
             detach(again)
 
 
-def test_where_the_drive_of_one_that_does_not_come_back_hangs_it_is_not_waited_for_long(
-    socket_path: Path, devices: list[Path], pause: Pause
+def test_where_the_drive_of_another_rank_hangs_it_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Only where the world was another one, whoever of it has come back."""
+    monkeypatch.setattr(restore, "OTHERS_WAIT_S", 0.05)
+    asked = list[int]()
+
+    class Hanging:
+        async def settled(self, rank: Any) -> None:
+            asked.append(rank.rank)
+            await asyncio.Event().wait()
+
+    def rank(number: int, world_size: int, **fields: Any) -> SimpleNamespace:
+        return SimpleNamespace(rank=number, world_size=world_size, run=run, **fields)
+
+    run = SimpleNamespace(run_id="demo", ranks={})
+    here = rank(0, 2, lessee="here", world_size_before=2)
+    run.ranks = {0: here, 1: rank(1, 2, lessee=None, world_size_before=2)}
+    node: Any = SimpleNamespace(persister=Hanging())
+    asking: Any = here
+    asyncio.run(Restorer(node)._others_settled(asking))
+    assert asked == []
+    run.ranks |= {
+        1: rank(1, 2, lessee="here", world_size_before=3),
+        2: rank(2, 3, lessee=None, world_size_before=3),
+    }
+    asyncio.run(Restorer(node)._others_settled(asking))
+    assert asked == [1]
+    assert "offers_incomplete run=demo" in caplog.text
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_what_another_rank_had_sealed_at_another_world_size_is_waited_for(
+    socket_path: Path, devices: list[Path], pause: Pause, *, comes_back: bool
+) -> None:
+    """Without the second one's part the newest checkpoint could not be restored, whether or not it has come, too."""
     with pausing_daemon(pause, Phase("everstep.checkpoint.commit:head_of", number=2)) as daemon:
         with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
             save(attached(first, devices, rank=0), rank=0)
             assert isinstance(first.event(frames.Persisted), frames.Persisted)
             save(attached(second, devices, rank=1), rank=1)
             pause.reached(daemon)
-        with FakeTrainer(socket_path) as alone:
-            alone.open_run(devices)
-            alone.begin_attempt(2)
-            (offer,) = alone.offers()
-            assert offer.shards == [0]
-            assert "offers_incomplete" in socket_path.with_name("daemon.log").read_text()
-            pause.go()
-            detach(alone)
-
-
-def test_what_ranks_that_do_not_come_back_had_sealed_is_waited_for(
-    socket_path: Path, devices: list[Path], pause: Pause
-) -> None:
-    """Two have died, one comes: without the second one's part the newest checkpoint could not be restored."""
-    with pausing_daemon(pause, Phase("everstep.checkpoint.commit:head_of", number=2)) as daemon:
-        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
-            save(attached(first, devices, rank=0), rank=0)
-            assert isinstance(first.event(frames.Persisted), frames.Persisted)
-            save(attached(second, devices, rank=1), rank=1)
-            pause.reached(daemon)
-        with FakeTrainer(socket_path) as alone, ThreadPoolExecutor(1) as beside:
-            alone.open_run(devices)
-            alone.begin_attempt(2)
-            asked = beside.submit(alone.offers)
+        with (
+            FakeTrainer(socket_path) as asking,
+            FakeTrainer(socket_path) as other,
+            ThreadPoolExecutor(1) as beside,
+        ):
+            for rank, trainer in enumerate((asking, other) if comes_back else (asking,)):
+                trainer.open_run(devices, rank=rank, world_size=3 if comes_back else 1)
+                trainer.begin_attempt(2)
+            asked = beside.submit(asking.offers)
             threading.Event().wait(0.3)  # long enough to be answered at once
             pause.go()
             (offer,) = asked.result(60)
             assert sorted(offer.shards) == [0, 1]
-            detach(alone)
+            detach(asking)
 
 
 def test_memory_that_a_rank_has_mapped_which_was_thrown_out_is_given_to_nobody(
