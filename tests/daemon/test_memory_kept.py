@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pausing import Pause, Phase, pausing_daemon
+from pausing import Pause, Phase, pausing_daemon, wait_until
 
 from everstep.core.ids import CheckpointId
+from everstep.daemon.control.client import connected
 from everstep.daemon.devices import restore
 from everstep.daemon.devices.restore import Restorer
 from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
@@ -71,6 +72,8 @@ def test_so_it_does_where_the_only_drive_has_failed(
             arena.save(ONE, seed=1)
             arena.close()
             assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            with connected(socket_path) as client:
+                wait_until(lambda: "planted by a test" in str(client.status().stores))
             detach(trainer)
         with FakeTrainer(socket_path) as again:
             again.open_run(devices[:1])

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 from everstep.core.ids import CheckpointId
+from everstep.daemon.devices.device_queue import QUEUE_LANES
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
 
@@ -33,10 +34,10 @@ def test_the_event_loop_waits_for_its_turn_and_who_writes_does_not(
     with node_daemon(node_config, socket_path) as process:
         assert main_class(process) == os.SCHED_BATCH
         before = classes(process).count(os.SCHED_OTHER)
+        assert before >= 2 * QUEUE_LANES  # those of the two drives
         save(socket_path)
         assert main_class(process) == os.SCHED_BATCH
-        # One writes the shard, and each of the two drives has a lane at least.
-        assert classes(process).count(os.SCHED_OTHER) >= before + 3
+        assert classes(process).count(os.SCHED_OTHER) > before  # one writes the shard
 
 
 def test_a_class_that_was_chosen_for_the_daemon_stays(node_config: Path, socket_path: Path) -> None:
