@@ -35,12 +35,12 @@ else
 	  $(BIN)/pytest $(ALONE); alone=$$?; exit $$((others | alone))
 endif
 
-check: $(STAMP) types  ## lint, format, types, spelling, layers and rules, generated code
+check: $(STAMP) types  ## lint, format, types, spelling, layers and rules, pages that list code, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/codespell
-	$(BIN)/pytest -q tests/test_layers.py tests/test_repo_rules.py
+	$(BIN)/pytest -q tests/test_layers.py tests/test_repo_rules.py tests/test_documents.py tests/test_log_catalogue.py tests/test_security_page.py
 	$(BIN)/python tools/gen_proto.py --check
 	$(BIN)/python tools/gen_commands.py --check
 

@@ -38,6 +38,7 @@ def test_every_event_that_is_listed_is_logged() -> None:
         "docs/logs.md lists what nothing logs"
     )
     assert {event for event in daemon if event in logged and not logged[event] - TRAINER} == set()
+    assert {event for event in trainer if event in logged and not logged[event] & TRAINER} == set()
 
 
 def test_the_table_has_the_levels_of_the_code() -> None:
