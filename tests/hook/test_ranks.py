@@ -17,6 +17,7 @@ from typing import Protocol, cast
 import pytest
 import torch.distributed as dist
 from pausing import wait_until
+from rank_pairs import NEVER, DeafListener, own_server, ranks_of_two
 from torch._C._distributed_c10d import Store, TCPStore
 
 from everstep.checkpoint.frequency_plan import DEADLINE_ROOM
@@ -39,10 +40,10 @@ DEADLINE_S = 20.0
 class Make(Protocol):
     """Makes one rank of two."""
 
-    def __call__(self, number: int, *, every: int = 10**6) -> StoreRanks: ...
+    def __call__(self, number: int, *, every: int = NEVER) -> StoreRanks: ...
 
 
-class Listener:
+class Listener(DeafListener):
     """Has time for a last checkpoint, or not; nothing of these tests is ever sealed."""
 
     def __init__(
@@ -72,20 +73,11 @@ class Listener:
         self.known_when_asked = list(self.left_s)
         return self._has_time
 
-    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
-        raise AssertionError(checkpoint)
-
-    def complete(self, checkpoint: CheckpointId) -> None:
-        raise AssertionError(checkpoint)
-
-    def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
-        raise AssertionError(checkpoint)
-
 
 @pytest.fixture
 def server() -> Iterator[list[TCPStore]]:
     """The Store that torchrun's agent would serve; who empties the list ends it."""
-    made = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)]
+    made = [own_server()]
     yield made
     made.clear()
 
@@ -93,24 +85,8 @@ def server() -> Iterator[list[TCPStore]]:
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch, server: list[TCPStore]) -> Iterator[Make]:
     """Make one rank of two."""
-    made: list[StoreRanks] = []
-    port = server[0].port
-
-    def make(number: int, *, every: int = 10**6) -> StoreRanks:
-        monkeypatch.setattr(dist, "get_rank", lambda: number)
-        made.append(StoreRanks("small", Pace(every=every, limits=Limits())))
-        return made[-1]
-
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(ranks_module, "default_store", lambda: None)
-    monkeypatch.setattr(
-        ranks_module,
-        "own_client",
-        lambda: TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
-    )
-    yield make
-    while made:
-        made.pop().close()
+    with ranks_of_two(monkeypatch, server[0].port) as make:
+        yield lambda number, *, every=NEVER: make(number, every)
 
 
 def both(rank: Make) -> tuple[list[StoreRanks], list[Listener]]:

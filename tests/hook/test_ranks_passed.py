@@ -4,44 +4,22 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 
 import pytest
-import torch.distributed as dist
 from pausing import wait_until
-from torch._C._distributed_c10d import TCPStore
+from rank_pairs import DeafListener, own_server, ranks_of_two
 
-from everstep.checkpoint.frequency_types import Limits
 from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
-from everstep.hook import ranks as ranks_module
 from everstep.hook.end_machine import Ask
-from everstep.hook.pace import Pace
 from everstep.hook.ranks import StoreRanks
 
 DUE = 3
 
 
-class Listener:
+class Listener(DeafListener):
     """Writes down what will never be complete."""
 
     def __init__(self) -> None:
         self.incomplete_ones = SimpleQueue[tuple[CheckpointId, str]]()
-
-    def saves_last_boundary(self) -> bool:
-        return True
-
-    def end_heard(self, left_s: float) -> None:
-        raise AssertionError(left_s)
-
-    def end_confirmed(self) -> None:
-        raise AssertionError
-
-    def ranks_lost(self, error: EverstepError) -> None:
-        raise AssertionError(error)
-
-    def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
-        raise AssertionError(checkpoint)
-
-    def complete(self, checkpoint: CheckpointId) -> None:
-        raise AssertionError(checkpoint)
 
     def incomplete(self, checkpoint: CheckpointId, reason: str, *, in_memory: bool) -> None:
         assert not in_memory
@@ -53,24 +31,14 @@ def pair(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[tuple[list[StoreRanks], list[Listener]]]:
     """With a checkpoint every so many boundaries."""
-    server = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)]
-    port = server[0].port
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(ranks_module, "default_store", lambda: None)
-    monkeypatch.setattr(
-        ranks_module,
-        "own_client",
-        lambda: TCPStore("127.0.0.1", port, is_master=False, use_libuv=False),
-    )
+    server = own_server()
     made, heard = list[StoreRanks](), [Listener(), Listener()]
-    for number, listener in enumerate(heard):
-        monkeypatch.setattr(dist, "get_rank", lambda number=number: number)
-        made.append(StoreRanks("small", Pace(every=getattr(request, "param", DUE), limits=Limits())))
-        made[-1].start(0, listener)
-    yield made, heard
-    while made:
-        made.pop().close()
-    server.clear()
+    with ranks_of_two(monkeypatch, server.port) as make:
+        for number, listener in enumerate(heard):
+            made.append(make(number, getattr(request, "param", DUE)))
+            made[-1].start(0, listener)
+        yield made, heard
+        made.clear()  # a Store's client ends with its last reference
 
 
 def test_the_next_boundary_knows_it_and_what_is_said_ends_it_for_all(
