@@ -1,6 +1,6 @@
 """The ranks of one run, all in this process, over a real Store."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
@@ -49,7 +49,7 @@ def own_server() -> TCPStore:
 
 
 @contextmanager
-def ranks_of_two(monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[Callable[[int, int], StoreRanks]]:
+def ranks_of_two(monkeypatch: pytest.MonkeyPatch, port: int) -> Generator[Callable[[int, int], StoreRanks]]:
     """Yield what makes one rank of two, by (number, steps between checkpoints); the last made closes first."""
     made = list[StoreRanks]()
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
