@@ -12,14 +12,15 @@ from scraping import scrape
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.core.ids import CheckpointId
 from everstep.daemon.control.client import connected
-from everstep.daemon.courtesy import LOOK_S
+from everstep.daemon.courtesy import APART_S, LOOK_S
 from everstep.daemon.testing import FakeTrainer, node_daemon
 from everstep.proto import frames
 
 FIRST = CheckpointId(1, 1)
 TRIES = 15
 DEADLINE_S = 60.0
-WIDE = tuple(whole_leaf(f"layers.{number}.weight", "float32", (4,)) for number in range(4000))
+WIDE = tuple(whole_leaf(f"layers.{number}.weight", "float32", (4,)) for number in range(1000))
+"""Its manifest takes 2 ms on a slow machine, far from `LOOK_S`, and a hundred of them use the credit up."""
 
 
 def times_s(ask: Callable[[], object]) -> list[float]:
@@ -31,10 +32,10 @@ def times_s(ask: Callable[[], object]) -> list[float]:
     return found
 
 
-def check_that_one_comes_at_once(ask: Callable[[], object]) -> None:
+def check_that_one_comes_within(soon_s: float, ask: Callable[[], object]) -> None:
     """One that rests never comes so soon; others may be late, as the machine is busy."""
     deadline_s = time.monotonic() + DEADLINE_S
-    while min(times_s(ask)) >= LOOK_S:
+    while min(times_s(ask)) >= soon_s:
         assert time.monotonic() < deadline_s, "none comes at once"
 
 
@@ -64,10 +65,10 @@ def being_written(socket_path: Path) -> Generator[None]:
 def test_scrapes_rest_while_a_shard_is_written(node_config: Path, socket_path: Path) -> None:
     with node_daemon(node_config, socket_path), connected(socket_path) as client:
         port = client.status().daemon.metrics_port
-        check_that_one_comes_at_once(lambda: read(port))
+        check_that_one_comes_within(APART_S / 2, lambda: read(port))
         with being_written(socket_path):
             resting = times_s(lambda: read(port))
-    assert statistics.median(resting) >= LOOK_S
+    assert statistics.median(resting) >= APART_S / 2
 
 
 def test_a_trainer_that_asks_without_end_rests_when_its_credit_is_used_up(
@@ -85,9 +86,9 @@ def test_a_trainer_that_asks_without_end_rests_when_its_credit_is_used_up(
             assert isinstance(trainer.ask(question), frames.ManifestBytes)
 
         with being_written(socket_path):
-            check_that_one_comes_at_once(ask)
+            check_that_one_comes_within(LOOK_S, ask)
             deadline_s = time.monotonic() + DEADLINE_S
             while statistics.median(times_s(ask)) < LOOK_S:
                 assert time.monotonic() < deadline_s, "it never rests"
-        check_that_one_comes_at_once(ask)
+        check_that_one_comes_within(LOOK_S, ask)
         arena.close()
