@@ -23,7 +23,7 @@ from .frequency_types import (
     StepEnded,
     StorageKnown,
 )
-from .slow_down_machine import Cycle, SlowDown
+from .slow_down_machine import Cycle, SlowDown, Steps
 
 STEPS_PER_CHECK = 32
 """Steps are many; what a checkpoint costs is compared with its past more often."""
@@ -309,22 +309,23 @@ class CostMeter:
         """Put long ones aside: whether they are pauses is seen when the cycle is compared."""
         is_long = self._is_long(step_s)
         self._busy_until[-1] = self._since_taken
-        self._near_step(step_s, cycle, is_long=is_long)
+        self._near_step(step_s, cycle.long, is_long=is_long)
         if not is_long:
             cycle.busy.add(step_s)
             self._newest_busy_s.append(step_s)
 
-    def _near_step(self, step_s: float, cycle: Cycle, *, is_long: bool) -> None:
+    def _near_step(self, step_s: float, long: Steps, *, is_long: bool) -> None:
+        """Put it to `long` if it is."""
         self._long_steps.add_near(is_long=is_long)
         if is_long:
-            cycle.long.add(step_s)
+            long.add(step_s)
             self._long_at[-1].add(max(self._since_taken, FIRST_STEPS))
 
     def _quiet_step(self, step_s: float) -> None:
         """Hold long ones back, until there are too many in a row for pauses."""
         is_long, is_near = self._is_long(step_s), self._is_near
         if is_near and self._cycle is not None:
-            self._near_step(step_s, self._cycle, is_long=is_long)
+            self._near_step(step_s, self._cycle.long_after, is_long=is_long)
         if is_long:
             self._held_back.append(step_s)
             self._pauses_far += not is_near
@@ -386,10 +387,10 @@ class CostMeter:
         return sum(map(bool, self._long_at)) >= needed and self._long_steps.are_surely_more
 
     def _compare(self, cycle: Cycle) -> None:
-        """Count what a cycle's busy steps took longer, the long ones only where checkpoints bring them about."""
+        """Count what a cycle's steps took longer, the long ones only where checkpoints bring them about."""
         with_long = self._come_with_checkpoints
         if not with_long:
-            self.pauses += cycle.long.count
+            self.pauses += cycle.long_count
         self.drifts += self._slower.add(cycle, with_long=with_long)
         known = self._slower.spread
         if known is not None and known.count > 1:

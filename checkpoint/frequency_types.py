@@ -174,11 +174,12 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowerSteps:
-    """What busy steps of this attempt took longer than the quiet ones of their own cycle, altogether."""
+    """What checkpoints of this attempt made its steps longer than the quiet ones of their own cycle, altogether."""
 
     steps: int = 0
     """Busy ones that had quiet ones beside them."""
     total_s: float = 0.0
+    """What those took longer, with the first ones after them."""
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------

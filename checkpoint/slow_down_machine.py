@@ -23,6 +23,10 @@ class Steps:
         self.count += 1
         self.sum_s += step_s
 
+    def beyond_s(self, step_s: float) -> float:
+        """Return what they took longer than as many steps of `step_s`."""
+        return self.sum_s - self.count * step_s
+
 
 @dataclass(slots=True)
 class Cycle:
@@ -31,15 +35,22 @@ class Cycle:
     checkpoints: int = 0
     busy: Steps = field(default_factory=Steps)
     long: Steps = field(default_factory=Steps)
-    """Busy ones, and the first ones after them, that look like pauses."""
+    """Busy ones that look like pauses."""
+    long_after: Steps = field(default_factory=Steps)
+    """The same of the first ones after the busy ones."""
     quiet: Steps = field(default_factory=Steps)
 
+    @property
+    def long_count(self) -> int:
+        """All that look like pauses, or are a cost."""
+        return self.long.count + self.long_after.count
+
     def slower_s(self, *, with_long: bool) -> float | None:
-        """Return what each checkpoint's busy steps took longer than quiet ones; None where all of them were pauses."""
+        """Return what each checkpoint made its steps longer than quiet ones; None where all busy ones were pauses."""
         step_s = self.quiet.sum_s / self.quiet.count
-        slower_s = self.busy.sum_s - self.busy.count * step_s
+        slower_s = self.busy.beyond_s(step_s)
         if with_long:
-            slower_s += self.long.sum_s - self.long.count * step_s
+            slower_s += self.long.beyond_s(step_s) + self.long_after.beyond_s(step_s)
         elif self.long.count:
             if not self.busy.count:
                 return None
@@ -81,7 +92,7 @@ class SlowDown:
             self._but_long.add(but_long_s)
         if slower_s is None:
             return False
-        if with_long and cycle.long.count:
+        if with_long and cycle.long_count:
             self.counts_long = True
             self._long_total_s += (slower_s - (but_long_s or 0.0)) * cycle.checkpoints
         self.compared = SlowerSteps(

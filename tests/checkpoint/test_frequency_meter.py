@@ -149,6 +149,7 @@ def test_a_long_step_soon_after_writing_ended_is_the_cost_of_checkpoints(busy: t
     meter.take()
     assert slower_s(meter) == pytest.approx(1.8)
     assert meter.compared.total_s == pytest.approx(1.8 * 20, rel=0.1), "the first one may be a pause"
+    assert meter.compared.steps == sum(busy) * 10, "busy ones alone"
 
 
 def test_long_steps_anywhere_among_busy_ones_are_a_cost_where_quiet_ones_have_none() -> None:
@@ -188,6 +189,16 @@ def test_pauses_that_fall_anywhere_among_busy_steps_are_no_cost() -> None:
         meter.steps_of(*[0.25] * 3, busy=True).steps_of(0.2, 0.2)
     assert slower_s(meter) == pytest.approx(0.05 * 8.5, rel=0.2)
     assert meter.pauses >= 19
+
+
+def test_a_pause_after_the_busy_steps_hides_none_of_them() -> None:
+    meter = warm()
+    for number in range(30):
+        pause_at = 0 if number % 3 == 2 else 6
+        meter.take().steps_of(0.25, busy=True)
+        meter.steps_of(*[0.2] * pause_at, 30.0, *[0.2] * (13 - pause_at))
+    assert slower_s(meter.take()) == pytest.approx(0.05)
+    assert (meter.compared.steps, meter.pauses) == (30, 30)
 
 
 def test_a_cycle_in_which_all_steps_changed_is_not_compared() -> None:

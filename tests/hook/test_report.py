@@ -185,11 +185,17 @@ class Loop:
         self.pace.begin(0, devices=[])
         self.book = CostBook()
         self.step, self.now_s, self.busy_for, self.slower_s = 0, 0.0, 0, 0.0
+        self.was_busy = False
 
-    def run(self, steps: int, *, step_s: float, slower: float, busy_steps: int = 3) -> None:
+    def run(
+        self, steps: int, *, step_s: float, slower: float, busy_steps: int = 3, after_s: float = 0.0
+    ) -> None:
+        """`after_s`: what the first step after the busy ones takes longer."""
         for _ in range(steps):
             self.step += 1
-            added_s = slower * step_s if self.busy_for else 0.0
+            is_busy = self.busy_for > 0
+            added_s = slower * step_s if is_busy else after_s * self.was_busy
+            self.was_busy = is_busy
             self.slower_s += added_s
             self.busy_for = max(0, self.busy_for - 1)
             self.now_s += step_s + added_s
@@ -214,6 +220,14 @@ def test_slower_steps_are_told_across_a_change_of_steps(
     for step_s in steps_s:
         loop.run(400, step_s=step_s, slower=0.2)
         assert loop.report.slower_steps_s == pytest.approx(loop.slower_s, rel=0.1)
+
+
+@pytest.mark.parametrize("busy_steps", [1, 3])
+def test_what_checkpoints_make_the_steps_after_their_busy_ones_slower_is_told(busy_steps: int) -> None:
+    loop = Loop(every=20)
+    loop.run(800, step_s=0.1, slower=0.0, busy_steps=busy_steps, after_s=1.0)
+    assert loop.report.slower_steps_s == pytest.approx(loop.slower_s, rel=0.1)
+    assert loop.report.compared_steps <= loop.report.busy_steps
 
 
 def test_steps_that_became_slower_are_no_cost_of_checkpoints() -> None:
