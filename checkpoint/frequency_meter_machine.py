@@ -77,7 +77,17 @@ class MeterMemory:
     trained_s: float = 0.0
     """In all attempts."""
     trainer_failures: int = 0
+    """In that time, as `node_failures`."""
     node_failures: int = 0
+
+    @property
+    def without_costs(self) -> "MeterMemory":
+        """What holds at any number of ranks: how long was trained, and how often that failed."""
+        return MeterMemory(
+            trained_s=self.trained_s,
+            trainer_failures=self.trainer_failures,
+            node_failures=self.node_failures,
+        )
 
 
 @dataclass(slots=True)
@@ -193,7 +203,8 @@ class CostMeter:
             case StorageKnown():
                 self._storage = observation
             case Failed():
-                self._failures[observation.kind] += observation.attempts
+                if self._trained_s > 0:  # else nobody knows over which time they came
+                    self._failures[observation.kind] += observation.attempts
             case CheckpointSkipped():
                 pass  # it cost nothing that can be told from the step
             case _:

@@ -90,16 +90,20 @@ class Pace:
 
     # -- before training
 
-    def restored(self, remembered: object, died: FailureKind | None, *, attempts: int = 1) -> None:
+    def restored(
+        self, remembered: object, died: FailureKind | None, *, attempts: int = 1, same_size: bool = True
+    ) -> None:
         """Go on with what an earlier attempt has learnt (`memory`; None: nothing).
 
         `died`: how the last attempt did, None where it ended by itself; `attempts`: that died since, it included.
+        `same_size`: it had as many ranks; what checkpoints cost others is no measure.
         """
         self._failed = Failed(kind=died, attempts=attempts) if died is not None else None
         if remembered is None:
             return
         try:
-            self._memory = load_memory(remembered)
+            memory = load_memory(remembered)
+            self._memory = memory if same_size else FrequencyMemory(meter=memory.meter.without_costs)
         except EverstepError as error:
             logger.warning("frequency_unknown reason=%s: what checkpoints cost is measured anew", error)
         self._frequency = self._make(0)

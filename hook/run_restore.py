@@ -156,7 +156,7 @@ class RunRestore:
             self.notes[WENT_BACK_NOTE] = note_of(turns)
 
     def _learn_from(self, found: Fetched, *, goes_back: bool) -> None:
-        """Go on with what the controller has learnt, if as many ranks wrote it.
+        """Go on with what the controller has learnt, of what checkpoints cost only if as many ranks wrote it.
 
         An attempt that did not end by itself has died, and so have all that began after it: they left no checkpoint.
         """
@@ -164,8 +164,12 @@ class RunRestore:
         died = self.attempt - found.choice.checkpoint.attempt - self.state.restored_last
         if goes_back:
             died = 0  # nobody knows: some of them have left newer ones
-        remembered = self.state.restored_learnt if found.choice.world_size == self.ranks.world_size else None
-        self.pace.restored(remembered, kind if died else None, attempts=max(died, 1))
+        self.pace.restored(
+            self.state.restored_learnt,
+            kind if died else None,
+            attempts=max(died, 1),
+            same_size=found.choice.world_size == self.ranks.world_size,
+        )
 
 
 @contextlib.contextmanager

@@ -19,7 +19,9 @@ from everstep.checkpoint.frequency_machine import (
     PROFILE_STEPS_MIN,
     FixedInterval,
     FrequencyMachine,
+    FrequencyMemory,
 )
+from everstep.checkpoint.frequency_meter_machine import MeterMemory
 from everstep.checkpoint.frequency_types import (
     BoundKind,
     CheckpointSkipped,
@@ -698,7 +700,7 @@ def test_steps_that_take_no_time_leave_the_decision_as_it_was() -> None:
 
 
 def test_a_failure_that_is_told_is_counted() -> None:
-    machine = FrequencyMachine(Limits())
+    machine = FrequencyMachine(Limits(), memory=FrequencyMemory(meter=MeterMemory(trained_s=10.0)))
     machine.observe(Failed(kind=FailureKind.NODE))
     assert machine.memory.meter.node_failures == 1
 

@@ -307,10 +307,36 @@ def test_failures_are_counted_over_attempts_until_their_mean_time_is_known() -> 
     assert "a failure each" in pace.decision.reason
 
 
+@pytest.mark.parametrize(
+    "remembered", [None, {"format": 99}, begun(every=7).memory], ids=["none", "other", "fixed"]
+)
+def test_failures_are_not_counted_where_nobody_knows_over_which_time_they_came(remembered: object) -> None:
+    """Else the seconds of this attempt would be divided by the deaths of those before."""
+    pace = Pace(every=None, limits=Limits(budget=0.01))
+    pace.restored(remembered, FailureKind.NODE, attempts=FAILURES_NEEDED + 1)
+    pace.begin(0, devices=[DEVICE])
+    Loop(pace).run(400, stall_s=0.05)
+    assert pace.decision.kind is BoundKind.BUDGET
+    assert "for a failure each" not in pace.decision.reason
+
+
+def test_at_another_number_of_ranks_failures_stay_known_and_costs_do_not() -> None:
+    before = Loop(begun())
+    before.run(1000, stall_s=0.05)
+    after = Pace(every=None, limits=Limits())
+    after.restored(json.loads(json.dumps(before.pace.memory)), FailureKind.NODE, attempts=4, same_size=False)
+    after.begin(before.step, devices=[DEVICE])
+    assert after.decision.kind is BoundKind.PROFILE
+    assert after.own_needed_s is None
+    known = load_memory(after.memory).meter
+    assert (known.trained_s, known.node_failures) == (pytest.approx(1000 * STEP_S), 4)
+
+
 def test_attempts_that_died_before_their_first_checkpoint_count() -> None:
-    remembered = begun().memory
+    before = Loop(begun())
+    before.run(10)
     pace = Pace(every=None, limits=Limits())
-    pace.restored(remembered, FailureKind.NODE, attempts=10)
+    pace.restored(before.pace.memory, FailureKind.NODE, attempts=10)
     pace.begin(0, devices=[DEVICE])
     assert load_memory(pace.memory).meter.node_failures == 10
 
