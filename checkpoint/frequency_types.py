@@ -236,5 +236,7 @@ class Decision:
     """Steps, about, until it is known whether slower steps keep the budget; 0: it is known."""
     budget: float | None = None
     """Share of the time that training takes without checkpoints; None: there is none, the interval is fixed."""
+    budget_asked_unix_s: float = 0.0
+    """When an operator asked for a budget last, as far as this follows it; 0: never."""
     paused_until_unix_s: float = 0.0
     """As an operator asked; 0: it is not paused."""

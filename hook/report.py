@@ -128,6 +128,7 @@ class Report:
             steps_undecided=self.decision.steps_undecided,
             paused_until_unix_s=self.decision.paused_until_unix_s,
             plain_s=self.plain_s,
+            budget_asked_unix_s=self.decision.budget_asked_unix_s,
         )
 
     def __str__(self) -> str:

@@ -304,6 +304,8 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     """As an operator asked, perhaps of another daemon, or of one before this; 0: it is not paused."""
     plain_s: float = 0.0
     """Of `boundary_s`, boundaries at which no checkpoint was due: no interval makes that less, no budget counts it."""
+    budget_asked_unix_s: float = 0.0
+    """What operators asked of `budget` until then is in it; 0: nothing, or from a trainer that does not say."""
 
     @property
     def added_s(self) -> float:

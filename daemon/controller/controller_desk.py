@@ -86,17 +86,13 @@ class ControllerDesk:
         """
         if not BUDGET_LEAST <= budget < 1:
             raise UsageError(f"budget is {budget:g}", hint="a share of the time, such as 0.035 for 3.5 %")
-        view = self._view(run)
-        is_paused = view.state is ControllerState.PAUSED
-        if view.state is ControllerState.FIXED or (is_paused and view.budget is None):
-            raise UsageError(
-                f"run {run.name!r} takes a checkpoint every {view.interval_steps} steps, as its script says",
-                hint="a budget needs attach() without every=",
-            )
+        _refuse_fixed(self._view(run))
         self._steer(run, budget=budget, budget_asked_unix_s=time.time())
-        text = f"somebody set the budget of run {run.name!r} to {100 * budget:.3g} %"
+        text = f"somebody asked for a budget of {100 * budget:.3g} % for run {run.name!r}"
         self._tell(run, "budget", text)
-        return await self._confirmed(run, left_s, lambda view: view.budget == budget)
+        view = await self._confirmed(run, left_s, lambda view: view.asked_budget is None)
+        _refuse_fixed(view)  # nobody knew before its first boundary
+        return view
 
     async def pause(self, run: "RunRecord", ttl_s: float, left_s: float) -> ControllerView:
         """Let the controller take no checkpoint for so long; those that are forced, and the last one, are taken."""
@@ -266,7 +262,6 @@ class ControllerDesk:
         costs = max(said, key=_cost_share, default=None)
         key = (run.uid, run.run_id)
         steering = self._steering.get(key, frames.Steer())
-        is_pending = costs is not None and steering.budget is not None and steering.budget != costs.budget
         state = _state(costs)
         return ControllerView(
             run_name=run.name,
@@ -281,7 +276,7 @@ class ControllerDesk:
             reason=costs.reason if costs else "",
             goal_missed=costs.goal_missed if costs else "",
             budget=costs.budget if costs else None,
-            asked_budget=steering.budget if is_pending else None,
+            asked_budget=steering.budget if _is_pending(steering, costs) else None,
             cost_share=costs.cost_share if costs else None,
             cost_half_width=costs.cost_half_width if costs else None,
             steps_undecided=costs.steps_undecided if costs else 0,
@@ -296,6 +291,26 @@ def _state(costs: frames.Costs | None) -> ControllerState:
     if costs.bound == "paused":
         return ControllerState.PAUSED
     return ControllerState.FIXED if costs.bound == "fixed" else ControllerState.ADAPTIVE
+
+
+def _refuse_fixed(view: ControllerView) -> None:
+    is_paused = view.state is ControllerState.PAUSED
+    if view.state is ControllerState.FIXED or (is_paused and view.budget is None):
+        raise UsageError(
+            f"run {view.run_name!r} takes a checkpoint every {view.interval_steps} steps, as its script says",
+            hint="a budget needs attach() without every=",
+        )
+
+
+def _is_pending(steering: frames.Steer, costs: frames.Costs | None) -> bool:
+    """Tell whether a budget that was asked for here may still come to be followed.
+
+    Not where the interval is fixed, nor where one is followed that was asked for later, perhaps of another daemon.
+    """
+    if costs is None:
+        return True
+    is_followed = costs.budget == steering.budget or costs.budget_asked_unix_s >= steering.budget_asked_unix_s
+    return costs.budget is not None and not is_followed
 
 
 def _paused_until_unix_s(costs: frames.Costs | None, steering: frames.Steer) -> float:

@@ -41,7 +41,7 @@ class ControllerView:
     budget: float | None
     """Share of the time that training takes without checkpoints; None: the interval is fixed, or nobody has said."""
     asked_budget: float | None
-    """What an operator has asked for and no trainer has confirmed yet; None: nothing."""
+    """What an operator has asked for and no trainer has confirmed yet; None: nothing, or another one holds by now."""
     cost_share: float | None
     """What checkpoints cost at this interval, as such a share; None: not known."""
     cost_half_width: float | None

@@ -34,10 +34,12 @@ def test_a_budget_reaches_the_controller_and_outlives_the_begin_of_training() ->
     pace.steer(Steering(budget=0.2, budget_asked_unix_s=1.0))
     pace.begin(0, devices=[])
     pace.due(1, 2)
-    assert pace.decision.budget == 0.2
+    assert (pace.decision.budget, pace.decision.budget_asked_unix_s) == (0.2, 1.0)
     pace.steer(Steering(budget=0.1, budget_asked_unix_s=0.5))  # older than what holds
     pace.due(2, 3)
-    assert pace.decision.budget == 0.2
+    assert (pace.decision.budget, pace.decision.budget_asked_unix_s) == (0.2, 1.0)
+    pace.steer(Steering(budget=0.1, budget_asked_unix_s=1.5))
+    assert pace.decision.budget_asked_unix_s == 1.0, "what is decided does not follow it yet"
 
 
 def test_another_budget_counts_with_the_next_decision() -> None:

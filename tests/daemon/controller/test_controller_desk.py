@@ -1,9 +1,11 @@
 """What a daemon shows of a run's controller after it was started again, and after ranks have come and gone."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from everstep.core.errors import UsageError
 from everstep.daemon.control.client import connected
 from everstep.daemon.controller.controller_desk import steered
 from everstep.daemon.controller.controller_views import ControllerState
@@ -15,7 +17,13 @@ RUN = "elastic"
 
 
 def costs(
-    *, share: float, step: int, bound: str = "budget", paused_until_unix_s: float = 0.0
+    *,
+    share: float,
+    step: int,
+    bound: str = "budget",
+    budget: float | None = 0.1,
+    budget_asked_unix_s: float = 0.0,
+    paused_until_unix_s: float = 0.0,
 ) -> frames.Costs:
     return frames.Costs(
         train_s=10.0,
@@ -29,7 +37,8 @@ def costs(
         reason=f"said at step {step}",
         goal_missed="",
         bound=bound,
-        budget=0.1,
+        budget=budget,
+        budget_asked_unix_s=budget_asked_unix_s,
         cost_share=share,
         step=step,
         paused_until_unix_s=paused_until_unix_s,
@@ -93,6 +102,53 @@ def test_until_when_a_run_is_paused_is_known_to_a_daemon_that_nobody_asked(
         trainer.send(costs(share=0.01, step=6))
         settled(trainer)
         assert client.controllers(RUN)[0].paused_until_unix_s == 0.0
+
+
+@pytest.mark.parametrize("followed", [True, False], ids=["followed first", "never followed"])
+def test_a_budget_is_not_waited_for_once_another_one_was_asked_elsewhere(
+    socket_path: Path, devices: list[Path], followed: bool
+) -> None:
+    """Of a run on two nodes, whose other daemon was asked later."""
+    with (
+        daemon_process(socket_path),
+        connected(socket_path) as client,
+        attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer,
+        ThreadPoolExecutor() as threads,
+    ):
+        trainer.send(costs(share=0.01, step=5))
+        settled(trainer)
+        answer = threads.submit(client.set_budget, RUN, 0.02)
+        asked = trainer.event(frames.Steer)
+        assert isinstance(asked, frames.Steer)
+        asked_unix_s = asked.budget_asked_unix_s
+        assert client.controllers(RUN)[0].asked_budget == 0.02
+        if followed:
+            trainer.send(costs(share=0.01, step=6, budget=0.02, budget_asked_unix_s=asked_unix_s))
+            assert answer.result().budget == 0.02
+        trainer.send(costs(share=0.01, step=7, budget=0.05, budget_asked_unix_s=asked_unix_s + 1))
+        answer.result()
+        settled(trainer)
+        (view,) = client.controllers(RUN)
+        assert (view.budget, view.asked_budget) == (0.05, None)
+
+
+def test_a_budget_that_was_asked_before_the_interval_was_known_to_be_fixed_is_refused_then(
+    socket_path: Path, devices: list[Path]
+) -> None:
+    with (
+        daemon_process(socket_path),
+        connected(socket_path) as client,
+        attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer,
+        ThreadPoolExecutor() as threads,
+    ):
+        answer = threads.submit(client.set_budget, RUN, 0.02)
+        trainer.event(frames.Steer)
+        (view,) = client.controllers(RUN)
+        assert (view.state, view.asked_budget) == (ControllerState.UNKNOWN, 0.02)
+        trainer.send(costs(share=0.01, step=50, bound="fixed", budget=None))
+        with pytest.raises(UsageError, match="every 50 steps"):
+            answer.result()
+        assert client.controllers(RUN)[0].asked_budget is None
 
 
 def test_the_newest_wish_holds_though_the_clock_was_set_back() -> None:
