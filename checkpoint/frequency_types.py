@@ -37,7 +37,7 @@ class Limits:
     mtbf_s: float | None = None
     """Mean time between failures of the whole job; None: learnt."""
     drive_writes_per_day: float = DRIVE_WRITES_PER_DAY_DEFAULT
-    """How often a day the drives may be written full."""
+    """How often a day this run may write the drives full; of n runs on the same drives each takes as much."""
 
     def __post_init__(self) -> None:
         _check("budget", self.budget, BUDGET_LEAST <= self.budget < 1, "a share of the time, such as 0.035")
