@@ -83,6 +83,14 @@ class DaemonClient:
             self.break_off(_INTERRUPTED)
             raise
 
+    def tell(self, frame: Request) -> bool:
+        """Send what needs no answer; False when the daemon is gone."""
+        try:
+            self.send(frame)
+        except EverstepError:
+            return False
+        return True
+
     def _send_all(self, data: bytes) -> None:
         """Under the lock, whatever happens: behind half a frame nobody else may send."""
         try:

@@ -75,11 +75,7 @@ class Link:
 
     def tell(self, frame: frames.Request) -> bool:
         """Send what needs no answer; False when there is no daemon to tell."""
-        try:
-            self.client.send(frame)
-        except EverstepError:
-            return False
-        return True
+        return self.client.tell(frame)
 
     def keep_up(self, on_restored: Callable[[], None]) -> None:
         """Called at boundaries: when the daemon is gone, look for another one, beside training and with pauses."""

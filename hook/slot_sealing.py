@@ -9,8 +9,8 @@ from ..checkpoint.layout_plan import Layout
 from ..checkpoint.manifest_types import Draft
 from ..core.errors import EverstepError, StateTypeError
 from ..proto import frames
+from .client import DaemonClient
 from .debug_check import SlotCheck
-from .link import Link
 from .mapped_arena import MappedArena
 from .window_gate import WindowGate
 
@@ -22,7 +22,8 @@ ANNOUNCE_BYTES_MIN = 128 * 1024 * 1024
 class SlotSealing:
     """One snapshot in its slot. Used by the copy thread, but for `plan`."""
 
-    link: Link
+    client: DaemonClient
+    """Of the daemon whose arena it is: to the next one both numbers mean something else, or nothing."""
     arena: MappedArena
     slot: int
     layout: Layout
@@ -60,7 +61,7 @@ class SlotSealing:
         if not self._pays:
             return
         draft, size_bytes, digest = self._written()
-        self._is_announced = self.link.tell(
+        self._is_announced = self.client.tell(
             frames.Announce(
                 arena=self.arena.number,
                 slot=self.slot,
@@ -89,7 +90,7 @@ class SlotSealing:
         if self.gate is not None and self.check is not None:  # later its window holds another
             self.check.compare(self.view, segment)
         if self._is_announced and segment not in self._at_end:
-            self.link.tell(frames.Copied(arena=self.arena.number, slot=self.slot, segment=segment))
+            self.client.tell(frames.Copied(arena=self.arena.number, slot=self.slot, segment=segment))
 
     def seal(self) -> None:
         """Everything is in the slot, and holds.
@@ -97,7 +98,7 @@ class SlotSealing:
         Raises:
             UsageError: in the debug mode, somebody wrote to what was being copied.
             StateTypeError: the manifest is too large for its place.
-            DaemonUnavailableError: the daemon is gone.
+            DaemonUnavailableError: the daemon is gone, whether or not another one has come.
             EverstepError: it has given up what streamed through a ring.
         """
         if self.gate is not None:
@@ -105,7 +106,7 @@ class SlotSealing:
         elif self.check is not None:
             self.check.compare(self.view)
         draft, size_bytes, digest = self._written()
-        self.link.client.send(
+        self.client.send(
             frames.Seal(
                 arena=self.arena.number,
                 slot=self.slot,
@@ -116,6 +117,10 @@ class SlotSealing:
                 draft_sha256=digest,
             )
         )
+
+    def abandon(self, reason: str) -> None:
+        """Nothing more is written to the slot: the daemon may give it back."""
+        self.client.tell(frames.Abandon(arena=self.arena.number, slot=self.slot, reason=reason[:500]))
 
     # -- through a ring
 

@@ -356,9 +356,9 @@ class Snapshotter:
         )
         for moves in places.eager.at(capture.addresses, base):
             copy(moves, self._scratch)
-        client = self._link.client  # of another daemon, later, the arena is unknown
+        client = self._link.client
         sealing = SlotSealing(
-            link=self._link,
+            client=client,
             arena=arena,
             slot=slot,
             layout=layout,
@@ -390,7 +390,7 @@ class Snapshotter:
             copied=sealing.copied,
             wait_cuda=cuda.wait,
             finish=lambda copy_s: self._seal(copy_s, sealing, facts.checkpoint),
-            fail=lambda error: self._drop(arena, slot, facts.checkpoint, error),
+            fail=lambda error: self._drop(sealing, facts.checkpoint, error),
         )
 
     # -- on the copy thread
@@ -418,9 +418,9 @@ class Snapshotter:
             notes=facts.notes | {SNAPSHOT_NOTE: random_id()},
         )
 
-    def _drop(self, arena: MappedArena, slot: int, checkpoint: CheckpointId, error: EverstepError) -> None:
+    def _drop(self, sealing: SlotSealing, checkpoint: CheckpointId, error: EverstepError) -> None:
         logger.warning("snapshot_dropped checkpoint=%s reason=%s", checkpoint, error)
-        self._link.tell(frames.Abandon(arena=arena.number, slot=slot, reason=error.message[:500]))
+        sealing.abandon(error.message)
         is_lost = isinstance(error, DaemonUnavailableError)
         self._on_failed(checkpoint, f"{DAEMON_LOST}: {error}" if is_lost else str(error))
 

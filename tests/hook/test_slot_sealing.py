@@ -7,7 +7,7 @@ import torch
 
 import everstep
 from everstep.daemon.testing import daemon_process
-from everstep.hook.link import Link
+from everstep.hook.client import DaemonClient
 from everstep.hook.slot_sealing import ANNOUNCE_BYTES_MIN
 from everstep.proto import frames
 
@@ -28,13 +28,13 @@ def train_one_step(model: Layers, storage: list[Path], told: list[frames.Request
     """Leave a checkpoint; `told` gets what the daemon is told without an answer."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-    def tell(link: Link, frame: frames.Request) -> bool:
+    def tell(client: DaemonClient, frame: frames.Request) -> bool:
         told.append(frame)
-        return original(link, frame)
+        return original(client, frame)
 
-    original = Link.tell
+    original = DaemonClient.tell
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Link, "tell", tell)
+        patch.setattr(DaemonClient, "tell", tell)
         with everstep.attach("large", model=model, optimizer=optimizer, storage=storage, every=1) as run:
             run.step()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from pausing import wait_until
 from torch import nn
 
 import everstep
@@ -23,9 +24,12 @@ from everstep.core.errors import DaemonUnavailableError, StateTypeError, UsageEr
 from everstep.daemon.testing import daemon_process
 from everstep.hook import capture as capture_module
 from everstep.hook import copier as copier_module
+from everstep.hook import slot_sealing as slot_sealing_module
+from everstep.hook.client import DaemonClient
 from everstep.hook.copier import Copier
 from everstep.hook.copy_plan import Moves
 from everstep.hook.gather import copy
+from everstep.hook.rank_protocol import DAEMON_LOST
 from everstep.hook.report import Skipped
 from everstep.hook.run import Run
 from everstep.hook.skip_reasons import STILL_COPYING
@@ -55,7 +59,7 @@ class Gate:
         self.open.set()
 
     def copy(self, moves: Moves) -> None:
-        assert self.open.wait(20)
+        assert self.open.wait(60)  # in the time of which a daemon may have to start
         copy(moves)
 
     def open_during_guard(self, monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
@@ -95,7 +99,7 @@ def made(width: int = 8, seed: int = 0) -> dict[str, Any]:
 
 
 @contextmanager
-def attached(device: Path, objects: dict[str, Any], *, final: bool = True) -> Generator[Run]:
+def attached(device: Path | list[Path], objects: dict[str, Any], *, final: bool = True) -> Generator[Run]:
     """A run; without `final` it is left by an exception, so that it takes no last boundary."""
     with (
         contextlib.suppress(_Left),
@@ -511,6 +515,47 @@ def test_a_daemon_that_goes_while_memory_is_asked_for_ahead_does_not_end_trainin
         while run.report().checkpoints_complete == 0:  # the first one asks for memory again
             iterate(run, objects, checkpoint=True)
             assert run.wait(20)
+
+
+def test_a_copy_that_outlives_its_daemon_has_failed_and_says_nothing_to_the_next_one(
+    device: Path, gate: Gate, daemon: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arena is unknown there, or another one has the number."""
+    send, said = DaemonClient.send, list[tuple[DaemonClient, str]]()
+
+    def noted(client: DaemonClient, frame: frames.Request) -> None:
+        said.append((client, type(frame).__name__))
+        send(client, frame)
+
+    monkeypatch.setattr(DaemonClient, "send", noted)
+    monkeypatch.setattr(slot_sealing_module, "ANNOUNCE_BYTES_MIN", 0)
+    devices = [device, device.with_name("d1")]
+    devices[1].mkdir()
+    objects = made(width=4096)
+    with contextlib.ExitStack() as daemons, attached(devices, objects, final=False) as run:
+        until_taken(run, objects)
+        gate.open.clear()
+        iterate(run, objects, checkpoint=True)
+        checkpoint = f"{run.attempt}.{run.steps}"
+        daemon.kill()
+        wait_until(lambda: run._link.broken)
+        daemons.enter_context(daemon_process(Path(os.environ["EVERSTEP_SOCKET"])))
+
+        def is_back() -> bool:
+            run.step()
+            return not run._link.broken
+
+        wait_until(is_back)
+        said.clear()
+        gate.open.set()
+        assert run.wait(60)
+        assert [what for client, what in said if client is run._link.client] == []
+        assert run.report().checkpoints_sealed == 1
+        while run.report().checkpoints_complete == 1:  # behind all that the daemon had to answer before
+            iterate(run, objects, checkpoint=True)
+            assert run.wait(60)
+        assert run.report().failures == (f"{checkpoint}: {DAEMON_LOST}",)
+        assert run.report().checkpoints_sealed == 2
 
 
 class TestReport:
