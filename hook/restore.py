@@ -135,7 +135,8 @@ class RestoreSearch:
     """What is restored is the goal, and not what came since the run went there."""
     is_mixed: bool = False
     """Tensors of the components hold bytes of a checkpoint that could not be read to its end."""
-    skipped: list[str] = field(default_factory=list[str])
+    skipped: dict[CheckpointId, str] = field(default_factory=dict[CheckpointId, str])
+    """What cannot be restored, newer or older than what can, with its name and the reason."""
     _damaged: Counter[CheckpointId] = field(default_factory=Counter[CheckpointId])
     """How often each was found damaged in memory."""
 
@@ -150,9 +151,11 @@ class RestoreSearch:
         """
         offers = self._offers()
         choices = restorable(offers.items, self.ranks.rank, self.ranks.world_size)
-        self.skipped += [
-            f"{offer.attempt}.{offer.step}: {offer.problem}" for offer in offers.items if offer.problem
-        ]
+        self.skipped |= {
+            CheckpointId(offer.attempt, offer.step): f"{offer.attempt}.{offer.step}: {offer.problem}"
+            for offer in offers.items
+            if offer.problem
+        }
         while True:
             offered = self.ranks.gather("offer", [str(checkpoint) for checkpoint in choices])
             newest = newest_common(cast("list[list[str]]", offered))
@@ -192,7 +195,7 @@ class RestoreSearch:
         found = self._try(choices[wanted])
         if found is None:
             raise CorruptDataError(
-                f"the run cannot go back to checkpoint {wanted}: {'; '.join(self.skipped[-1:])}",
+                f"the run cannot go back to checkpoint {wanted}: {self.skipped[wanted]}",
                 hint="go back to another one, `everstep ls` lists them, or leave back_to= out",
             )
         self.goes_back = True
@@ -215,7 +218,7 @@ class RestoreSearch:
         if any(self.ranks.gather("lost", is_lost)):
             raise CorruptDataError(
                 f"none of the {len(names)} checkpoints of this run here can be restored by all ranks: "
-                + "; ".join(self.skipped[:5] or ["no rank set has all shards"]),
+                + "; ".join(list(self.skipped.values())[:5] or ["no rank set has all shards"]),
                 hint="mount missing devices, start as many ranks as took them, or attach(..., fresh=True)",
             )
         if names:
@@ -263,7 +266,7 @@ class RestoreSearch:
         apart = CorruptDataError(f"ranks saved it after different boundaries: {', '.join(map(str, steps))}")
         reason = f"{choice.checkpoint}: {(failed or [apart])[0].message}"
         logger.error("checkpoint_not_restorable %s", reason)
-        self.skipped.append(reason)
+        self.skipped[choice.checkpoint] = reason
         return False
 
     def _fetch_checked(self, choice: Choice) -> tuple[Fetched | None, EverstepError | None]:

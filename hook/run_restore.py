@@ -83,7 +83,7 @@ class RunRestore:
             source="memory" if found.is_in_memory else "disk",
             restore_s=time.perf_counter() - began_s,
             world_size=found.choice.world_size,
-            skipped=tuple(search.skipped),
+            skipped=tuple(text for each, text in search.skipped.items() if each > found.choice.checkpoint),
             left_as_given=tuple(each.name for each in self.components if found.lacks(each.name)),
             not_attached=tuple(set(found.stored.components) - {each.name for each in self.components}),
         )

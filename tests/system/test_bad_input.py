@@ -503,6 +503,12 @@ class TestDamage:
         assert skipped.startswith(f"{newest}: ")
         assert str(path) in skipped
 
+    def test_an_older_one_that_is_not_whole_was_not_skipped(self, storage: list[Path]) -> None:
+        saved = saved_run(storage)
+        (path,) = segments(storage[1], next(iter(saved)))
+        truncate(path)
+        assert assert_restores(storage, saved).skipped == ()
+
     @pytest.mark.parametrize("damage", [truncate, lambda path: flip(path, 100)], ids=["truncated", "changed"])
     def test_one_bad_copy_of_a_manifest_is_mended(
         self, storage: list[Path], damage: Callable[[Path], None]
