@@ -40,6 +40,8 @@ class _Parameter:
     name: str
     tensor: torch.Tensor
     replicas: int
+    leaf: str
+    """By which its value is stored."""
     is_held: bool = True
     """An attached module has it; else its value is saved with the optimizer's state."""
 
@@ -82,6 +84,14 @@ class _Restoring:
     """Of parameters whose group says so: whether `step` lies with them."""
     written: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """What was written into a tensor that stays, by its address."""
+
+    def knows(self, parameter: _Parameter) -> None:
+        """A parameter has its value: state that was its memory when it was saved is that again, and what was apart is
+        not written there.
+        """
+        if parameter.leaf in self.stored:
+            self.written[parameter.tensor.data_ptr()] = self.stored.holder_of(parameter.leaf)
+            self.maker.share(parameter.leaf, parameter.tensor)
 
     def may_write(self, leaf: str, present: torch.Tensor) -> bool:
         """Tell whether a leaf may go into a tensor that stays: not where one that was another at the checkpoint has
@@ -155,7 +165,7 @@ class OptimizerState:
         )
         for parameter in names.held_by_nobody():
             lazy = Laziness.EAGER if may_be_statistics(parameter.tensor) else Laziness.OWNED
-            sink.leaf(self._leaf_of(parameter), parameter.tensor, lazy)
+            sink.leaf(parameter.leaf, parameter.tensor, lazy)
             found.own.append(parameter.name)
         for key, state in cast(dict[object, object], self._optimizer.state).items():
             if not isinstance(key, torch.Tensor):
@@ -213,9 +223,6 @@ class OptimizerState:
         ]
         document = {"kind": KIND, "groups": groups, "state": state if found.rest else found.plain}
         sink.value(document | {"class": class_name(self._optimizer), "shared": shared, "own": found.own})
-
-    def _leaf_of(self, parameter: _Parameter) -> str:
-        return f"{self.name}.params.{parameter.name}"
 
     def _options(self, sink: Sink, index: int) -> object:
         group = self._groups[index]
@@ -276,7 +283,7 @@ class OptimizerState:
             if name not in own
         ]
         for name, parameter in own.items():
-            leaf = self._leaf_of(parameter)
+            leaf = parameter.leaf
             require_plain(parameter.tensor, leaf)
             if name not in saved:
                 problems.append(f"{name} was an attached module's, and is the optimizer's alone here")
@@ -317,7 +324,7 @@ class OptimizerState:
         own = names.held_by_nobody()
         if "own" in document:
             for parameter in own:
-                stored.copy_to(self._leaf_of(parameter), parameter.tensor)
+                stored.copy_to(parameter.leaf, parameter.tensor)
         elif own:
             logger.warning(
                 "weights_left_as_given optimizer=%s weights=%s: no attached module has them, and the checkpoint, which"
@@ -326,6 +333,8 @@ class OptimizerState:
                 ",".join(parameter.name for parameter in own),
             )
         restoring = _Restoring(stored=stored, maker=TensorMaker(stored))
+        for parameter in names.all():
+            restoring.knows(parameter)
         for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):
             self._put_options(restoring, group, Document(self.name, saved).value("options"))
         restoring.steps_on_device.update(
@@ -452,6 +461,10 @@ class _Names:
         """Return the parameter that a key of the state is; None for what a replaced layer has left there."""
         return self._by_id.get(id(tensor))
 
+    def all(self) -> list[_Parameter]:
+        """Return the parameters of the groups, and those in no group that have state."""
+        return [*self._by_id.values()]
+
     def held_by_nobody(self) -> list[_Parameter]:
         """Return the parameters that no attached module has."""
         return [parameter for parameter in self._by_id.values() if not parameter.is_held]
@@ -475,7 +488,8 @@ class _Names:
     def _add(self, tensor: torch.Tensor, own_name: str | None, what: str) -> None:
         parameter = self._named(tensor)
         if parameter is None and own_name is not None:
-            parameter = _Parameter(own_name, tensor, 1, is_held=False)
+            leaf = f"{self._optimizer_name}.params.{own_name}"
+            parameter = _Parameter(own_name, tensor, 1, leaf, is_held=False)
         if parameter is None:
             raise self._nobodys(tensor, what)
         if id(tensor) in self._by_id:
@@ -522,8 +536,8 @@ class _Names:
         for module in (self._only,) if self._only is not None else self._registry.modules:
             named = self._registry.find(module, tensor)
             if named is not None:
-                name = named.fqn if self._only is not None else f"{module}.{named.fqn}"
-                return _Parameter(name, tensor, named.replicas)
+                leaf = f"{module}.{named.fqn}"
+                return _Parameter(named.fqn if self._only is not None else leaf, tensor, named.replicas, leaf)
         return None
 
 

@@ -180,13 +180,29 @@ class StoredState:
 
 
 class TensorMaker:
-    """Makes new tensors from a stored state; those that shared memory when saved share it again."""
+    """Makes new tensors from a stored state; those that shared memory when saved share it again.
+
+    Also with tensors that exist, of which it is told.
+    """
 
     def __init__(self, stored: StoredState) -> None:
         """Make a family of tensors; sharing is kept among the tensors of one maker and device."""
         self._stored = stored
         self._shared = {alias.of for alias in stored.manifest.aliases}
         self._bytes: dict[tuple[str, torch.device], torch.Tensor] = {}
+
+    def share(self, name: str, tensor: torch.Tensor) -> None:
+        """Let what shared a leaf's memory share that of the tensor which the leaf has been put into.
+
+        Not where a larger leaf holds its bytes, or its elements lie in another order here.
+        """
+        if name not in self._stored:
+            return
+        (holder, _), spec = self._stored.holder_of(name), self._stored.spec(name)
+        is_whole = holder in self._shared and self._stored.spec(holder).size_bytes == spec.size_bytes
+        if is_whole and self._stored.fits(name, tensor) and _has_memory_order(tensor, spec):
+            flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+            self._bytes[holder, tensor.device] = flat.view(torch.uint8)
 
     def make(self, name: str, device: torch.device) -> torch.Tensor:
         """Return a new tensor with the stored bytes, dtype, shape and strides."""
@@ -231,6 +247,11 @@ def _dense(spec: LeafSpec) -> LeafSpec:
 
 def _same_memory_order(tensor: torch.Tensor, spec: LeafSpec) -> bool:
     """Tell whether the stored bytes are the tensor's memory as it lies, so that a memmove is the whole copy."""
-    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+    return tensor.device.type == "cpu" and _has_memory_order(tensor, spec)
+
+
+def _has_memory_order(tensor: torch.Tensor, spec: LeafSpec) -> bool:
+    """Tell whether the stored bytes are the tensor's memory as it lies, on whatever device."""
+    if tensor.is_conj() or tensor.is_neg():
         return False
     return spec.size_bytes == 0 or normal_strides(tuple(tensor.shape), tensor.stride()) == spec.strides

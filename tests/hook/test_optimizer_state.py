@@ -573,6 +573,43 @@ def test_state_that_was_one_tensor_for_all_is_one_again() -> None:
     assert [float(found) for found in steps] == [4.0] * 4
 
 
+@pytest.mark.parametrize(("module", "optimizer"), [("model", "optimizer"), ("net", "adam")])
+def test_state_that_was_its_weight_or_a_part_of_it_is_so_again(module: str, optimizer: str) -> None:
+    """By whichever of the two names the bytes are kept."""
+    saved, fresh = nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False)
+    one, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (saved, fresh))
+    weight = saved.weight.data
+    one.state[saved.weight] = {"fast": weight, "head": weight[1:3], "mean": weight.clone()}
+    transfer({module: saved, optimizer: one}, {module: fresh, optimizer: other})
+    state = other.state[fresh.weight]
+    assert same(state, one.state[saved.weight])
+    with torch.no_grad():
+        fresh.weight.fill_(7)
+    assert (bool((state["fast"] == 7).all()), bool((state["head"] == 7).all())) == (True, True)
+    assert same(state["mean"], weight)
+    assert not any(each.requires_grad for each in state.values())
+
+
+def test_of_a_weight_in_another_memory_format_it_is_a_copy() -> None:
+    saved, fresh = (nn.Conv2d(2, 3, 3, bias=False) for _ in range(2))
+    fresh.weight.data = fresh.weight.data.contiguous(memory_format=torch.channels_last)
+    one, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (saved, fresh))
+    one.state[saved.weight] = {"fast": saved.weight.data, "head": saved.weight.data[:2]}
+    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    assert same(fresh.weight, saved.weight)
+    assert same(other.state[fresh.weight], one.state[saved.weight])
+
+
+def test_a_weight_is_not_written_over_by_state_that_is_it_here_and_was_not_when_it_was_saved() -> None:
+    saved, fresh = nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False)
+    one, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (saved, fresh))
+    one.state[saved.weight]["slow"] = torch.zeros(4, 3)
+    other.state[fresh.weight]["slow"] = fresh.weight.data
+    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    assert same(fresh.weight, saved.weight)
+    assert same(other.state[fresh.weight]["slow"], torch.zeros(4, 3))
+
+
 def test_state_that_is_no_dict_is_refused() -> None:
     module = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -608,7 +645,7 @@ def test_new_state_goes_where_it_lay_and_steps_where_the_group_says(
     tensor = torch.empty(2, device="meta")
     steps = {} if told is None else {id(tensor): told}
     restoring = optimizer_state._Restoring(stored=Any, maker=Any, steps_on_device=steps)  # pyright: ignore[reportArgumentType]
-    parameter = optimizer_state._Parameter("w", tensor, 1)
+    parameter = optimizer_state._Parameter("w", tensor, 1, "model.w")
     assert restoring.device(parameter, key, host).type == ("cpu" if on_host else "meta")
 
 
@@ -638,7 +675,7 @@ def test_the_step_of_new_state_goes_where_the_restored_group_says(
 
 def test_a_step_that_lies_elsewhere_than_its_group_says_is_made_anew() -> None:
     weight = torch.empty(2, device="meta")
-    parameter = optimizer_state._Parameter("w", weight, 1)
+    parameter = optimizer_state._Parameter("w", weight, 1, "model.w")
     for with_parameter, where in ((True, "cpu"), (False, "meta")):
         restoring = optimizer_state._Restoring(
             stored=Any,  # pyright: ignore[reportArgumentType]
