@@ -175,7 +175,8 @@ class ArenaDesk:
         """The trainer starts to copy; what the slot still held can be restored from memory no more."""
         rank.check_attempt(frame.attempt)
         arena = rank.arena(frame.arena)
-        arena.machine.begin(frame.slot, CheckpointId(frame.attempt, frame.step))
+        checkpoint = CheckpointId(frame.attempt, frame.step)
+        arena.machine.begin(frame.slot, checkpoint, world_size=rank.world_size)
         arena.forget(frame.slot)
         self._node.traces.copy_begun(rank, frame.arena, frame.slot)
         rank.snapshots.pop((frame.arena, frame.slot), None)

@@ -142,8 +142,6 @@ class RankRecord:
     run: "RunRecord"
     rank: int
     world_size: int = 1
-    world_size_before: int = 1
-    """That of the trainer before: so many parts has what is still being written of it."""
     attempt: int = 0
     """Attempt that this rank's lessee has begun; 0 before."""
     lease: Lease | None = None
@@ -239,6 +237,11 @@ class RankRecord:
             for index, slot in enumerate(arena.machine.slots)
             if slot.state in states
         }
+
+    @property
+    def writing_world_sizes(self) -> set[int]:
+        """Return of how many ranks that is: of trainers that were, perhaps, whoever holds the rank by now."""
+        return {self.arenas[number].machine.slots[index].world_size for number, index in self.writing_slots}
 
     @property
     def unwritten(self) -> CheckpointId | None:

@@ -55,6 +55,8 @@ class Slot:
 
     state: SlotState = SlotState.FREE
     checkpoint: CheckpointId | None = None
+    world_size: int = 1
+    """Of the attempt that took the checkpoint: so many parts it has."""
     is_offered: bool = True
     """The trainer knows that it may use it; not while it does."""
     held_count: int = 0
@@ -71,14 +73,14 @@ class SlotMachine:
         self._sealed_everywhere: CheckpointId | None = None
         self._given_up: set[CheckpointId] = set()
 
-    def begin(self, slot: int, checkpoint: CheckpointId) -> None:
-        """The trainer starts to copy `checkpoint` into a slot that it may use."""
+    def begin(self, slot: int, checkpoint: CheckpointId, *, world_size: int = 1) -> None:
+        """The trainer, one of `world_size`, starts to copy `checkpoint` into a slot that it may use."""
         found = self._at(slot)
         # What it was told once holds, also where another slot was let go meanwhile.
         if slot in self.usable_slots or (found.is_offered and found.state is SlotState.KEPT):
             found.state = SlotState.FREE
         taken = self._take(slot, SlotState.FREE, SlotState.COPYING)
-        taken.checkpoint, taken.is_offered = checkpoint, False
+        taken.checkpoint, taken.world_size, taken.is_offered = checkpoint, world_size, False
 
     def stream(self, slot: int, checkpoint: CheckpointId) -> None:
         """The daemon starts to write a snapshot that is still being copied."""
@@ -149,9 +151,10 @@ class SlotMachine:
         """A free slot was filled from the devices."""
         self._take(slot, SlotState.FREE, SlotState.KEPT).checkpoint = checkpoint
 
-    def adopt(self, slot: int, checkpoint: CheckpointId) -> None:
+    def adopt(self, slot: int, checkpoint: CheckpointId, *, world_size: int = 1) -> None:
         """A daemon before this one had sealed it, and has not written it."""
-        self._take(slot, SlotState.FREE, SlotState.SEALED).checkpoint = checkpoint
+        taken = self._take(slot, SlotState.FREE, SlotState.SEALED)
+        taken.checkpoint, taken.world_size = checkpoint, world_size
 
     def abandon(self, slot: int) -> list[int]:
         """The trainer gives its copy up; one that is being written is free only later, and a lost slot never."""

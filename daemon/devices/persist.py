@@ -156,7 +156,7 @@ class Persister:
 
     def adopt(self, rank: RankRecord, arena: Arena, slot: int, draft: Draft) -> None:
         """Write what a daemon before this one had sealed, and has not written."""
-        arena.machine.adopt(slot, draft.checkpoint)
+        arena.machine.adopt(slot, draft.checkpoint, world_size=draft.world_size)
         self._node.spawn(self._write_adopted(rank, arena, slot, draft), f"writing adopted {draft.checkpoint}")
 
     async def _write_adopted(self, rank: RankRecord, arena: Arena, slot: int, draft: Draft) -> None:

@@ -79,13 +79,10 @@ class Restorer:
     async def _others_settled(self, rank: RankRecord) -> None:
         """Wait for what other ranks had sealed at another world size: all of its parts are needed, whoever comes back.
 
-        Who asks has begun no checkpoint yet, so that what is written is of attempts before.
+        Who asks has begun no checkpoint yet, so that what is written is of attempts before: of any of them, since
+        who took the run up since then may have ended without one.
         """
-        others = [
-            each
-            for each in rank.run.ranks.values()
-            if rank.world_size != (each.world_size if each.lessee is None else each.world_size_before)
-        ]
+        others = [each for each in rank.run.ranks.values() if each.writing_world_sizes - {rank.world_size}]
         try:
             async with asyncio.timeout(OTHERS_WAIT_S):
                 for each in others:

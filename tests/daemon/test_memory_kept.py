@@ -85,7 +85,7 @@ def test_so_it_does_where_the_only_drive_has_failed(
 def test_where_the_drive_of_another_rank_hangs_it_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only where the world was another one, whoever of it has come back."""
+    """Only where what it writes is of another world size, whoever of that has come back."""
     monkeypatch.setattr(restore, "OTHERS_WAIT_S", 0.05)
     asked = list[int]()
 
@@ -94,20 +94,17 @@ def test_where_the_drive_of_another_rank_hangs_it_is_not_waited_for_for_ever(
             asked.append(rank.rank)
             await asyncio.Event().wait()
 
-    def rank(number: int, world_size: int, **fields: Any) -> SimpleNamespace:
-        return SimpleNamespace(rank=number, world_size=world_size, run=run, **fields)
+    def rank(number: int, *writing: int) -> SimpleNamespace:
+        return SimpleNamespace(rank=number, world_size=2, run=run, writing_world_sizes=set(writing))
 
     run = SimpleNamespace(run_id="demo", ranks={})
-    here = rank(0, 2, lessee="here", world_size_before=2)
-    run.ranks = {0: here, 1: rank(1, 2, lessee=None, world_size_before=2)}
+    here = rank(0)
+    run.ranks = {0: here, 1: rank(1, 2)}
     node: Any = SimpleNamespace(persister=Hanging())
     asking: Any = here
     asyncio.run(Restorer(node)._others_settled(asking))
     assert asked == []
-    run.ranks |= {
-        1: rank(1, 2, lessee="here", world_size_before=3),
-        2: rank(2, 3, lessee=None, world_size_before=3),
-    }
+    run.ranks |= {1: rank(1, 2, 3), 2: rank(2, 3)}
     asyncio.run(Restorer(node)._others_settled(asking))
     assert asked == [1]
     assert "offers_incomplete run=demo" in caplog.text
@@ -132,6 +129,30 @@ def test_what_another_rank_had_sealed_at_another_world_size_is_waited_for(
             for rank, trainer in enumerate((asking, other) if comes_back else (asking,)):
                 trainer.open_run(devices, rank=rank, world_size=3 if comes_back else 1)
                 trainer.begin_attempt(2)
+            asked = beside.submit(asking.offers)
+            threading.Event().wait(0.3)  # long enough to be answered at once
+            pause.go()
+            (offer,) = asked.result(60)
+            assert sorted(offer.shards) == [0, 1]
+            detach(asking)
+
+
+def test_so_it_is_where_the_trainer_of_that_world_size_is_not_the_first_after_it(
+    socket_path: Path, devices: list[Path], pause: Pause
+) -> None:
+    """A restart at another world size that had itself to be restarted, while the old part is still being written."""
+    with pausing_daemon(pause, Phase("everstep.checkpoint.commit:head_of", number=2)) as daemon:
+        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+            save(attached(first, devices, rank=0), rank=0)
+            assert isinstance(first.event(frames.Persisted), frames.Persisted)
+            save(attached(second, devices, rank=1), rank=1)
+            pause.reached(daemon)
+        with FakeTrainer(socket_path) as in_vain, FakeTrainer(socket_path) as its_other:
+            for rank, trainer in enumerate((in_vain, its_other)):
+                assert isinstance(trainer.open_run(devices, rank=rank, world_size=3), frames.RunOpened)
+        with FakeTrainer(socket_path) as asking, ThreadPoolExecutor(1) as beside:
+            asking.open_run(devices, rank=0, world_size=3)
+            asking.begin_attempt(2)
             asked = beside.submit(asking.offers)
             threading.Event().wait(0.3)  # long enough to be answered at once
             pause.go()
