@@ -6,8 +6,9 @@ before it, and the kernel takes 0.16 s to free a GiB (2 cores, tmpfs pages of 4 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..core.errors import MemoryRefusedError
 from .admission_plan import PAGE_BYTES, Room, Wish, grant, room_left
 from .arena import Arena, make_arena
 from .blocking import in_thread
@@ -102,6 +103,15 @@ class ArenaBook:
     async def has_room(self, wish: Wish) -> bool:
         """Tell whether all that is wished for would be granted now."""
         return wish.size_bytes <= (await self._room_for(wish.size_bytes)).size_bytes
+
+    async def would_grant(self, wish: Wish, *, sharers: int, freed_bytes: int) -> bool:
+        """Tell whether anything would be granted, slots or a ring, once so many bytes more are free."""
+        room = await self.room()
+        try:
+            grant(wish, replace(room, size_bytes=room.size_bytes + freed_bytes), sharers=sharers)
+        except MemoryRefusedError:
+            return False
+        return True
 
     async def claim(self, size_bytes: int) -> Claim:
         """Admit `size_bytes` more, or whole pages of as many as there is room for, perhaps none.

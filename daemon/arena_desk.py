@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..checkpoint.draft_format import DraftReader
@@ -54,13 +55,7 @@ class ArenaDesk:
             ring_size_bytes=frame.ring_size_bytes,
             spare_size_bytes=frame.spare_size_bytes,
         )
-        try:
-            allowed = check_arena(self._node, rank.run.uid, wish)
-        except MemoryRefusedError:
-            if not self._give_up_unused(rank):
-                raise
-            allowed = check_arena(self._node, rank.run.uid, wish)
-        arena = await self._allocate(rank, allowed, frame.layout_digest)
+        arena = await self._allocate(rank, self._within_quota(rank, wish), frame.layout_digest)
         try:
             await self._store_arena(lease, arena)
             lease.check()
@@ -130,6 +125,15 @@ class ArenaDesk:
             logger.warning("room_too_small run=%s reason=%s", run.run_id, reason)
             lease.holder.send(frames.Notice(code=NoSpaceError.__name__, message=reason))
 
+    def _within_quota(self, rank: RankRecord, wish: Wish) -> Wish:
+        """Return what its user may wish for, without the arenas that its trainer uses no more where that must be."""
+        for without in ([], self._durable(rank), self._unused(rank)):
+            with contextlib.suppress(MemoryRefusedError):
+                allowed = check_arena(self._node, rank.run.uid, wish, without=without)
+                self._give_up(rank, without)
+                return allowed
+        return check_arena(self._node, rank.run.uid, wish)
+
     async def _allocate(self, rank: RankRecord, wish: Wish, layout_digest: str) -> Arena:
         """Return an arena that leaves room for those of the run's other ranks that have none yet."""
         sharers = 1 + rank.run.waiting(
@@ -143,9 +147,24 @@ class ArenaDesk:
                     f"{wish.text()} waits until what is in the arena before it is written",
                     hint="the next checkpoint asks again",
                 )
-            return await self._node.arenas.make(wish, layout_digest=layout_digest, sharers=sharers)
+            return await self.make(rank, wish, layout_digest=layout_digest, sharers=sharers)
         finally:
             rank.is_making = False
+
+    async def make(self, rank: RankRecord, wish: Wish, *, layout_digest: str = "", sharers: int) -> Arena:
+        """Return what ArenaBook makes; where it would refuse all, a rank's unused arenas go, if that helps.
+
+        Else no checkpoint might follow: what memory alone has is better given up than all that comes.
+        """
+        make = partial(self._node.arenas.make, wish, layout_digest=layout_digest, sharers=sharers)
+        try:
+            return await make()
+        except MemoryRefusedError:
+            unused_bytes = sum(arena.size_bytes for arena in self._unused(rank))
+            if not await self._node.arenas.would_grant(wish, sharers=sharers, freed_bytes=unused_bytes):
+                raise
+        self._give_up(rank, self._unused(rank))
+        return await make()
 
     async def make_room(self, rank: RankRecord, wish: Wish) -> None:
         """Where there is too little, give up arenas that a rank's trainer uses no more, if what they hold is durable.
@@ -153,23 +172,37 @@ class ArenaDesk:
         To be called when it asks for another arena, or for what is on the devices: then it uses none it had before.
         """
         if rank.arenas and not await self._node.arenas.has_room(wish):
-            self._give_up_unused(rank)
-
-    def _give_up_unused(self, rank: RankRecord) -> bool:
-        """Close the arenas of a rank whose trainer uses none of them, where what they hold is durable; tell if any."""
-        before, rank.current = len(rank.arenas), None
-        for number, arena in list(rank.arenas.items()):
-            if arena.machine.is_settled and self._is_durable(rank, number):
-                self._close_arena(rank, number)
-        self.drop_outdated(rank)
-        return len(rank.arenas) < before
+            self._give_up(rank, self._durable(rank))
 
     @staticmethod
-    def _is_durable(rank: RankRecord, arena: int) -> bool:
-        """Tell whether all snapshots in an arena are committed: else no checkpoint might follow for want of room."""
-        held = [snapshot.checkpoint for (number, _), snapshot in rank.snapshots.items() if number == arena]
-        committed = {info.checkpoint for info in rank.run.store.checkpoints() if rank.rank in info.ranks}
-        return committed.issuperset(held)
+    def _unused(rank: RankRecord) -> list[Arena]:
+        """Return the arenas that may be closed, of a rank whose trainer uses none of them: nobody writes or reads."""
+        return [
+            arena
+            for arena in rank.arenas.values()
+            if arena.machine.is_settled or (arena.shared_with_dead and not arena.machine.busy)
+        ]
+
+    def _durable(self, rank: RankRecord) -> list[Arena]:
+        """Return those of which nothing is lost: the devices can give back all that a restart could take from them."""
+        unsaved = {
+            number for (number, _), each in rank.snapshots.items() if not rank.can_be_read(each.checkpoint)
+        }
+        return [
+            arena for arena in self._unused(rank) if arena.shared_with_dead or arena.number not in unsaved
+        ]
+
+    def _give_up(self, rank: RankRecord, unused: list[Arena]) -> None:
+        """Close unused arenas of a rank."""
+        if not unused:
+            return
+        unsaved, rank.current = rank.in_memory_only, None
+        for arena in unused:
+            self._close_arena(rank, arena.number)
+        if unsaved is not None and rank.in_memory_only != unsaved:
+            logger.warning(
+                "unsaved_given_up run=%s rank=%d checkpoint=%s", rank.run.run_id, rank.rank, unsaved
+            )
 
     def begin_snapshot(self, rank: RankRecord, frame: frames.BeginSnapshot) -> None:
         """The trainer starts to copy; what the slot still held can be restored from memory no more."""

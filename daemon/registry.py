@@ -253,7 +253,7 @@ class RankRecord:
     def in_memory_only(self) -> CheckpointId | None:
         """The same, if the devices cannot give it back: it is not there, not whole, or about to be collected."""
         newest = self._newest_in_memory
-        return None if newest is None or self._can_be_read(newest) else newest
+        return None if newest is None or self.can_be_read(newest) else newest
 
     @property
     def _newest_in_memory(self) -> CheckpointId | None:
@@ -270,7 +270,8 @@ class RankRecord:
         except NotFoundError:
             return None
 
-    def _can_be_read(self, checkpoint: CheckpointId) -> bool:
+    def can_be_read(self, checkpoint: CheckpointId) -> bool:
+        """Tell whether the devices can give this rank's part back, and none of it is about to be collected."""
         run, shard = self.run.store, self._shard(checkpoint)
         if shard is None or shard.problems or checkpoint in run.given_up():  # which goes however new it is
             return False

@@ -1,12 +1,14 @@
 """What a user has taken of memory, slots and disks, and whether there is room for more within its quota."""
 
 import resource
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...core.errors import MemoryRefusedError, NoSpaceError
 from ...core.sizes import size_text
 from ..admission_plan import PAGE_BYTES, Wish
+from ..arena import Arena
 from .quota_plan import Limits
 from .section import UNBOUNDED, QuotaSection
 
@@ -76,21 +78,23 @@ def disk_bytes_of(node: "Node", uid: int) -> int:
     return sum(info.size_bytes for run in runs for info in run.checkpoints())
 
 
-def check_arena(node: "Node", uid: int, wish: Wish) -> Wish:
+def check_arena(node: "Node", uid: int, wish: Wish, *, without: Collection[Arena] = ()) -> Wish:
     """Return what a user may wish for as one more arena: the wish, with no more to spare than the quota leaves.
+
+    `without`: arenas of this user that would go for it.
 
     Raises:
         MemoryRefusedError: its memory or its slots would be more than its quota.
     """
     section = node.config.quota
-    used_bytes = memory_bytes_of(node, uid)
+    used_bytes = memory_bytes_of(node, uid) - sum(arena.size_bytes for arena in without)
     if used_bytes + wish.needed_size_bytes > section.memory_bytes:
         raise MemoryRefusedError(
             f"{wish.text()} is beyond the quota of uid {uid}: {size_text(used_bytes)} of"
             f" {size_text(section.memory_bytes)} are taken",
             hint="end other jobs, ask for fewer slots, or raise quota.memory_bytes",
         )
-    used = slots_of(node, uid)
+    used = slots_of(node, uid) - sum(len(arena.machine.slots) for arena in without)
     if used + wish.slot_count > section.slots:
         raise MemoryRefusedError(
             f"{wish.text()} is beyond the quota of uid {uid}: it has {used} of {section.slots} slots",

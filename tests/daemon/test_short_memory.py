@@ -9,7 +9,7 @@ from everstep.checkpoint.layout_plan import Layout, plan_layout
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.testing import SMALL_LEAVES
 from everstep.core.ids import CheckpointId
-from everstep.daemon.control.client import connected
+from everstep.daemon.control.client import ControlClient, connected
 from everstep.daemon.testing import FakeArena, FakeTrainer, node_daemon
 from everstep.proto import frames
 
@@ -33,15 +33,37 @@ def attached(trainer: FakeTrainer, *, attempt: int = 1, rank: int = 0, world_siz
     assert isinstance(trainer.begin_attempt(attempt), frames.Done)
 
 
-def ask(trainer: FakeTrainer, layout: Layout, slot_count: int = 2) -> frames.Reply:
+def ask(
+    trainer: FakeTrainer, layout: Layout, slot_count: int = 2, *, times: int = 1, spare_size_bytes: int = 0
+) -> frames.Reply:
+    """Ask for an arena of slots that are so many times as large as a snapshot."""
     return trainer.ask(
         frames.MakeArena(
             request_id=trainer.number(),
             layout_digest=layout.digest,
-            slot_size_bytes=layout.slot_size_bytes,
+            slot_size_bytes=layout.slot_size_bytes * times,
             slot_count=slot_count,
+            spare_size_bytes=spare_size_bytes,
         )
     )
+
+
+def log_of(socket_path: Path) -> str:
+    return socket_path.with_name("daemon.log").read_text()
+
+
+def save_one_that_is_damaged_later(
+    trainer: FakeTrainer, client: ControlClient, devices: list[Path], slot_count: int = 2
+) -> None:
+    """A checkpoint that is whole in memory, in the first slot of an arena, and not on the devices any more."""
+    arena = trainer.make_arena(trainer.layout(), slot_count)
+    arena.save(CheckpointId(1, 1), seed=1)
+    assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+    arena.close()
+    for path in devices:
+        for segment in path.glob("runs/*/*/data/**/*.safetensors"):
+            segment.write_bytes(bytes(segment.stat().st_size))
+    assert not client.verify("test", CheckpointId(1, 1)).is_intact
 
 
 @pytest.mark.parametrize("slots", [3], indirect=True)
@@ -64,6 +86,47 @@ def test_ranks_of_a_run_share_what_there_is(slots: int, socket_path: Path) -> No
         assert [arena.ready.slot_count for arena in arenas] == [1, slots - 1]
         for arena in arenas:
             arena.close()
+
+
+@pytest.mark.parametrize("slots", [3], indirect=True)
+@pytest.mark.usefixtures("slots")
+class TestNotToBeReadAnyMore:
+    """What the devices cannot give back goes from memory only for an arena that there would not be without that."""
+
+    @pytest.fixture
+    def trainer(self, socket_path: Path, devices: list[Path]) -> Iterator[FakeTrainer]:
+        """One whose newest checkpoint memory alone has; its arena takes two of three slots."""
+        with FakeTrainer(socket_path) as trainer, connected(socket_path) as client:
+            attached(trainer)
+            save_one_that_is_damaged_later(trainer, client, devices)
+            yield trainer
+
+    @staticmethod
+    def is_offered_from_memory(trainer: FakeTrainer) -> bool:
+        (offer,) = trainer.offers()
+        assert (offer.problem == "") == offer.in_memory
+        return offer.in_memory
+
+    def test_it_goes_for_no_spare(self, trainer: FakeTrainer, socket_path: Path) -> None:
+        ready = ask(trainer, trainer.layout(), slot_count=1, spare_size_bytes=SLOT_BYTES)
+        assert isinstance(ready, frames.ArenaReady), ready
+        assert ready.slot_size_bytes < 2 * SLOT_BYTES
+        trainer.close()
+        with FakeTrainer(socket_path) as again:
+            attached(again, attempt=2)
+            assert self.is_offered_from_memory(again)
+
+    def test_nor_in_vain(self, trainer: FakeTrainer) -> None:
+        refused = ask(trainer, trainer.layout(), times=4)
+        assert isinstance(refused, frames.Failure)
+        assert self.is_offered_from_memory(trainer)
+
+    def test_it_goes_where_no_checkpoint_could_follow(self, trainer: FakeTrainer, socket_path: Path) -> None:
+        ready = ask(trainer, trainer.layout(), times=2)
+        assert isinstance(ready, frames.ArenaReady), ready
+        assert not self.is_offered_from_memory(trainer)
+        (said,) = [line for line in log_of(socket_path).splitlines() if "unsaved_given_up" in line]
+        assert said.endswith("checkpoint=1.1")
 
 
 @pytest.mark.parametrize("slots", [1], indirect=True)
@@ -132,14 +195,7 @@ class TestOneSlot:
         """Else no checkpoint would ever follow: what is in memory is better given up than all that comes."""
         with FakeTrainer(socket_path) as trainer, connected(socket_path) as client:
             attached(trainer)
-            arena = trainer.make_arena(trainer.layout())
-            arena.save(CheckpointId(1, 1), seed=1)
-            trainer.event(frames.Persisted)
-            arena.close()
-            for path in devices:
-                for segment in path.glob("runs/*/*/data/**/*.safetensors"):
-                    segment.write_bytes(bytes(segment.stat().st_size))
-            assert not client.verify("test", CheckpointId(1, 1)).is_intact
+            save_one_that_is_damaged_later(trainer, client, devices)
             changed = trainer.layout((whole_leaf("w", "int8", (9,)),))
             trainer.make_arena(changed).close()
 
