@@ -228,10 +228,20 @@ class ArenaDesk:
             self.free_slots(rank, number, arena.machine.sealed_everywhere(checkpoint))
         self.drop_outdated(rank)
 
-    def restored(self, rank: RankRecord, checkpoint: CheckpointId) -> None:
-        """Every rank has restored `checkpoint`: its new attempt overwrites the others."""
+    def restored(
+        self, rank: RankRecord, checkpoint: CheckpointId, *, in_memory: bool, goes_back: bool
+    ) -> None:
+        """Every rank has restored `checkpoint`: its new attempt overwrites the others.
+
+        Where it goes back and memory alone has the newest one, that stays until one of the attempt is sealed
+        everywhere: nothing has happened before. It goes all the same if there were no slot left for that one.
+        """
+        unsaved = rank.in_memory_only if goes_back else None
         for number, arena in rank.arenas.items():
-            self.free_slots(rank, number, arena.machine.restored(checkpoint))
+            freed = arena.machine.restored(checkpoint, unsaved)
+            if in_memory and number == rank.current and not arena.machine.usable_slots:
+                freed += arena.machine.restored(checkpoint)
+            self.free_slots(rank, number, freed)
         self.drop_outdated(rank)
 
     def free_slots(self, rank: RankRecord, arena: int, slots: list[int]) -> None:

@@ -271,8 +271,11 @@ class Session:
                 node.reporter.restored(rank, in_memory=frame.in_memory)
                 node.traces.restored(rank, in_memory=frame.in_memory)
                 if frame.checkpoint is not None:
-                    node.arena_desk.restored(rank, CheckpointId(*frame.checkpoint))
-                    rank.run.store.goes_on_from(CheckpointId(*frame.checkpoint))
+                    checkpoint = CheckpointId(*frame.checkpoint)
+                    node.arena_desk.restored(
+                        rank, checkpoint, in_memory=frame.in_memory, goes_back=frame.goes_back
+                    )
+                    rank.run.store.goes_on_from(checkpoint)
             case frames.Seal():
                 node.persister.seal(rank, frame)
             case frames.SealedEverywhere():

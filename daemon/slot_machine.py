@@ -5,7 +5,7 @@ streaming -> abandoned -> free, since what reads from the slot must come to its 
 
 A kept snapshot may be overwritten only when a newer one is sealed on all ranks: until then it is the newest state
 that every rank can give back from memory; or when another rank has none of the same step, or all have restored another
-one, so that it is of no use.
+one, so that it is of no use (if they went back to that, it may be of use until something newer is sealed).
 An arena that had room for one slot only could take no second snapshot by that rule: there the trainer may overwrite
 what is kept at any time.
 
@@ -184,10 +184,13 @@ class SlotMachine:
         self._given_up = {each for each in (*self._given_up, checkpoint) if each in held}
         return self._free_outdated()
 
-    def restored(self, checkpoint: CheckpointId) -> list[int]:
-        """All ranks have restored `checkpoint`: no other one is given back any more, and the trainer needs the room."""
+    def restored(self, checkpoint: CheckpointId, besides: CheckpointId | None = None) -> list[int]:
+        """All ranks have restored `checkpoint`: no other one is given back any more, and the trainer needs the room.
+
+        `besides`: one that may be, should nothing follow.
+        """
         self._given_up |= {
-            slot.checkpoint for slot in self.slots if slot.checkpoint not in (None, checkpoint)
+            slot.checkpoint for slot in self.slots if slot.checkpoint not in (None, checkpoint, besides)
         }
         return self._free_outdated()
 

@@ -101,7 +101,9 @@ class RunRestore:
                 search.is_mixed = False
                 chosen = found.choice.checkpoint
                 restored = frames.Restored(
-                    in_memory=found.is_in_memory, checkpoint=(chosen.attempt, chosen.step)
+                    in_memory=found.is_in_memory,
+                    checkpoint=(chosen.attempt, chosen.step),
+                    goes_back=search.goes_back,
                 )
                 self.link.tell(restored)  # once its arena is known here: slots come free
         finally:

@@ -163,6 +163,8 @@ class Restored(msgspec.Struct, frozen=True, tag="restored"):
     """It lay in memory; else it came from the devices."""
     checkpoint: tuple[int, int] | None = None
     """Attempt and step; None: a client of before does not say."""
+    goes_back: bool = False
+    """By the user's wish: what is newer is left only once a checkpoint after this one is complete."""
 
 
 class MakeArena(msgspec.Struct, frozen=True, tag="make_arena"):

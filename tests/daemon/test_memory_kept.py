@@ -17,7 +17,8 @@ from everstep.daemon.devices.restore import Restorer
 from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
 from everstep.proto import frames
 
-ONE = CheckpointId(1, 1)
+ONE, TWO = CheckpointId(1, 1), CheckpointId(1, 2)
+SECOND_WRITE_FAILS = Phase("everstep.daemon.devices.persist:persist_shard", number=2, raises="StorageError")
 
 
 @pytest.fixture
@@ -80,6 +81,70 @@ def test_so_it_does_where_the_only_drive_has_failed(
             again.begin_attempt(2)
             assert [offer.in_memory for offer in again.offers()] == [True]
             detach(again)
+
+
+def save_two(trainer: FakeTrainer, devices: list[Path]) -> FakeArena:
+    """Two checkpoints of a single rank, of which memory alone has the second one."""
+    arena = attached(trainer, devices, rank=0, world_size=1)
+    arena.save(ONE, seed=1)
+    assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+    arena.save(TWO, seed=2, slot=1)
+    assert isinstance(trainer.event(frames.PersistFailed), frames.PersistFailed)
+    return arena
+
+
+def in_memory(trainer: FakeTrainer) -> dict[tuple[int, int], bool]:
+    return {(offer.attempt, offer.step): offer.in_memory for offer in trainer.offers()}
+
+
+def test_who_goes_back_leaves_what_memory_alone_has_until_something_newer_is_sealed(
+    socket_path: Path, devices: list[Path], pause: Pause
+) -> None:
+    """Should it end before, whoever starts without `back_to` goes on from that, as if nothing had happened."""
+    with pausing_daemon(pause, SECOND_WRITE_FAILS):
+        with FakeTrainer(socket_path) as first:
+            save_two(first, devices).close()
+            first.send(frames.SealedEverywhere(attempt=1, step=2))
+        with FakeTrainer(socket_path) as going_back:
+            going_back.open_run(devices)
+            going_back.begin_attempt(2)
+            assert in_memory(going_back) == {(1, 1): False, (1, 2): True}
+            shard = going_back.fetch(ONE)
+            assert isinstance(shard, frames.Streaming)
+            going_back.stream(shard)
+            going_back.send(frames.Release(arena=shard.arena))
+            going_back.send(frames.Restored(in_memory=False, checkpoint=(1, 1), goes_back=True))
+        with FakeTrainer(socket_path) as again:
+            again.open_run(devices)
+            again.begin_attempt(3)
+            assert in_memory(again) == {(1, 1): False, (1, 2): True}
+            again.send(frames.Restored(in_memory=False, checkpoint=(1, 1), goes_back=True))
+            arena = again.make_arena(again.layout())
+            arena.save(CheckpointId(3, 2), seed=3)
+            arena.close()
+            assert isinstance(again.event(frames.Persisted), frames.Persisted)
+            again.send(frames.SealedEverywhere(attempt=3, step=2))
+            assert in_memory(again) == {(1, 1): False, (3, 2): True}
+            detach(again)
+
+
+def test_unless_no_slot_were_left_for_what_comes(
+    socket_path: Path, devices: list[Path], pause: Pause
+) -> None:
+    """What it goes on from stays then."""
+    with pausing_daemon(pause, SECOND_WRITE_FAILS):
+        with FakeTrainer(socket_path) as first:
+            save_two(first, devices).close()
+        with FakeTrainer(socket_path) as going_back:
+            going_back.open_run(devices)
+            going_back.begin_attempt(2)
+            fetched = going_back.fetch(ONE)
+            assert isinstance(fetched, frames.Fetched)
+            assert fetched.free_slots == []
+            going_back.send(frames.Restored(in_memory=True, checkpoint=(1, 1), goes_back=True))
+            assert going_back.event(frames.SlotFree) == frames.SlotFree(arena=fetched.arena, slot=1)
+            assert in_memory(going_back) == {(1, 1): True}
+            detach(going_back)
 
 
 def test_where_the_drive_of_another_rank_hangs_it_is_not_waited_for_for_ever(

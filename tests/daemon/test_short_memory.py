@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pausing import Pause, Phase, pausing_daemon
 
 from everstep.checkpoint.layout_plan import Layout, plan_layout
 from everstep.checkpoint.leaf import whole_leaf
@@ -17,12 +18,17 @@ NAMES = [Path("nvme0"), Path("nvme1")]
 SLOT_BYTES = plan_layout(SMALL_LEAVES, [], segment_count=2).slot_size_bytes
 
 
+def budget(node_config: Path, *, slots: int) -> None:
+    """Let a node have room for so many slots, and a little more."""
+    budget_bytes = slots * SLOT_BYTES + 4096
+    with node_config.open("a") as file:
+        file.write(f"[memory]\narena_max_bytes = {budget_bytes}\nreserve_bytes = 0\n")
+
+
 @pytest.fixture
 def slots(request: pytest.FixtureRequest, node_config: Path, socket_path: Path) -> Iterator[int]:
-    """A node daemon with room for so many slots, and a little more."""
-    config = node_config.read_text()
-    budget_bytes = request.param * SLOT_BYTES + 4096
-    node_config.write_text(f"{config}[memory]\narena_max_bytes = {budget_bytes}\nreserve_bytes = 0\n")
+    """A node daemon with room for so many slots."""
+    budget(node_config, slots=request.param)
     with node_daemon(node_config, socket_path):
         yield request.param
 
@@ -127,6 +133,33 @@ class TestNotToBeReadAnyMore:
         assert not self.is_offered_from_memory(trainer)
         (said,) = [line for line in log_of(socket_path).splitlines() if "unsaved_given_up" in line]
         assert said.endswith("checkpoint=1.1")
+
+
+def test_who_goes_back_where_memory_holds_one_arena_takes_checkpoints_all_the_same(
+    node_config: Path, socket_path: Path, pause: Pause
+) -> None:
+    """Memory alone has the newest one, in the arena of the attempt before."""
+    budget(node_config, slots=2)
+    second_write = Phase("everstep.daemon.devices.persist:persist_shard", number=2, raises="StorageError")
+    with pausing_daemon(pause, second_write, node_config):
+        with FakeTrainer(socket_path) as trainer:
+            attached(trainer)
+            arena = trainer.make_arena(trainer.layout())
+            arena.save(CheckpointId(1, 1), seed=1)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            arena.save(CheckpointId(1, 2), seed=2, slot=1)
+            assert isinstance(trainer.event(frames.PersistFailed), frames.PersistFailed)
+            trainer.send(frames.SealedEverywhere(attempt=1, step=2))
+            arena.close()
+        with FakeTrainer(socket_path) as going_back:
+            attached(going_back, attempt=2)
+            going_back.send(frames.Restored(in_memory=False, checkpoint=(1, 1), goes_back=True))
+            assert [offer.in_memory for offer in going_back.offers()] == [True, False]
+            arena = going_back.make_arena(going_back.layout())
+            assert arena.ready.slot_count == 2
+            arena.save(CheckpointId(2, 2), seed=3)
+            assert isinstance(going_back.event(frames.Persisted), frames.Persisted)
+            arena.close()
 
 
 @pytest.mark.parametrize("slots", [1], indirect=True)

@@ -1,11 +1,15 @@
 """A run goes back to an older checkpoint: once, however often it starts again, and it may return to what it left."""
 
+import contextlib
+from collections.abc import Generator
 from pathlib import Path
 
-from in_process import refused, segments, training
+from in_process import Training, refused, segments, training
+from pausing import Pause, Phase, pausing_daemon
 
 from everstep.checkpoint.testing import opened
 from everstep.core.errors import CorruptDataError, NotFoundError, StateMismatchError, UsageError
+from everstep.core.ids import CheckpointId
 from everstep.dataloader import skip
 from everstep.hook.trainer_testing import Job, Trainer, end_daemon
 
@@ -22,6 +26,18 @@ def listed(storage: list[Path]) -> dict[str, bool]:
     with opened(storage, read_only=True) as (store, _):
         (run,) = store.runs()
         return {str(info.checkpoint): info.is_set_aside for info in run.checkpoints()}
+
+
+class CutOffError(Exception):
+    """What a script does not expect."""
+
+
+@contextlib.contextmanager
+def cut_off(storage: list[Path], *, back_to: str | None = None) -> Generator[Training]:
+    """A training loop that fails at the block's end, and so takes no last checkpoint."""
+    with contextlib.suppress(CutOffError), training(storage, back_to=back_to) as trained:
+        yield trained
+        raise CutOffError
 
 
 def test_it_goes_back_once_and_ends_as_if_it_had_never_been_further(job: Job, undisturbed: str) -> None:
@@ -53,6 +69,23 @@ def test_before_a_newer_one_is_complete_nothing_has_happened(job: Job) -> None:
     assert listed(job.storage) == {"1.12": False, "1.10": False, "1.8": False}
     regretted = job.start("--every", "2", "--until", "13")
     assert regretted.until_key("restored")["restored"] == "1.12"
+
+
+def test_nor_has_it_where_memory_alone_has_the_newest(devices: list[Path], tmp_path: Path) -> None:
+    fails = Phase("everstep.daemon.devices.persist:persist_shard", number=3, raises="StorageError")
+    with pausing_daemon(Pause(tmp_path / "pause"), fails):
+        with cut_off(devices) as trained:
+            oldest, newest = trained.save(), CheckpointId.parse(trained.save())
+            trained.attempt_to_save()
+        with cut_off(devices, back_to=oldest) as trained:
+            found = trained.run.restore()
+            assert found is not None
+            assert (str(found.checkpoint), found.source) == (oldest, "disk")
+        with training(devices) as trained:
+            found = trained.run.restore()
+            assert found is not None
+            unwritten = CheckpointId(newest.attempt, newest.step + 1)
+            assert (found.checkpoint, found.source) == (unwritten, "memory")
 
 
 def test_it_returns_to_what_it_left_and_goes_back_to_the_same_once_more(job: Job) -> None:
