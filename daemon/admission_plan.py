@@ -141,9 +141,9 @@ def grant(wish: Wish, room: Room, *, sharers: int = 1) -> Grant:
     reason = f"{why}: {room.hint}"
     if fitting >= 1:
         return Grant(slot_size_bytes=slot_size_bytes, slot_count=fitting, reason=reason)
-    if 0 < wish.ring_size_bytes <= share_bytes:
-        size_bytes = share_bytes // PAGE_BYTES * PAGE_BYTES
-        return Grant(slot_size_bytes=size_bytes, slot_count=1, is_ring=True, reason=reason)
+    pages_bytes = share_bytes // PAGE_BYTES * PAGE_BYTES
+    if 0 < wish.ring_size_bytes <= pages_bytes:
+        return Grant(slot_size_bytes=pages_bytes, slot_count=1, is_ring=True, reason=reason)
     least_bytes = wish.ring_size_bytes or wish.slot_size_bytes
     raise MemoryRefusedError(f"{wish.text()} needs at least {_mib(least_bytes)}, but {why}", hint=room.hint)
 

@@ -1,7 +1,7 @@
 """Admission: the tightest of budget, node and cgroups decides, before anything is allocated."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everstep.core.errors import MemoryRefusedError
@@ -109,6 +109,22 @@ def test_nobody_gets_more_than_fits_or_less_than_could_be(
     assert (found.reason == "") == (found.slot_count == count)
     if found.slot_count < count:
         assert (found.slot_count + 1) * size * sharers > left
+
+
+@given(st.integers(1, 5 * 4096), st.integers(-10, 5 * 4096), st.integers(1, 16))
+@example(4096 + 64, 4096 + 100, 1)
+def test_a_ring_is_as_large_as_fits_and_no_smaller_than_was_asked_for(
+    least_bytes: int, share_bytes: int, sharers: int
+) -> None:
+    """Else it would be given up as it comes, and asked for again, for ever."""
+    wish = Wish(slot_size_bytes=5 * 4096 + MIB, slot_count=2, ring_size_bytes=least_bytes)
+    try:
+        found = grant(wish, room(share_bytes * sharers), sharers=sharers)
+    except MemoryRefusedError:
+        assert share_bytes // 4096 * 4096 < least_bytes
+        return
+    assert found.is_ring
+    assert least_bytes <= found.slot_size_bytes == share_bytes // 4096 * 4096
 
 
 def test_all_get_all_where_that_fits() -> None:
