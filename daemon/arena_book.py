@@ -160,6 +160,11 @@ class ArenaBook:
         task.add_done_callback(self._closing.discard)
         return task
 
+    @property
+    def is_closing(self) -> bool:
+        """Tell whether memory of arenas is still being freed."""
+        return bool(self._closing)
+
     async def all_closed(self) -> None:
         """Return when the memory of every arena given back so far is free, and no engine has it mapped."""
         if self._closing:

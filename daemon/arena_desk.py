@@ -55,7 +55,7 @@ class ArenaDesk:
             ring_size_bytes=frame.ring_size_bytes,
             spare_size_bytes=frame.spare_size_bytes,
         )
-        arena = await self._allocate(rank, self._within_quota(rank, wish), frame.layout_digest)
+        arena = await self._allocate(lease, wish, frame.layout_digest)
         try:
             await self._store_arena(lease, arena)
             lease.check()
@@ -125,54 +125,68 @@ class ArenaDesk:
             logger.warning("room_too_small run=%s reason=%s", run.run_id, reason)
             lease.holder.send(frames.Notice(code=NoSpaceError.__name__, message=reason))
 
-    def _within_quota(self, rank: RankRecord, wish: Wish) -> Wish:
-        """Return what its user may wish for, without the arenas that its trainer uses no more where that must be."""
-        for without in ([], self._durable(rank), self._unused(rank)):
-            with contextlib.suppress(MemoryRefusedError):
-                allowed = check_arena(self._node, rank.run.uid, wish, without=without)
-                self._give_up(rank, without)
-                return allowed
-        return check_arena(self._node, rank.run.uid, wish)
-
-    async def _allocate(self, rank: RankRecord, wish: Wish, layout_digest: str) -> Arena:
+    async def _allocate(self, lease: Lease, wish: Wish, layout_digest: str) -> Arena:
         """Return an arena that leaves room for those of the run's other ranks that have none yet."""
+        rank, arenas = lease.rank, self._node.arenas
         sharers = 1 + rank.run.waiting(
             lambda other: other.current is not None or other.is_making, besides=rank
         )
+        make = partial(arenas.make, layout_digest=layout_digest, sharers=sharers)
         rank.is_making = True
         try:
-            await self.make_room(rank, wish)
-            if rank.persisting and not await self._node.arenas.has_room(wish):
-                raise MemoryRefusedError(  # else it would have less than it could, for good
-                    f"{wish.text()} waits until what is in the arena before it is written",
-                    hint="the next checkpoint asks again",
-                )
-            return await self.make(rank, wish, layout_digest=layout_digest, sharers=sharers)
+            try:
+                allowed = self._within_quota(rank, wish)
+                await self.make_room(lease, allowed)
+                if rank.persisting and not await arenas.has_room(allowed):
+                    raise MemoryRefusedError(  # else it would have less than it could, for good
+                        f"{wish.text()} waits until what is in the arena before it is written",
+                        hint="the next checkpoint asks again",
+                    )
+                return await make(allowed)
+            except MemoryRefusedError:
+                if not await self._unused_are_in_the_way(rank, wish, sharers):
+                    raise
+            # No checkpoint could follow: what memory alone has is better given up than all that comes.
+            lease.check()
+            self._give_up(rank, self._unused(rank))
+            await arenas.all_closed()
+            return await make(check_arena(self._node, rank.run.uid, wish))
         finally:
             rank.is_making = False
 
-    async def make(self, rank: RankRecord, wish: Wish, *, layout_digest: str = "", sharers: int) -> Arena:
-        """Return what ArenaBook makes; where it would refuse all, a rank's unused arenas go, if that helps.
+    def _within_quota(self, rank: RankRecord, wish: Wish) -> Wish:
+        """Return what its user may wish for, without arenas that its trainer uses no more where that must be."""
+        with contextlib.suppress(MemoryRefusedError):
+            return check_arena(self._node, rank.run.uid, wish)
+        durable = self._durable(rank)
+        allowed = check_arena(self._node, rank.run.uid, wish, without=durable)
+        self._give_up(rank, durable)
+        return allowed
 
-        Else no checkpoint might follow: what memory alone has is better given up than all that comes.
-        """
-        make = partial(self._node.arenas.make, wish, layout_digest=layout_digest, sharers=sharers)
+    async def _unused_are_in_the_way(self, rank: RankRecord, wish: Wish, sharers: int) -> bool:
+        """Tell whether something would be granted without the arenas that its trainer uses no more, and only so."""
+        if rank.persisting or self._node.arenas.is_closing:
+            return False  # there will be more room by itself
+        return await self._would_get(rank, wish, self._unused(rank), sharers) and not await self._would_get(
+            rank, wish, [], sharers
+        )
+
+    async def _would_get(self, rank: RankRecord, wish: Wish, without: list[Arena], sharers: int) -> bool:
         try:
-            return await make()
+            allowed = check_arena(self._node, rank.run.uid, wish, without=without)
         except MemoryRefusedError:
-            unused_bytes = sum(arena.size_bytes for arena in self._unused(rank))
-            if not await self._node.arenas.would_grant(wish, sharers=sharers, freed_bytes=unused_bytes):
-                raise
-        self._give_up(rank, self._unused(rank))
-        return await make()
+            return False
+        freed_bytes = sum(arena.size_bytes for arena in without)
+        return await self._node.arenas.would_grant(allowed, sharers=sharers, freed_bytes=freed_bytes)
 
-    async def make_room(self, rank: RankRecord, wish: Wish) -> None:
+    async def make_room(self, lease: Lease, wish: Wish) -> None:
         """Where there is too little, give up arenas that a rank's trainer uses no more, if what they hold is durable.
 
         To be called when it asks for another arena, or for what is on the devices: then it uses none it had before.
         """
-        if rank.arenas and not await self._node.arenas.has_room(wish):
-            self._give_up(rank, self._durable(rank))
+        if lease.rank.arenas and not await self._node.arenas.has_room(wish):
+            lease.check()
+            self._give_up(lease.rank, self._durable(lease.rank))
 
     @staticmethod
     def _unused(rank: RankRecord) -> list[Arena]:
@@ -184,9 +198,14 @@ class ArenaDesk:
         ]
 
     def _durable(self, rank: RankRecord) -> list[Arena]:
-        """Return those of which nothing is lost: the devices can give back all that a restart could take from them."""
+        """Return those of which nothing is lost: the devices can give back all that a restart could take from them.
+
+        Or nothing but what the run has gone back from, which shall not make its new attempt slow.
+        """
         unsaved = {
-            number for (number, _), each in rank.snapshots.items() if not rank.can_be_read(each.checkpoint)
+            number
+            for (number, _), each in rank.snapshots.items()
+            if each.checkpoint not in rank.gone_back_from and not rank.can_be_read(each.checkpoint)
         }
         return [
             arena for arena in self._unused(rank) if arena.shared_with_dead or arena.number not in unsaved
@@ -233,12 +252,12 @@ class ArenaDesk:
     ) -> None:
         """Every rank has restored `checkpoint`: its new attempt overwrites the others.
 
-        Where it goes back and memory alone has the newest one, that stays until one of the attempt is sealed
-        everywhere: nothing has happened before. It goes all the same if there were no slot left for that one.
+        Where it goes back, newer ones that memory alone has stay until one of the attempt is sealed everywhere:
+        nothing has happened before. They go all the same if there were no slot left for that one.
         """
-        unsaved = rank.in_memory_only if goes_back else None
+        rank.gone_back_from = rank.unsaved_after(checkpoint) if goes_back else frozenset()
         for number, arena in rank.arenas.items():
-            freed = arena.machine.restored(checkpoint, unsaved)
+            freed = arena.machine.restored(checkpoint, besides=rank.gone_back_from)
             if in_memory and number == rank.current and not arena.machine.usable_slots:
                 freed += arena.machine.restored(checkpoint)
             self.free_slots(rank, number, freed)

@@ -350,7 +350,7 @@ class Node:
             self._fence(rank, rank.lessee)
         session.lease = rank.grant(session)
         rank.commits.attached(time.monotonic())
-        rank.world_size, rank.attempt = frame.world_size, 0
+        rank.world_size, rank.attempt, rank.gone_back_from = frame.world_size, 0, frozenset()
 
     def _fence(self, rank: RankRecord, holder: Lessee) -> None:
         rank.lease = None

@@ -144,6 +144,8 @@ class RankRecord:
     world_size: int = 1
     attempt: int = 0
     """Attempt that this rank's lessee has begun; 0 before."""
+    gone_back_from: frozenset[CheckpointId] = frozenset()
+    """What memory alone has of it: it stays while there is room for all that this lessee wishes for."""
     lease: Lease | None = None
     """Who holds the rank; None: nobody."""
     device_ids: frozenset[str] = frozenset()
@@ -255,14 +257,22 @@ class RankRecord:
         newest = self._newest_in_memory
         return None if newest is None or self.can_be_read(newest) else newest
 
+    def unsaved_after(self, checkpoint: CheckpointId) -> frozenset[CheckpointId]:
+        """Return what is newer, and could be restored from memory alone."""
+        newer = (each for each in self._in_memory if each > checkpoint)
+        return frozenset(each for each in newer if not self.can_be_read(each))
+
     @property
     def _newest_in_memory(self) -> CheckpointId | None:
-        held = [
+        return max(self._in_memory, default=None)
+
+    @property
+    def _in_memory(self) -> list[CheckpointId]:
+        return [
             snapshot.checkpoint
             for (number, _), snapshot in self.snapshots.items()
             if not self.arenas[number].shared_with_dead
         ]
-        return max(held, default=None)
 
     def _shard(self, checkpoint: CheckpointId) -> ShardRecord | None:
         try:

@@ -184,14 +184,15 @@ class SlotMachine:
         self._given_up = {each for each in (*self._given_up, checkpoint) if each in held}
         return self._free_outdated()
 
-    def restored(self, checkpoint: CheckpointId, besides: CheckpointId | None = None) -> list[int]:
+    def restored(
+        self, checkpoint: CheckpointId, *, besides: frozenset[CheckpointId] = frozenset()
+    ) -> list[int]:
         """All ranks have restored `checkpoint`: no other one is given back any more, and the trainer needs the room.
 
-        `besides`: one that may be, should nothing follow.
+        `besides`: those that may be, should nothing follow.
         """
-        self._given_up |= {
-            slot.checkpoint for slot in self.slots if slot.checkpoint not in (None, checkpoint, besides)
-        }
+        held = {slot.checkpoint for slot in self.slots if slot.checkpoint is not None}
+        self._given_up |= held - besides - {checkpoint}
         return self._free_outdated()
 
     @property

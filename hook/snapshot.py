@@ -267,13 +267,12 @@ class Snapshotter:
     def guard(self) -> float:
         """Wait until the lazy part may change again; return the seconds that the host stood still.
 
-        While a CUDA graph is captured no device writes: whoever replays it comes by again (`run.mutating()`). But the
-        host does, and torch counts what is only recorded as written.
+        While a CUDA graph is captured nothing changes: whoever replays it comes by again (`run.mutating()`).
         """
-        waited_s = 0.0
-        if not is_capturing():
-            waited_s = self._copier.guard_enqueuing()
-            self._cuda.guard()
+        if is_capturing():
+            return 0.0
+        waited_s = self._copier.guard_enqueuing()
+        self._cuda.guard()
         return waited_s + self._copier.guard()
 
     def take_cuda_wait_s(self) -> float:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch.amp.grad_scaler import GradScaler
 
 import everstep
 from everstep.daemon.testing import daemon_process
-from everstep.hook.cuda_copy import CudaCopy
 from everstep.hook.report import Skipped
 from everstep.hook.skip_reasons import CAPTURING
 from everstep.hook.state_testing import bits
@@ -243,47 +241,6 @@ def test_a_graph_can_be_captured_though_a_snapshot_was_taken_before_and_none_is_
     with everstep.attach("captured", **again, storage=device, every=10**6) as run:
         assert run.restore() is not None
         assert state_of(again) == after
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("daemon")
-@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
-def test_a_graph_with_the_optimizers_step_that_is_captured_beside_a_copy_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing runs, though torch counts what is recorded as writes to the weights."""
-    captured, wait = threading.Event(), CudaCopy.wait
-
-    def wait_for_capture(copy: CudaCopy) -> None:
-        assert captured.wait(60)
-        wait(copy)
-
-    objects, device = made(1, capturable=True), tmp_path / "d"
-    device.mkdir()
-    at_boundary = dict[str, bytes]()
-    with (
-        contextlib.suppress(Left),
-        everstep.attach("beside", **objects, storage=device, every=10**6) as run,
-    ):
-        while run.report().checkpoints_complete < 1:
-            run.checkpoint()
-            train(run, objects)
-            assert run.wait(60)
-        at_boundary = state_of(objects)
-        monkeypatch.setattr(CudaCopy, "wait", wait_for_capture)
-        run.checkpoint()
-        run.step()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            objects["optimizer"].step()
-        captured.set()
-        assert run.wait(60)
-        assert (run.report().checkpoints_complete, run.report().failures) == (2, ())
-        raise Left
-    again = made(2, capturable=True)
-    with everstep.attach("beside", **again, storage=device, every=10**6) as run:
-        assert run.restore() is not None
-        assert state_of(again) == at_boundary
 
 
 @pytest.mark.gpu
