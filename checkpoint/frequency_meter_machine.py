@@ -80,11 +80,10 @@ class MeterMemory:
     """In that time, as `node_failures`."""
     node_failures: int = 0
 
-    @property
-    def without_costs(self) -> "MeterMemory":
-        """What holds at any number of ranks: how long was trained, and how often that failed."""
+    def of_ranks(self, grown: float) -> "MeterMemory":
+        """Return what holds at `grown` times as many ranks: as many failures come in so much less time."""
         return MeterMemory(
-            trained_s=self.trained_s,
+            trained_s=self.trained_s / grown,
             trainer_failures=self.trainer_failures,
             node_failures=self.node_failures,
         )

@@ -91,19 +91,20 @@ class Pace:
     # -- before training
 
     def restored(
-        self, remembered: object, died: FailureKind | None, *, attempts: int = 1, same_size: bool = True
+        self, remembered: object, died: FailureKind | None, *, attempts: int = 1, grown: float = 1.0
     ) -> None:
         """Go on with what an earlier attempt has learnt (`memory`; None: nothing).
 
         `died`: how the last attempt did, None where it ended by itself; `attempts`: that died since, it included.
-        `same_size`: it had as many ranks; what checkpoints cost others is no measure.
+        `grown`: so many times as many ranks as that had. What checkpoints cost others is no measure; how long ranks
+        last is one.
         """
         self._failed = Failed(kind=died, attempts=attempts) if died is not None else None
         if remembered is None:
             return
         try:
             memory = load_memory(remembered)
-            self._memory = memory if same_size else FrequencyMemory(meter=memory.meter.without_costs)
+            self._memory = memory if grown == 1 else FrequencyMemory(meter=memory.meter.of_ranks(grown))
         except EverstepError as error:
             logger.warning("frequency_unknown reason=%s: what checkpoints cost is measured anew", error)
         self._frequency = self._make(0)

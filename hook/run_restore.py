@@ -170,7 +170,7 @@ class RunRestore:
             self.state.restored_learnt,
             kind if died else None,
             attempts=max(died, 1),
-            same_size=found.choice.world_size == self.ranks.world_size,
+            grown=self.ranks.world_size / found.choice.world_size,
         )
 
 
