@@ -26,6 +26,8 @@ ROUNDING = 1e-6
 """Of sums of squares: a cut that comes so near is compared."""
 FEW = 32
 SURPRISE_Z = 3.0
+VARIES_MOST = 1.25
+"""Deviation as a share of the mean: of exponential times it is 1, of two samples of which one is far larger sqrt(2)."""
 NEWER_MIN = 2
 """A single one is an exception until there is a second."""
 
@@ -143,6 +145,15 @@ class DriftWindow:
         self.blocks, self._whole, self._spread = blocks, whole, None
         return place > 0
 
+    def add_to_past(self, value: float) -> None:
+        """Take a sample that came before the newest ones, and shows nothing of a change."""
+        single = Block(1, value, 0.0)
+        blocks, whole = (
+            [single.joined(_joined(self.blocks[:1])), *self.blocks[1:]],
+            single.joined(self._whole),
+        )
+        self.blocks, self._whole, self._spread = blocks, whole, None
+
 
 def _joined(blocks: Iterable[Block]) -> Block:
     return reduce(Block.joined, blocks, Block(0, 0.0, 0.0))
@@ -242,8 +253,9 @@ def _apart_as_ratio(older: Block, newer: Block, chance: float) -> float:
 
     Times vary by a share of themselves, so that a fall to a fifth is clear long before the difference exceeds what the
     longer ones varied by. Of exponential times, which vary by all of themselves, one of 3,600 looks like a change.
+    Where few of them make the mean, an hour among milliseconds, it says nothing of the others' ratio.
     """
-    if older.mean <= 0 or newer.mean <= 0:
+    if _is_made_by_few(older) or _is_made_by_few(newer):
         return 0.0
     older_share = older.squares / older.mean / older.mean
     newer_share = newer.squares / newer.mean / newer.mean
@@ -253,3 +265,8 @@ def _apart_as_ratio(older: Block, newer: Block, chance: float) -> float:
     few = 1 + 1 / min(older.samples, newer.samples)
     limit = few * chance * math.sqrt(max(pooled, welch)) + DRIFT_Z * DRIFT_SHARE * math.sqrt(scale)
     return abs(math.log(newer.mean) - math.log(older.mean)) / limit
+
+
+def _is_made_by_few(stretch: Block) -> bool:
+    """Tell whether the samples vary by more than exponential times do, or are none."""
+    return stretch.mean <= 0 or math.sqrt(stretch.variance) > VARIES_MOST * stretch.mean

@@ -197,8 +197,9 @@ class CostMeter:
                 self.drifts += self._stall.add(observation.stall_s)
             case CheckpointPersisted():
                 self._size_bytes = observation.size_bytes
-                self.drifts += self._persist.add(observation.persist_s)
-                self.drifts += self._held.add(observation.held_s)
+                at_once = self._storage.slot_count if self._storage else 1
+                self.drifts += self._persist.add(observation.persist_s, at_once=at_once)
+                self.drifts += self._held.add(observation.held_s, at_once=at_once)
             case StorageKnown():
                 self._storage = observation
             case Failed():

@@ -87,6 +87,19 @@ def test_one_exception_is_forgotten() -> None:
     assert spread_of(window).mean == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("count", [5, 30, 500])
+def test_one_exception_is_no_change(count: int) -> None:
+    """However far above all others it lies."""
+    window = filled([*[1.0, 1.02] * count, 1e5, *[1.0, 1.02] * 10])
+    assert spread_of(window).count == 2 * count + 21
+
+
+@pytest.mark.parametrize(("times", "every"), [(1000, 10), (1e4, 50)])
+def test_the_mean_holds_exceptions_that_come_again_and_again(times: float, every: int) -> None:
+    window = filled(([*[1.0, 1.02] * (every // 2 - 1), 1.0, times]) * (1000 // every))
+    assert spread_of(window).mean == pytest.approx((every - 1 + times) / every, rel=0.01)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_steady_noise_is_no_change(seed: int) -> None:
     draw = random.Random(seed)
