@@ -257,32 +257,6 @@ def test_a_fall_by_old_and_new_writes_together_does_not_hold_up_the_one_that_is_
     assert len(falls) == 2, "else the test has lost its subject"
 
 
-@pytest.mark.parametrize("before", [30, 200, 2000])
-def test_one_stall_of_ten_minutes_keeps_nobody_from_checkpoints(before: int) -> None:
-    """The trainer was stopped within it."""
-    now = [NORMAL]
-    training = Training(lambda _: now[0]).run_checkpoints(before)
-    usual = training.decision.interval_steps
-    now[0] = replace(NORMAL, eager_s=600.0)
-    training.run_checkpoints(1)
-    now[0] = NORMAL
-    assert training.run_checkpoints(20).interval_since(training.taken[before]) <= 1.5 * usual
-
-
-def test_the_budget_holds_where_one_stall_in_twenty_takes_a_minute() -> None:
-    dear = itertools.cycle([False] * 19 + [True])
-    now = [NORMAL]
-
-    def world(_: int) -> World:
-        if training.taken and training.taken[-1] == training.step - 1:
-            now[0] = replace(NORMAL, eager_s=60.0 if next(dear) else NORMAL.eager_s)
-        return now[0]
-
-    training = Training(world)
-    training.run_checkpoints(200)
-    assert training.share(training.taken[40]) <= Limits().budget
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize(
