@@ -13,12 +13,13 @@ from ..checkpoint.value_format import dump_part
 from ..core.errors import StateTypeError, UsageError
 from .document import Document, class_name, mismatch, other_class, read_document
 from .lazy_leaves import may_be_statistics
+from .memory_ranges import Ranges
 from .module_state import ParameterRegistry
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
 from .structure_watch import StateWatch, is_plain_tensor
-from .tensor_bytes import copy_bits, dtype_name, require_plain
+from .tensor_bytes import copy_bits, dtype_name, reach_of, require_plain
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,8 @@ class _Restoring:
     maker: TensorMaker
     steps_on_device: dict[int, bool] = field(default_factory=dict[int, bool])
     """Of parameters whose group says so: whether `step` lies with them."""
+    weights: Ranges
+    """Memory of the parameters."""
     written: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """What was written into a tensor that stays, by its address."""
 
@@ -89,16 +92,17 @@ class _Restoring:
         """A parameter has its value: state that was its memory when it was saved is that again, and what was apart is
         not written there.
         """
-        if parameter.leaf in self.stored:
-            self.written[parameter.tensor.data_ptr()] = self.stored.holder_of(parameter.leaf)
-            self.maker.share(parameter.leaf, parameter.tensor)
+        self.written[parameter.tensor.data_ptr()] = self.stored.holder_of(parameter.leaf)
+        self.maker.share(parameter.leaf, parameter.tensor)
 
     def may_write(self, leaf: str, present: torch.Tensor) -> bool:
         """Tell whether a leaf may go into a tensor that stays: not where one that was another at the checkpoint has
-        been written there, as with a default of the optimizer that all of its groups have.
+        been written there, as with a default of the optimizer that all of its groups have; nor into a part of a weight.
         """
-        holder = self.stored.holder_of(leaf)
-        return not present.numel() or self.written.setdefault(present.data_ptr(), holder) == holder
+        holder, address = self.stored.holder_of(leaf), present.data_ptr()
+        if address not in self.written and self.weights.touch(_memory_of(present)):
+            return False
+        return not present.numel() or self.written.setdefault(address, holder) == holder
 
     def is_in_place(self, parameter: _Parameter, key: str, present: torch.Tensor) -> bool:
         """Tell whether a tensor that stays lies where the group says: it may have said otherwise when it was made."""
@@ -117,6 +121,11 @@ class _Restoring:
         if key == "step":
             is_on_host = not self.steps_on_device.get(id(parameter.tensor), not is_on_host)
         return _CPU if is_on_host else parameter.tensor.device
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    address = tensor.data_ptr()
+    return address, address + reach_of(tensor) * tensor.element_size()
 
 
 class OptimizerState:
@@ -332,8 +341,10 @@ class OptimizerState:
                 self.name,
                 ",".join(parameter.name for parameter in own),
             )
-        restoring = _Restoring(stored=stored, maker=TensorMaker(stored))
-        for parameter in names.all():
+        known = [parameter for parameter in names.all() if parameter.leaf in stored]
+        weights = Ranges(_memory_of(parameter.tensor) for parameter in known)
+        restoring = _Restoring(stored=stored, maker=TensorMaker(stored), weights=weights)
+        for parameter in known:
             restoring.knows(parameter)
         for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):
             self._put_options(restoring, group, Document(self.name, saved).value("options"))

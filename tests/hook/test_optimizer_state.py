@@ -600,14 +600,18 @@ def test_of_a_weight_in_another_memory_format_it_is_a_copy() -> None:
     assert same(other.state[fresh.weight], one.state[saved.weight])
 
 
-def test_a_weight_is_not_written_over_by_state_that_is_it_here_and_was_not_when_it_was_saved() -> None:
+@pytest.mark.parametrize("rows", [slice(0, 4), slice(0, 2), slice(1, 3)])
+def test_a_weight_is_not_written_over_by_state_that_lies_in_it_here_and_did_not_when_it_was_saved(
+    rows: slice,
+) -> None:
     saved, fresh = nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False)
     one, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (saved, fresh))
-    one.state[saved.weight]["slow"] = torch.zeros(4, 3)
-    other.state[fresh.weight]["slow"] = fresh.weight.data
+    slow = torch.zeros(rows.stop - rows.start, 3)
+    one.state[saved.weight]["slow"] = slow
+    other.state[fresh.weight]["slow"] = fresh.weight.data[rows]
     transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
     assert same(fresh.weight, saved.weight)
-    assert same(other.state[fresh.weight]["slow"], torch.zeros(4, 3))
+    assert same(other.state[fresh.weight]["slow"], slow)
 
 
 def test_state_that_is_no_dict_is_refused() -> None:
@@ -644,7 +648,7 @@ def test_new_state_goes_where_it_lay_and_steps_where_the_group_says(
 ) -> None:
     tensor = torch.empty(2, device="meta")
     steps = {} if told is None else {id(tensor): told}
-    restoring = optimizer_state._Restoring(stored=Any, maker=Any, steps_on_device=steps)  # pyright: ignore[reportArgumentType]
+    restoring = optimizer_state._Restoring(stored=Any, maker=Any, weights=Any, steps_on_device=steps)  # pyright: ignore[reportArgumentType]
     parameter = optimizer_state._Parameter("w", tensor, 1, "model.w")
     assert restoring.device(parameter, key, host).type == ("cpu" if on_host else "meta")
 
@@ -680,6 +684,7 @@ def test_a_step_that_lies_elsewhere_than_its_group_says_is_made_anew() -> None:
         restoring = optimizer_state._Restoring(
             stored=Any,  # pyright: ignore[reportArgumentType]
             maker=Any,  # pyright: ignore[reportArgumentType]
+            weights=Any,  # pyright: ignore[reportArgumentType]
             steps_on_device={id(weight): with_parameter},
         )
         assert not restoring.is_in_place(parameter, "step", torch.empty((), device=where))
