@@ -27,14 +27,17 @@ class CostWindow:
 
     __slots__ = ("_firsts", "_is_newest", "_remembered", "_seen", "_waiting", "_window")
 
-    def __init__(self, remembered: Iterable[Block] = ()) -> None:
-        """`remembered`: of earlier attempts; it goes on to count when this attempt's first samples do not."""
+    def __init__(self, remembered: Iterable[Block] = (), waiting: Iterable[float] = ()) -> None:
+        """`remembered`: of earlier attempts; it goes on to count when this attempt's first samples do not.
+
+        `waiting`: theirs.
+        """
         self._remembered = tuple(remembered)
         self._window = DriftWindow(self._remembered)
         self._firsts: list[float] = []
         """Those of this attempt's first samples that count."""
         self._seen = 0
-        self._waiting: list[float] = []
+        self._waiting = list(waiting)
         """One exception: samples in a row, of what it befell at once."""
         self._is_newest = False
         """No sample came after it."""
@@ -48,6 +51,11 @@ class CostWindow:
     def blocks(self) -> list[Block]:
         """What the next attempt should remember."""
         return self._window.blocks
+
+    @property
+    def waiting(self) -> tuple[float, ...]:
+        """The same: an exception that waits for a second one."""
+        return tuple(self._waiting)
 
     def add(self, value: float, *, at_once: int = 1) -> bool:
         """Take a sample; tell whether it showed that the past is over.

@@ -9,12 +9,13 @@ from ..core.converter import Converter
 from ..core.errors import CorruptDataError, FormatVersionError
 from .drift_machine import Block
 from .frequency_machine import FrequencyMemory
+from .frequency_meter_machine import TIME_S_MAX
 from .frequency_types import Decision, Figures
 
 MEMORY_FORMAT = 1
 
-_STEP_S_MIN, _TIME_S_MAX = 1e-9, 1e9
-"""No step is shorter on average, and nothing takes 30 years."""
+_STEP_S_MIN = 1e-9
+"""No step is shorter on average."""
 _COUNT_MAX = 2**63 - 1
 
 _Kind = TypeVar("_Kind")
@@ -65,15 +66,16 @@ def _is_possible(memory: FrequencyMemory) -> bool:
     """Tell whether what is kept can have been measured: the controller divides by it."""
     meter = memory.meter
     blocks = (*meter.step, *meter.stall, *meter.slower, *meter.persist, *meter.held)
+    waiting = (value for each in meter.waiting for value in each)
     counts = (meter.size_bytes, meter.trainer_failures, meter.node_failures)
     checkpoints = (memory.unchanged, memory.low or 0)
     return (
         all(1 <= block.samples <= _COUNT_MAX for block in blocks)
-        and all(abs(block.mean) <= _TIME_S_MAX and 0 <= block.squares <= _TIME_S_MAX**3 for block in blocks)
+        and all(abs(block.mean) <= TIME_S_MAX and 0 <= block.squares <= TIME_S_MAX**3 for block in blocks)
         and all(block.mean > 0 or block.mean == block.squares == 0 for block in meter.step)
         and (not meter.step or reduce(Block.joined, meter.step).mean >= _STEP_S_MIN)
         and all(0 <= count <= _COUNT_MAX for count in (*counts, *checkpoints))
-        and all(0 <= time_s <= _TIME_S_MAX for time_s in (meter.trained_s, memory.slower_s))
+        and all(0 <= time_s <= TIME_S_MAX for time_s in (meter.trained_s, memory.slower_s, *waiting))
         and (memory.interval_steps is None or 1 <= memory.interval_steps <= _COUNT_MAX)
     )
 

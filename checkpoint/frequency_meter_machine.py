@@ -25,6 +25,8 @@ from .frequency_types import (
 )
 from .slow_down_machine import Cycle, SlowDown, Steps
 
+TIME_S_MAX = 1e9
+"""Nothing takes 30 years."""
 STEPS_PER_CHECK = 32
 """Steps are many; what a checkpoint costs is compared with its past more often."""
 
@@ -79,11 +81,13 @@ class MeterMemory:
     trainer_failures: int = 0
     """In that time, as `node_failures`."""
     node_failures: int = 0
+    waiting: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]] = ((), (), ())
+    """Exceptions of stall, persist and held that wait for a second one."""
 
     def of_ranks(self, grown: float) -> "MeterMemory":
         """Return what holds at `grown` times as many ranks: as many failures come in so much less time."""
         return MeterMemory(
-            trained_s=self.trained_s / grown,
+            trained_s=min(self.trained_s / grown, TIME_S_MAX),
             trainer_failures=self.trainer_failures,
             node_failures=self.node_failures,
         )
@@ -146,9 +150,10 @@ class CostMeter:
     def __init__(self, memory: MeterMemory | None = None) -> None:
         memory = memory or MeterMemory()
         self._step = DriftWindow(memory.step, check_every=STEPS_PER_CHECK)
-        self._stall = CostWindow(memory.stall)
+        stall, persist, held = memory.waiting
+        self._stall = CostWindow(memory.stall, stall)
         self._slower = SlowDown(memory.slower)
-        self._persist, self._held = CostWindow(memory.persist), CostWindow(memory.held)
+        self._persist, self._held = CostWindow(memory.persist, persist), CostWindow(memory.held, held)
         self._size_bytes, self._trained_s = memory.size_bytes, memory.trained_s
         self._failures = {
             FailureKind.TRAINER: memory.trainer_failures,
@@ -290,6 +295,7 @@ class CostMeter:
             trained_s=self._trained_s,
             trainer_failures=self._failures[FailureKind.TRAINER],
             node_failures=self._failures[FailureKind.NODE],
+            waiting=(self._stall.waiting, self._persist.waiting, self._held.waiting),
         )
 
     def _any_step(self) -> Spread | None:

@@ -112,3 +112,12 @@ def test_an_exception_counts_as_soon_as_it_makes_little_of_the_mean() -> None:
 def test_what_is_within_the_noise_counts_at_once() -> None:
     noisy = [0.5, 1.5] * 5
     assert mean_of(CostWindow(), *noisy, EXCEPTION) == pytest.approx((10 + EXCEPTION) / 11)
+
+
+def test_an_exception_of_an_earlier_attempt_waits_for_its_second_one() -> None:
+    """Else attempts that end before the second would never learn what a checkpoint costs by now."""
+    first = CostWindow()
+    mean_of(first, *[0.005] * 20, 120.0)
+    second = CostWindow(first.blocks, first.waiting)
+    assert mean_of(second, 0.005) == pytest.approx(0.005)
+    assert mean_of(second, 120.0) > 10
