@@ -185,8 +185,8 @@ def components_of(tree: Mapping[str, object], *, as_name: str, without: Sequence
             continue
         if isinstance(value, dict) and _is_module(cast(dict[str, object], value)):
             modules.append(_module(name, cast(dict[str, object], value)))
-        elif isinstance(value, dict) and {"state", "param_groups"} <= cast(dict[str, object], value).keys():
-            optimizers[name] = cast(dict[str, object], value)
+        elif isinstance(value, dict) and _is_optimizer(cast(dict[str, object], value)):
+            optimizers[name] = {"state": {}} | cast(dict[str, object], value)
         elif key == STEP and _count_or_0(cast(object, value)):
             continue  # _run_of takes it
         elif isinstance(value, dict | list | torch.Tensor):
@@ -196,6 +196,16 @@ def components_of(tree: Mapping[str, object], *, as_name: str, without: Sequence
     made = [_optimizer(name, value, modules) for name, value in optimizers.items()]
     left_out |= {f"{name}.own": _OWN_WEIGHTS for name, value in optimizers.items() if "own" in value}
     return Imported(components=(*modules, *made, *others), left_out=left_out, run=_run_of(tree))
+
+
+def _is_optimizer(value: dict[str, object]) -> bool:
+    """Tell whether it is one's state dict, of which DCP leaves an empty `state` out."""
+    groups = value.get("param_groups")
+    if "state" in value:
+        return groups is not None
+    return isinstance(groups, list) and all(
+        isinstance(group, dict) and "params" in group for group in cast(list[object], groups)
+    )
 
 
 def component_name(key: str) -> str:

@@ -268,6 +268,8 @@ class ModuleState:
             if named.tensor.layout is torch.strided or named.tensor.is_meta:
                 require_plain(named.tensor, f"{self.name}.{named.fqn}")
         here = {named.fqn: named for named in tensors}
+        stored_here = {id(named.tensor) for fqn, named in here.items() if fqn in document.tensors}
+        """Of tied ones some tools write one name alone."""
         places = {named.prefix: named.module for named in modules}
         problems = [
             f"{fqn} is in the checkpoint and not in the module"
@@ -279,7 +281,7 @@ class ModuleState:
                 problems += _differences(named, stored, f"{self.name}.{fqn}")
             elif fqn in document.sparse:
                 problems += _sparse_differences(named, document.sparse[fqn], stored)
-            elif named.role is not Role.CACHE:
+            elif named.role is not Role.CACHE and id(named.tensor) not in stored_here:
                 problems.append(f"{fqn} is in the module and not in the checkpoint")
         problems += [
             f"{tied.fqn} and {named.fqn} are one tensor here (tied), and two in the checkpoint: build them untied"
@@ -340,6 +342,11 @@ class ModuleState:
         tied = self._names_apart(tensors, document, stored)
         self._say_untied(tensors, document, stored)
         overlaps, shared = overlapping(named.tensor for named in tensors), list[NamedTensor]()
+        apart = closed | overlaps
+        for named in tensors:  # what is made anew shares memory with what stays
+            stays = named.fqn in document.tensors and named.fqn not in tied
+            if stays and id(named.tensor) not in apart:
+                maker.share(f"{self.name}.{named.fqn}", named.tensor)
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
             if named.fqn in document.sparse:

@@ -169,6 +169,37 @@ def test_views_of_one_storage_are_stored_once() -> None:
     assert fresh.w.data_ptr() == fresh.flat.data_ptr()  # pyright: ignore[reportCallIssue]
 
 
+class Lazy(nn.Module):
+    """Its forward would make a view of the weight once."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 3))
+        self.register_buffer(name, None, persistent=False)
+
+
+@pytest.mark.parametrize("name", ["a_view", "view"])
+def test_a_buffer_that_was_made_as_a_view_of_a_weight_is_one_again(name: str) -> None:
+    """By whichever of the two names the bytes are kept."""
+    saved, fresh = Lazy(name), Lazy(name)
+    setattr(saved, name, saved.weight.detach().view(-1))
+    transfer({"model": saved}, {"model": fresh})
+    assert all_bits(fresh) == all_bits(saved)
+    with torch.no_grad():
+        fresh.weight.fill_(7)
+    assert torch.equal(getattr(fresh, name), torch.full((6,), 7.0))
+
+
+def test_a_name_that_the_checkpoint_lacks_is_filled_by_the_one_that_it_is_tied_to() -> None:
+    """Some tools write one name of a tied weight alone."""
+    saved, weight = nn.Sequential(nn.Linear(2, 2, bias=False)), nn.Parameter(torch.zeros(2, 2))
+    fresh = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    for layer in fresh:
+        layer.register_parameter("weight", weight)
+    transfer({"model": saved}, {"model": fresh})
+    assert torch.equal(weight, saved[0].get_parameter("weight"))
+
+
 @pytest.mark.parametrize("wrap", [spectral_norm, weight_norm])
 def test_parametrised_modules(wrap: Callable[[nn.Module], nn.Module]) -> None:
     saved, fresh = wrap(nn.Linear(4, 3)), wrap(nn.Linear(4, 3))

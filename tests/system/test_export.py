@@ -194,9 +194,11 @@ class TestDcp:
         state = kinds_of_state.make()
         kinds_of_state.train(state)
         del state["notes"].state["sparse"]
+        state["notes"].state["pair"] = (torch.ones(2), torch.zeros(3))
         kinds_of_state.save("kinds", devices, state)
         made = export("kinds", tmp_path / "out", "--to", "dcp", "--storage", *devices)
         end_daemon()
+        assert b"TensorRef" not in (tmp_path / "out" / "__0_0.distcp").read_bytes()
         assert {".metadata", "__0_0.distcp", "everstep.json"} == set(made["files"])
         fresh = kinds_of_state.make(1)
         wanted: dict[str, Any] = {

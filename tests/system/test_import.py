@@ -12,7 +12,7 @@ import kinds_of_state
 import pytest
 import torch
 from in_process import objects, saved_run
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
@@ -128,20 +128,46 @@ def test_parameters_by_number_in_another_order_are_refused_and_not_exchanged(
     end_daemon()
 
 
+def tied(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
+    model[1].weight = model[0].weight
+    return {"model": model}
+
+
 @pytest.mark.parametrize("form", ["torch", "dcp"])
 def test_tied_weights_that_a_tool_stores_twice_are_one_tensor_again(
     form: str, tmp_path: Path, devices: list[Path]
 ) -> None:
-    def tied(seed: int) -> dict[str, Any]:
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
-        model[1].weight = model[0].weight
-        return {"model": model}
-
     state, fresh = tied(0), tied(1)
     tool("import", saved_as(form, tmp_path, state), "--run", "new", "--storage", *devices)
     restore("new", devices, fresh)
     assert fresh["model"][1].weight is fresh["model"][0].weight
+    assert_same(states(fresh), states(state))
+
+
+def test_so_are_those_of_which_a_tool_stores_one_name_alone(tmp_path: Path, devices: list[Path]) -> None:
+    state, fresh = tied(0), tied(1)
+    save_model(state["model"], str(tmp_path / "model.safetensors"))
+    tool("import", tmp_path / "model.safetensors", "--run", "new", "--storage", *devices)
+    restore("new", devices, fresh)
+    assert fresh["model"][1].weight is fresh["model"][0].weight
+    assert_same(states(fresh), states(state))
+
+
+@pytest.mark.parametrize("form", ["torch", "dcp"])
+def test_an_optimizer_that_has_no_state_is_one_all_the_same(
+    form: str, tmp_path: Path, devices: list[Path]
+) -> None:
+    """DCP keeps no empty dicts."""
+
+    def plain(lr: float) -> dict[str, Any]:
+        model = nn.Linear(2, 2)
+        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=lr)}
+
+    state, fresh = plain(0.25), plain(0.5)
+    tool("import", saved_as(form, tmp_path, state), "--run", "new", "--storage", *devices)
+    restore("new", devices, fresh)
     assert_same(states(fresh), states(state))
 
 
