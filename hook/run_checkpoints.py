@@ -160,10 +160,16 @@ class RunCheckpoints:
 
     def _begin_last(self, until_s: float) -> bool:
         eager_s = self._costs.eager_s
+        may_be_old = (
+            True  # memory may have been refused that an earlier boundary had asked for: this one asks anew
+        )
         while (reason := self._begin(until_s)) is not None:
-            if self.alone or skip_reason(reason) not in PASSING or time.monotonic() > until_s:
+            kind = skip_reason(reason)
+            is_passing = kind in PASSING or (kind is SkipReason.ERROR and may_be_old)
+            if self.alone or not is_passing or time.monotonic() > until_s:
                 self._skip(reason)
                 return False
+            may_be_old = False
             self._costs.eager_s = eager_s  # what is tried in vain while it waits holds up no training
             time.sleep(_RETRY_S)
             self.keep_daemon()

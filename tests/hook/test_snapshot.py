@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from pausing import wait_until
 from torch import nn
 
 import everstep
-from everstep.core.errors import DaemonUnavailableError, StateTypeError, UsageError
+from everstep.core.errors import DaemonUnavailableError, MemoryRefusedError, StateTypeError, UsageError
 from everstep.daemon.testing import daemon_process
 from everstep.hook import capture as capture_module
 from everstep.hook import copier as copier_module
 from everstep.hook import slot_sealing as slot_sealing_module
-from everstep.hook.client import DaemonClient
+from everstep.hook.client import Answer, DaemonClient
 from everstep.hook.copier import Copier
 from everstep.hook.copy_plan import Moves
 from everstep.hook.gather import copy
@@ -556,6 +557,24 @@ def test_a_copy_that_outlives_its_daemon_has_failed_and_says_nothing_to_the_next
             assert run.wait(60)
         assert run.report().failures == (f"{checkpoint}: {DAEMON_LOST}",)
         assert run.report().checkpoints_sealed == 2
+
+
+def test_the_last_boundary_asks_anew_for_memory_that_was_refused_long_ago(device: Path) -> None:
+    """Nobody has asked for the answer to what an earlier boundary asked for ahead; by now there may be room."""
+    objects = made()
+    with attached(device, objects) as run:
+        iterate(run, objects)
+        assert run.wait(60)
+        arenas = run._snapshotter._arenas
+        assert arenas._asked is not None
+        layout, granted = arenas._asked
+        _, fd = granted.result()
+        assert fd is not None
+        os.close(fd)
+        refused = Future[Answer]()
+        refused.set_exception(MemoryRefusedError("2 slots of 4 GiB do not fit"))
+        arenas._asked = (layout, refused)
+    assert (run.report().checkpoints_complete, run.report().failures) == (1, ())
 
 
 class TestReport:
