@@ -25,19 +25,27 @@ class CostWindow:
     A single exception does not count until then.
     """
 
-    __slots__ = ("_firsts", "_is_newest", "_remembered", "_seen", "_waiting", "_window")
+    __slots__ = (
+        "_firsts",
+        "_is_newest",
+        "_remembered",
+        "_remembered_waiting",
+        "_seen",
+        "_waiting",
+        "_window",
+    )
 
     def __init__(self, remembered: Iterable[Block] = (), waiting: Iterable[float] = ()) -> None:
         """`remembered`: of earlier attempts; it goes on to count when this attempt's first samples do not.
 
         `waiting`: theirs.
         """
-        self._remembered = tuple(remembered)
+        self._remembered, self._remembered_waiting = tuple(remembered), tuple(waiting)
         self._window = DriftWindow(self._remembered)
         self._firsts: list[float] = []
         """Those of this attempt's first samples that count."""
         self._seen = 0
-        self._waiting = list(waiting)
+        self._waiting = [*self._remembered_waiting]
         """One exception: samples in a row, of what it befell at once."""
         self._is_newest = False
         """No sample came after it."""
@@ -67,7 +75,7 @@ class CostWindow:
             if self._firsts and value < ONCE_SHARE * min(self._firsts):
                 self._window = DriftWindow(self._remembered)
                 self._firsts.clear()
-                self._waiting.clear()
+                self._waiting = [*self._remembered_waiting]
             self._firsts.append(value)
         was_newest, self._is_newest = self._is_newest, False
         if not self._is_exception(value):

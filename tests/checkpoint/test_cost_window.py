@@ -121,3 +121,9 @@ def test_an_exception_of_an_earlier_attempt_waits_for_its_second_one() -> None:
     second = CostWindow(first.blocks, first.waiting)
     assert mean_of(second, 0.005) == pytest.approx(0.005)
     assert mean_of(second, 120.0) > 10
+
+
+def test_it_waits_on_where_a_first_one_was_dear() -> None:
+    window = CostWindow((Block(8, 0.005, 0.0),), (120.0,))
+    assert mean_of(window, 1.0, 0.005, 0.005) == pytest.approx(0.005)
+    assert mean_of(window, 120.0) > 10
