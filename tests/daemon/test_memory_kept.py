@@ -1,6 +1,7 @@
 """What is kept in memory and for whom, and what is waited for, where ranks are several, fewer, or thrown out."""
 
 import asyncio
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -175,17 +176,34 @@ def test_where_the_drive_of_another_rank_hangs_it_is_not_waited_for_for_ever(
     assert "offers_incomplete run=demo" in caplog.text
 
 
+def save_of_two(
+    socket_path: Path, devices: list[Path], pause: Pause, daemon: "subprocess.Popen[bytes]"
+) -> None:
+    """Two ranks seal a checkpoint and end; the first one's part is written by then, the second one's begun."""
+    with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
+        save(attached(first, devices, rank=0), rank=0)
+        assert isinstance(first.event(frames.Persisted), frames.Persisted)
+        save(attached(second, devices, rank=1), rank=1)
+        pause.reached(daemon)
+
+
+def assert_waits_for_both(asking: FakeTrainer, pause: Pause, beside: ThreadPoolExecutor) -> None:
+    """Who asks what there is hears of both parts, as the second one has been written meanwhile."""
+    asked = beside.submit(asking.offers)
+    threading.Event().wait(0.3)  # long enough to be answered at once
+    pause.go()
+    (offer,) = asked.result(60)
+    assert sorted(offer.shards) == [0, 1]
+    detach(asking)
+
+
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_what_another_rank_had_sealed_at_another_world_size_is_waited_for(
     socket_path: Path, devices: list[Path], pause: Pause, *, comes_back: bool
 ) -> None:
     """Without the second one's part the newest checkpoint could not be restored, whether or not it has come, too."""
     with pausing_daemon(pause, Phase("everstep.checkpoint.commit:head_of", number=2)) as daemon:
-        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
-            save(attached(first, devices, rank=0), rank=0)
-            assert isinstance(first.event(frames.Persisted), frames.Persisted)
-            save(attached(second, devices, rank=1), rank=1)
-            pause.reached(daemon)
+        save_of_two(socket_path, devices, pause, daemon)
         with (
             FakeTrainer(socket_path) as asking,
             FakeTrainer(socket_path) as other,
@@ -194,12 +212,7 @@ def test_what_another_rank_had_sealed_at_another_world_size_is_waited_for(
             for rank, trainer in enumerate((asking, other) if comes_back else (asking,)):
                 trainer.open_run(devices, rank=rank, world_size=3 if comes_back else 1)
                 trainer.begin_attempt(2)
-            asked = beside.submit(asking.offers)
-            threading.Event().wait(0.3)  # long enough to be answered at once
-            pause.go()
-            (offer,) = asked.result(60)
-            assert sorted(offer.shards) == [0, 1]
-            detach(asking)
+            assert_waits_for_both(asking, pause, beside)
 
 
 def test_so_it_is_where_the_trainer_of_that_world_size_is_not_the_first_after_it(
@@ -207,23 +220,14 @@ def test_so_it_is_where_the_trainer_of_that_world_size_is_not_the_first_after_it
 ) -> None:
     """A restart at another world size that had itself to be restarted, while the old part is still being written."""
     with pausing_daemon(pause, Phase("everstep.checkpoint.commit:head_of", number=2)) as daemon:
-        with FakeTrainer(socket_path) as first, FakeTrainer(socket_path) as second:
-            save(attached(first, devices, rank=0), rank=0)
-            assert isinstance(first.event(frames.Persisted), frames.Persisted)
-            save(attached(second, devices, rank=1), rank=1)
-            pause.reached(daemon)
+        save_of_two(socket_path, devices, pause, daemon)
         with FakeTrainer(socket_path) as in_vain, FakeTrainer(socket_path) as its_other:
             for rank, trainer in enumerate((in_vain, its_other)):
                 assert isinstance(trainer.open_run(devices, rank=rank, world_size=3), frames.RunOpened)
         with FakeTrainer(socket_path) as asking, ThreadPoolExecutor(1) as beside:
             asking.open_run(devices, rank=0, world_size=3)
             asking.begin_attempt(2)
-            asked = beside.submit(asking.offers)
-            threading.Event().wait(0.3)  # long enough to be answered at once
-            pause.go()
-            (offer,) = asked.result(60)
-            assert sorted(offer.shards) == [0, 1]
-            detach(asking)
+            assert_waits_for_both(asking, pause, beside)
 
 
 def test_memory_that_a_rank_has_mapped_which_was_thrown_out_is_given_to_nobody(

@@ -1,12 +1,14 @@
 """What a daemon shows of a run's controller after it was started again, and after ranks have come and gone."""
 
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from everstep.core.errors import UsageError
-from everstep.daemon.control.client import connected
+from everstep.daemon.control.client import ControlClient, connected
 from everstep.daemon.controller.controller_desk import steered
 from everstep.daemon.controller.controller_views import ControllerState
 from everstep.daemon.testing import FakeTrainer, daemon_process
@@ -54,6 +56,17 @@ def attached(
     return trainer
 
 
+@contextmanager
+def one_rank(socket_path: Path, devices: list[Path]) -> Generator[tuple[ControlClient, FakeTrainer]]:
+    """A daemon, an operator and the only rank of a run."""
+    with (
+        daemon_process(socket_path),
+        connected(socket_path) as client,
+        attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer,
+    ):
+        yield client, trainer
+
+
 def settled(trainer: FakeTrainer) -> None:
     """Return when the daemon has read what the trainer has sent."""
     trainer.offers()
@@ -89,11 +102,7 @@ def test_until_when_a_run_is_paused_is_known_to_a_daemon_that_nobody_asked(
     socket_path: Path, devices: list[Path]
 ) -> None:
     until_unix_s = 4e9
-    with (
-        daemon_process(socket_path),
-        connected(socket_path) as client,
-        attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer,
-    ):
+    with one_rank(socket_path, devices) as (client, trainer):
         trainer.send(costs(share=0.01, step=5, bound="paused", paused_until_unix_s=until_unix_s))
         settled(trainer)
         (view,) = client.controllers(RUN)
@@ -109,12 +118,7 @@ def test_a_budget_is_not_waited_for_once_another_one_was_asked_elsewhere(
     socket_path: Path, devices: list[Path], followed: bool
 ) -> None:
     """Of a run on two nodes, whose other daemon was asked later."""
-    with (
-        daemon_process(socket_path),
-        connected(socket_path) as client,
-        attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer,
-        ThreadPoolExecutor() as threads,
-    ):
+    with one_rank(socket_path, devices) as (client, trainer), ThreadPoolExecutor() as threads:
         trainer.send(costs(share=0.01, step=5))
         settled(trainer)
         answer = threads.submit(client.set_budget, RUN, 0.02)
@@ -135,12 +139,7 @@ def test_a_budget_is_not_waited_for_once_another_one_was_asked_elsewhere(
 def test_a_budget_that_was_asked_before_the_interval_was_known_to_be_fixed_is_refused_then(
     socket_path: Path, devices: list[Path]
 ) -> None:
-    with (
-        daemon_process(socket_path),
-        connected(socket_path) as client,
-        attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer,
-        ThreadPoolExecutor() as threads,
-    ):
+    with one_rank(socket_path, devices) as (client, trainer), ThreadPoolExecutor() as threads:
         answer = threads.submit(client.set_budget, RUN, 0.02)
         trainer.event(frames.Steer)
         (view,) = client.controllers(RUN)
