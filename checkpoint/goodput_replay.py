@@ -116,7 +116,9 @@ class _Replay:
         )
         if failure is not None and heed_s <= self.now_s:
             self._commit_until(self.now_s)
-            self.heeded += self._is_needless(failure) or self._checkpoint()
+            if self._is_needless(failure) or self._checkpoint():
+                self.heeded += 1
+            return bool(self.failures) and self.failures[0] is failure
         return True
 
     def _heed_s(self, failure: Failure | None) -> float:
@@ -140,16 +142,20 @@ class _Replay:
     # -- checkpoints
 
     def _checkpoint(self) -> bool:
-        """Begin one; tell whether there was a place for it."""
+        """Begin one; tell whether it could be begun."""
         costs = self.job.costs_at(self.now_s)
-        waited_s = 0.0
-        if len(self.in_flight) >= self.policy.in_flight_max:
-            if not self.policy.waits:
-                self.spent.skipped += 1
-                self.policy.skipped(self.step)
-                return False
-            waited_s = max(0.0, self.in_flight[-self.policy.in_flight_max].committed_s - self.now_s)
-        begun_s = self.now_s + waited_s
+        begun_s = max(self.now_s, self._place_at_s())
+        if begun_s > self.now_s and not self.policy.waits:
+            self.spent.skipped += 1
+            self.policy.skipped(self.step)
+            return False
+        waited_s = begun_s - self.now_s
+        if self.failures and self.failures[0].at_s < begun_s:
+            waited_s = max(0.0, self.failures[0].at_s - self.now_s)
+            self.now_s += waited_s
+            self.spent.waited_s += waited_s
+            self._fail(self.failures[0], costs)
+            return False
         self.now_s = begun_s + costs.stall_s
         self.spent.waited_s += waited_s
         self.spent.stall_s += costs.stall_s
@@ -170,6 +176,14 @@ class _Replay:
         )
         return True
 
+    def _place_at_s(self) -> float:
+        """Return when the next one may begin: once the one before is copied, and a place is free."""
+        if not self.in_flight:
+            return 0.0
+        places = self.policy.in_flight_max
+        free_s = self.in_flight[-places].committed_s if len(self.in_flight) >= places else 0.0
+        return max(self.in_flight[-1].sealed_s, free_s)
+
     def _commit_until(self, now_s: float) -> None:
         for snapshot in self.in_flight:
             if snapshot.sealed_s <= now_s:
@@ -186,21 +200,34 @@ class _Replay:
         self._commit_until(at_s)
         begun_s = at_s - self.now_s  # of the stretch that it interrupts
         slower_s = min(self._idle_in_s(), begun_s) * costs.slower / (1 + costs.slower)
-        in_memory = failure.kind is FailureKind.TRAINER
+        self.now_s = at_s
+        kind = self._restart()
+        in_memory = kind is FailureKind.TRAINER
         restored = self.newest if in_memory else self.durable
-        restart_s = self.job.restart_memory_s if in_memory else self.job.restart_s
         self.spent.slower_s += slower_s
         self.spent.lost_s += self.work_s - restored.work_s + begun_s - slower_s
-        self.spent.restart_s += restart_s
-        self.spent.failures += 1
-        self.now_s = at_s + restart_s
         self.step, self.work_s = restored.step, restored.work_s
         self.newest = restored
         self.in_flight = deque(each for each in self.in_flight if in_memory and each.step <= restored.step)
         self.heeded = 0
-        while self.failures and self.failures[0].at_s <= self.now_s:
-            self.failures.popleft()  # what strikes while the job restarts strikes nothing
-        self.policy.restored(self.step, restored.memory, failure.kind)
+        self.policy.restored(self.step, restored.memory, kind)
+
+    def _restart(self) -> FailureKind:
+        """Restart after the next failure, and anew after each one that strikes meanwhile; return the worst of them."""
+        kind, until_s = FailureKind.TRAINER, self.now_s
+        while self.failures and self.failures[0].at_s <= until_s:
+            failure = self.failures.popleft()
+            kind = failure.kind if kind is FailureKind.TRAINER else kind
+            struck_s = max(failure.at_s, self.now_s)
+            self.spent.restart_s += struck_s - self.now_s
+            self.spent.failures += 1
+            self.now_s = struck_s
+            until_s = struck_s + (
+                self.job.restart_memory_s if kind is FailureKind.TRAINER else self.job.restart_s
+            )
+        self.spent.restart_s += until_s - self.now_s
+        self.now_s = until_s
+        return kind
 
 
 def _steps_within(wall_s: float, busy_s: float, costs: Costs) -> int:

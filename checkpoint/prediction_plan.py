@@ -8,6 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
+from ..core.durations import duration_text
 from ..core.errors import UsageError
 from ..core.sizes import parse_size
 from .drift_machine import exactly
@@ -20,7 +23,8 @@ from .frequency_plan import (
     steps_at_least,
     steps_at_most,
 )
-from .frequency_types import Bound, Figures, Limits
+from .frequency_types import MOST_S, Bound, BoundKind, Figures, Limits
+from .keep import KEEP_LAST
 from .layout_plan import DRAFT_BYTES_USUAL
 from .ring_layout_plan import SEGMENTS_MOST, WINDOW_BYTES_MIN
 
@@ -32,6 +36,8 @@ SLOWER_COPY = 0.02
 """What steps are slower by while a GPU's state is copied: what is promised."""
 GUARD_AT = 0.9
 """Share of a step that forward and backward take: the copy has so long before the optimizer waits."""
+KEPT_LEAST = 2
+"""Complete checkpoints that no setting lets go: the newest, and the one before it."""
 
 BOUNDS = {
     "parameters": (1, 1e18),
@@ -141,6 +147,10 @@ class Prediction:
     node_written_per_day_bytes: float
     drive_writes_per_day: float | None
     """Of the drive that is written full most often; None where nobody says how large they are."""
+    node_kept_bytes: int
+    """What the drives of one node hold at most: the checkpoints that are kept, and the one that is being written."""
+    room_missed: str
+    """Why the drives have no room for that; empty where they have, or where nobody says how large they are."""
 
 
 def bytes_per_parameter(optimizer: str, precision: str) -> float:
@@ -192,8 +202,8 @@ def predict(job: PlannedJob) -> Prediction:
     copied_s = (
         copy_s if slots else max(copy_s, persist_s * (1 - (memory_bytes - described_bytes) / node_bytes))
     )
-    beside_s = GUARD_AT * job.step_s if job.step_s else (copy_s if slots else 0.0)
-    stall_s = EAGER_S + max(0.0, copied_s - beside_s)
+    step_s = job.step_s or (copy_s / GUARD_AT if slots else 0.0)
+    stall_s = EAGER_S + guard_wait_s(step_s=step_s, copy_s=copied_s)
     slower_s = SLOWER_COPY * copy_s
     fill = _fill(job.devices, node_bytes)
     figures = Figures(
@@ -204,8 +214,10 @@ def predict(job: PlannedJob) -> Prediction:
         slot_count=max(slots, 1),
         fill={"node": fill} if fill is not None else {},
     )
-    limits = _checked(job)
+    limits = _checked(job, step_s)
     target = find_target(figures, limits, mtbf_s=limits.mtbf_s, slower_s=slower_s)
+    is_assumed = limits.least_s > job.limits.least_s
+    bounds = hard_bounds(figures, limits, slower_s=slower_s)
     interval_s, interval_steps = _interval(target, job.step_s)
     per_day = DAY_S / interval_s if interval_s else math.inf
     return Prediction(
@@ -223,15 +235,22 @@ def predict(job: PlannedJob) -> Prediction:
         slower_s=slower_s,
         interval_s=interval_s,
         interval_steps=interval_steps,
-        reason=f"bound by {target.bound.text}",
+        reason=f"bound by {_explained(target.bound, is_assumed=is_assumed).text}",
         goal_missed=target.goal_missed,
-        bounds=tuple(hard_bounds(figures, limits, slower_s=slower_s)),
+        bounds=tuple(_explained(bound, is_assumed=is_assumed) for bound in bounds),
         cost_share=(stall_s + slower_s) / interval_s,
         lost_by_crash_s=interval_s + copied_s,
         lost_by_node_s=interval_s + copy_s + persist_s,
         node_written_per_day_bytes=node_bytes * per_day,
         drive_writes_per_day=fill * per_day if fill is not None else None,
+        node_kept_bytes=(KEEP_LAST + 1) * node_bytes,
+        room_missed=_room_missed(job.devices, node_bytes) if fill is not None else "",
     )
+
+
+def guard_wait_s(*, step_s: float, copy_s: float) -> float:
+    """Return how long an optimizer waits for a copy that forward and backward are too short for."""
+    return max(0.0, copy_s - GUARD_AT * step_s)
 
 
 def _memory(job: PlannedJob, slot_bytes: int, ring_bytes: int) -> tuple[int, int]:
@@ -258,15 +277,40 @@ def _interval(target: Target, step_s: float | None) -> tuple[float, int | None]:
     return steps * step_s, steps
 
 
-def _checked(job: PlannedJob) -> Limits:
-    """Return the limits; those in steps mean nothing where nobody says how long a step takes."""
+def _checked(job: PlannedJob, assumed_s: float) -> Limits:
+    """Return the limits; those in steps mean nothing where nobody says how long a step takes.
+
+    `assumed_s`: what it takes then, so that the copy fits.
+    """
     if job.step_s is not None:
         return job.limits
     if job.limits.least_steps > 1 or job.limits.most_steps is not None:
         raise UsageError(
             "an interval in steps, and no --step", hint="say how long a step takes, or give seconds"
         )
-    return replace(job.limits, least_steps=1)
+    return replace(job.limits, least_steps=1, least_s=max(job.limits.least_s, min(assumed_s, MOST_S)))
+
+
+def _explained(bound: Bound, *, is_assumed: bool) -> Bound:
+    """Return the bound; the least interval as what it is where nobody has asked for it."""
+    if bound.kind is not BoundKind.LEAST or not is_assumed:
+        return bound
+    return structs.replace(
+        bound, text=f"each step: {duration_text(bound.need_s)} at least, for the copy to fit beside it"
+    )
+
+
+def _room_missed(devices: Sequence[DeviceGroup], node_bytes: int) -> str:
+    """Return why drives of a known size cannot hold what is kept beside what is written; empty where they can."""
+    room = sum(group.count * (group.capacity_bytes or 0) for group in devices) / node_bytes
+    if room >= KEEP_LAST + 1:
+        return ""
+    held = f"the drives of a node hold {math.floor(10 * room) / 10:g} checkpoints: too few for the"
+    if room < KEPT_LEAST + 1:
+        return f"{held} {KEPT_LEAST} that are always kept and the one being written"
+    return (
+        f"{held} {KEEP_LAST} that are kept and the one being written; set retention.keep_last = {KEPT_LEAST}"
+    )
 
 
 def _fill(devices: Sequence[DeviceGroup], node_bytes: int) -> float | None:

@@ -71,7 +71,7 @@ def _add_plan(plan: argparse.ArgumentParser) -> None:
 def _add_simulate(simulate: argparse.ArgumentParser) -> None:
     times = (
         ("--step", "2s", "of a step"),
-        ("--stall", "50ms", "that training stands still for one checkpoint"),
+        ("--stall", "50ms", "of one checkpoint, without the wait for a copy that is too long for a step"),
         ("--copy", "1s", "to copy a snapshot"),
         ("--persist", "12s", "to write it"),
         ("--restart", "2m", "from the loss of a node until the job trains again"),

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ...checkpoint.frequency_types import Limits
+from ...checkpoint.keep import KEEP_LAST
 from ...checkpoint.prediction_plan import (
     COPY_BYTES_PER_S,
     OPTIMIZERS,
@@ -82,8 +83,8 @@ def _draw(console: "Console", job: PlannedJob, found: Prediction) -> None:
     for name, value in _rows(job, found):
         table.add_row(Text(name, "dim"), Text(value))
     console.print(table)
-    if found.goal_missed:
-        console.print(Text(f"! {found.goal_missed}", "yellow"), soft_wrap=True)
+    for missed in filter(None, (found.goal_missed, found.room_missed)):
+        console.print(Text(f"! {missed}", "yellow"), soft_wrap=True)
     if found.drive_writes_per_day is None:
         sized = ",".join(_with_size(group) for group in job.devices)
         console.print(
@@ -119,6 +120,10 @@ def _rows(job: PlannedJob, found: Prediction) -> list[tuple[str, str]]:
             f"{_decimal(found.state_size_bytes)}, {job.bytes_per_parameter:g} bytes a parameter; {each}",
         ),
         ("written each time", f"{_decimal(found.node_size_bytes)} by each of {nodes}"),
+        (
+            "on the drives",
+            f"{_decimal(found.node_kept_bytes)} of each node: {KEEP_LAST} kept, one being written",
+        ),
         ("memory", f"{_decimal(found.node_memory_bytes)} on each node, {_slots(job, found)}"),
         ("copy", f"{duration_text(found.copy_s)}, beside forward and backward"),
         (

@@ -177,6 +177,29 @@ def test_who_waits_for_a_place_says_so_and_who_does_not_skips() -> None:
     assert skipping.skipped > 1000
 
 
+def test_a_failure_strikes_who_waits_for_a_place_when_it_comes() -> None:
+    """Each 600 s, and a write takes 1,200: nothing of what is done from then on is ever durable."""
+    slow = replace(JOB, phases=(JOB.phases[0], Phase(begin_s=1000.0, costs=COSTS.times(persist=100.0))))
+    failures = [
+        Failure(at_s=float(at_s), kind=FailureKind.NODE) for at_s in range(1100, int(JOB.duration_s), 600)
+    ]
+    found = outcome_of(slow, "CheckFreq", *failures)
+    assert found.waited_s > 0.5 * DAY_S
+    assert found.useful_s < 1100
+    assert found.failures == len(failures)
+
+
+def test_a_failure_within_a_restart_begins_it_anew() -> None:
+    """As long as it went on; and what a node's memory held is gone with the node, whichever failed first."""
+    at_s = 3 * (1000 + 0.05 + 13 * 0.02 / 1.02) + 5
+    trainer, node = (Failure(at_s=at_s, kind=kind) for kind in (FailureKind.TRAINER, FailureKind.NODE))
+    found = outcome_of(JOB, "fixed", trainer, replace(node, at_s=at_s + 20))
+    assert (found.failures, found.restart_s) == (2, pytest.approx(20 + JOB.restart_s))
+    assert found.lost_s == outcome_of(JOB, "fixed", node).lost_s
+    found = outcome_of(JOB, "fixed", node, replace(trainer, at_s=at_s + 60))
+    assert (found.failures, found.restart_s) == (2, pytest.approx(60 + JOB.restart_s))
+
+
 class Noting(Ours):
     """Ours, with the boundaries that got a checkpoint."""
 
@@ -197,6 +220,20 @@ def test_the_profile_is_as_long_as_the_controllers_own(step_s: float) -> None:
     ours = Noting(job)
     replay(job, (), ours)
     assert ours.steps[:1] == Training(lambda _: world).run_checkpoints(1).taken
+
+
+def test_a_snapshot_begins_only_when_the_one_before_is_copied() -> None:
+    """As in training: two copies at a time take each other's bandwidth (ADR 0033)."""
+    costs = replace(COSTS, copy_s=240.0, persist_s=60.0)
+    job = replace(JOB, phases=(Phase(begin_s=0.0, costs=costs),))
+    ours = Noting(job)
+    found = replay(job, (), ours)
+    assert len(ours.steps) > 100
+    assert min(after - before for before, after in itertools.pairwise(ours.steps)) * 2.0 * 1.02 >= 240
+    assert found.skipped > 0
+    waiting = outcome_of(job, "PCcheck")
+    assert (waiting.skipped, waiting.waited_s > 0) == (0, True)
+    assert waiting.checkpoints <= DAY_S / 240 + 1
 
 
 def test_checkfreq_only_goes_up() -> None:

@@ -147,6 +147,35 @@ def test_steps_shorter_than_the_copy_stall() -> None:
     assert predict(job(step_s=2.0)).stall_s == pytest.approx(0.005)
 
 
+def test_without_a_step_one_is_as_long_as_the_copy_needs() -> None:
+    found = predict(job(gpus=1, gpus_per_node=1, copy_bytes_per_s=5e9))
+    assert found.interval_s == pytest.approx(found.copy_s / 0.9)
+    assert found.reason == "bound by each step: 21.8 s at least, for the copy to fit beside it"
+    assert found.stall_s == pytest.approx(0.005)
+    asked = predict(job(gpus=1, gpus_per_node=1, copy_bytes_per_s=5e9, limits=Limits(least_s=30.0)))
+    assert asked.reason == "bound by the least interval allowed: 30 s"
+
+
+@pytest.mark.parametrize(
+    ("size", "held", "too_few_for"),
+    [
+        ("97GB", "3.9", "the 3 that are kept and the one being written; set retention.keep_last = 2"),
+        ("74GB", "3", "the 3 that are kept and the one being written; set retention.keep_last = 2"),
+        ("73GB", "2.9", "the 2 that are always kept and the one being written"),
+        ("10GB", "0.4", "the 2 that are always kept and the one being written"),
+    ],
+)
+def test_what_is_kept_needs_room(size: str, held: str, too_few_for: str) -> None:
+    found = predict(job(devices=parse_devices(f"4x3GBps/{size}")))
+    assert found.room_missed == f"the drives of a node hold {held} checkpoints: too few for {too_few_for}"
+
+
+def test_what_is_kept_has_room() -> None:
+    found = predict(job(devices=parse_devices("4x3GBps/98GB")))
+    assert (found.node_kept_bytes, found.room_missed) == (4 * 98 * GB, "")
+    assert predict(job()).room_missed == ""
+
+
 def test_failures_and_goals() -> None:
     assert predict(job(limits=Limits(mtbf_s=11_135))).reason.startswith(
         "bound by the best for a failure each 3.09 h"

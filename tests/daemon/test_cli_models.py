@@ -34,6 +34,7 @@ def test_plan_for_people(answer: Any) -> None:
     for said in (
         "98 GB, 14 bytes a parameter; each rank 12.2 GB",
         "98 GB by each of 1 node",
+        "392 GB of each node: 3 kept, one being written",
         "196 GB on each node, 2 slots",
         "490 ms, beside forward and backward",
         "8.17 s; durable 8.66 s after the boundary",
@@ -68,6 +69,8 @@ def test_plan_for_machines(answer: Any) -> None:
 
 def test_plan_says_what_cannot_be_kept(answer: Any) -> None:
     assert "! at most 5 s of work to lose" in answer(*PLAN, "--most", "5s")[1]
+    small = (*PLAN[:-1], "1x3GBps/250GB")
+    assert "! the drives of a node hold 2.5 checkpoints: too few" in answer(*small)[1]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +217,31 @@ def test_simulate_draws_a_picture(answer: Any, tmp_path: Path) -> None:
     assert code == 0
     assert "picture: " in text
     assert (tmp_path / "goodput.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_simulate_draws_runs_that_are_all_alike(answer: Any, tmp_path: Path) -> None:
+    """Where nothing fails each run has the same goodput; a mean that is rounded lies beside three equal numbers."""
+    pytest.importorskip("matplotlib", reason="pip install 'everstep[plot]'")
+    quiet = ("--duration", "6h", "--mtbf", "9999d", "--runs", "3")
+    for fixed in ("100", "200", "300", "400"):
+        code, text, _ = answer(
+            "simulate", *quiet, "--fixed", fixed, "--json", "--png", str(tmp_path / "quiet.png")
+        )
+        assert code == 0
+        for found in json.loads(text)["policies"].values():
+            for each in found.values():
+                assert each["goodput_low"] <= each["goodput"] <= each["goodput_high"]
+
+
+def test_simulate_counts_what_an_optimizer_waits_for_a_copy(answer: Any) -> None:
+    """Of 1 s, beside 0.9 of a step of 0.5 s."""
+    document = json.loads(
+        answer(*SIMULATE, "--step", "500ms", "--copy", "1s", "--stall", "50ms", "--json")[1]
+    )
+    assert document["job"]["phases"][0]["costs"]["stall_s"] == pytest.approx(0.05 + 1 - 0.45)
+    document = json.loads(answer(*SIMULATE, "--change", "short-steps", "--step", "2s", "--json")[1])
+    stalls = [phase["costs"]["stall_s"] for phase in document["job"]["phases"]]
+    assert stalls == pytest.approx([0.05, 0.05 + 1 - 0.6])
 
 
 def test_neither_needs_torch_or_numpy() -> None:
