@@ -32,7 +32,8 @@ LEFT_BEFORE = "run.step() was left by an exception before it was begun"
 _FIGURES = re.compile(r"[0-9]+")
 _NAMES = re.compile(r"[0-9]+\.[0-9]+")
 
-_RETRY_S = 0.01
+_RETRY_S, _RETRY_S_MOST = 0.01, 0.2
+"""How soon the last boundary is tried again, each time twice as long: the daemon may be asked for memory each time."""
 _LOSS_POLL_S = 0.1
 """How soon a wait notices that the daemon or the ranks are gone: nothing else would wake it."""
 
@@ -159,7 +160,7 @@ class RunCheckpoints:
             self._costs.beyond(self._costs.eager_s - before_s)
 
     def _begin_last(self, until_s: float) -> bool:
-        eager_s = self._costs.eager_s
+        eager_s, pause_s = self._costs.eager_s, _RETRY_S
         may_be_old = (
             True  # memory may have been refused that an earlier boundary had asked for: this one asks anew
         )
@@ -171,7 +172,8 @@ class RunCheckpoints:
                 return False
             may_be_old = False
             self._costs.eager_s = eager_s  # what is tried in vain while it waits holds up no training
-            time.sleep(_RETRY_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_S_MOST)
             self.keep_daemon()
         return True
 
