@@ -610,15 +610,20 @@ def test_who_is_told_after_the_store_was_lost_ends_alone(
     assert alone.wait(CONFIRM_S + DEADLINE_S)
 
 
+@pytest.mark.parametrize("has_another_run", [False, True])
 def test_who_is_told_with_all_others_does_not_end_alone(
+    has_another_run: bool,
     rank: Make,
     alone: threading.Event,
     end_of: Callable[[StoreRanks], RunEnd],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nor for another run of the process, a teacher maybe, which passes no boundary and so hears of nobody."""
     monkeypatch.setattr(notice_module, "CONFIRM_S", 6.0)
     pair = [rank(0), rank(1)]
     end = end_of(pair[1])
+    if has_another_run:
+        end_of(rank(1))
     heard = Listener(on_confirmed=end.confirmed)
     pair[0].start(0, Listener())
     pair[1].start(0, heard)
