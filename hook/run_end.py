@@ -31,6 +31,8 @@ class RunEnd:
         self._agreed_until_s: float | None = None
         """The earliest end that all ranks were told of, or have told this one of."""
         self._watch = NoticeWatch(preemption, self._on_notice, self._on_unconfirmed)
+        self._ask: Ask | None = None
+        """What the machine wants to be asked for; it stays where a boundary is left by an exception (Ctrl-C)."""
         self._left = ""
         """Why the process was ended by `leave`; empty: it was not."""
         _open.append(self)
@@ -52,9 +54,11 @@ class RunEnd:
         self._watch.at_boundary()
         with self._lock:
             ask = self._machine.at_boundary(self._boundary(progress))
+            self._ask = self._ask if self._ask is not None and self._ask.end else ask or self._ask
         self._tell_ranks()
-        if ask is not None:
-            self._ranks.ask_for_checkpoint(ask)
+        if self._ask is not None:
+            self._ranks.ask_for_checkpoint(self._ask)
+            self._ask = None
 
     def saves_last(self, progress: Progress) -> bool:
         """Tell whether the last boundary gets a checkpoint; of several ranks rank 0 decides."""

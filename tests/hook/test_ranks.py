@@ -255,7 +255,7 @@ def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) ->
     first._receive_requests()
     first._store = real
     first._receive_requests()
-    assert first._requests.take() == Ask(end="the notice")
+    assert first._requests.open == Ask(end="the notice")
 
 
 @pytest.mark.parametrize("slow", [0, 1])
