@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from numbers import Real
 from traceback import format_exception_only
 from typing import NoReturn
@@ -163,6 +164,7 @@ class RunEnd:
     # -- on the watch's thread
 
     def _on_notice(self, notice: Notice) -> None:
+        notice = replace(notice, reason=_sendable(notice.reason))  # it names a file or a command
         left_s = notice.until_s - time.monotonic()
         logger.warning("run_ends run=%s reason=%s left_s=%.0f", self._name, notice.reason, left_s)
         with self._lock:

@@ -27,7 +27,7 @@ from everstep.core.ids import CheckpointId
 from everstep.hook import notice as notice_module
 from everstep.hook import rank_beats, run_end, silence_machine
 from everstep.hook import ranks as ranks_module
-from everstep.hook.end_machine import Ask, Notice
+from everstep.hook.end_machine import Ask, Notice, Progress
 from everstep.hook.notice import CONFIRM_S, Preemption
 from everstep.hook.pace import Pace
 from everstep.hook.ranks import LOOK_S, StoreRanks
@@ -647,6 +647,18 @@ def test_all_ranks_end_by_the_clock_of_the_one_that_is_ended_first(
     last_boundary(pair)
     for end in ends:
         assert until_s - 0.01 <= end.until_s < until_s + 2.0
+
+
+def test_a_notice_file_may_have_a_name_that_is_no_text(
+    rank: Make, end_of: Callable[[StoreRanks], RunEnd]
+) -> None:
+    pair = [rank(0), rank(1)]
+    end = end_of(pair[1])
+    for each in pair:
+        each.start(0, Listener())
+    end._on_notice(Notice(reason="/run/caf\udce9 is there", until_s=time.monotonic(), ends=True))
+    end.at_boundary(Progress(step=1, saved=0, tried=0, under_way=False, is_busy=False))
+    assert last_boundary(pair) == ("/run/caf\\udce9 is there", True)
 
 
 # -- a rank that does not answer, while the Store does
