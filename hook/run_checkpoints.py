@@ -82,11 +82,11 @@ class RunCheckpoints:
         self._failing, self._failed_alike = "", 0
         """What the newest failures in a row say, but for figures, and how many they are."""
         self._taken_steps: set[int] = set()
-        """From the newest complete one on, without those that another rank has skipped."""
+        """From the newest complete one on, without those that another rank has skipped before the last one."""
 
     @property
     def last_taken_step(self) -> int:
-        """The newest boundary that was taken, and that no other rank is known to have skipped."""
+        """The newest boundary that was taken, and that no other rank is known to have skipped, but for the last one."""
         with self._lock:
             return max(self._taken_steps, default=self.saved_step)
 
@@ -402,8 +402,10 @@ class RunCheckpoints:
 
     def _skipped_elsewhere(self, checkpoint: CheckpointId, reason: str) -> None:
         """A rank had no room or no arena for its part: counted here unless it was this rank, which knows already."""
-        with self._lock:
-            self._taken_steps.discard(checkpoint.step)
+        is_last = self._state.is_last and checkpoint.step == self._state.number
+        if not is_last:  # which was to be saved: it is lost, whoever has skipped it
+            with self._lock:
+                self._taken_steps.discard(checkpoint.step)
         if not self._is_mine(reason):
             self._costs.skip(SkipReason.PEER, reason)
             self._say_skipped(SkipReason.PEER, f"checkpoint={checkpoint}", reason)
