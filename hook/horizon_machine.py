@@ -67,6 +67,7 @@ class Horizon:
     """Every rank's side: the plans received, in order."""
 
     newest: Plan | None = None
+    """The last one received."""
     _steps: set[int] = field(default_factory=set[int])
     _ends: dict[int, str] = field(default_factory=dict[int, str])
 

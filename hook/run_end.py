@@ -55,7 +55,8 @@ class RunEnd:
         self._watch.at_boundary()
         with self._lock:
             ask = self._machine.at_boundary(self._boundary(progress))
-            self._ask = self._ask if self._ask is not None and self._ask.end else ask or self._ask
+            if ask is not None and (self._ask is None or not self._ask.end):
+                self._ask = ask
         self._tell_ranks()
         if self._ask is not None:
             self._ranks.ask_for_checkpoint(self._ask)
