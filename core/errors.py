@@ -15,6 +15,7 @@ EverstepError
 │   ├── DaemonUnavailableError no daemon answers, or it went away                     start or reconnect
 │   ├── VersionMismatchError   daemon and client speak different protocols            use one version
 │   ├── MemoryRefusedError     the arena would not fit in memory                      free or lower
+│   │   └── MemoryBusyError    what it waits for is being written, or its memory freed ask again soon
 │   ├── LimitError             as many calls, connections or bytes as are allowed     end some, or raise the limit
 │   │   └── QuotaError         one user's share of a daemon is taken                  ask less often, or for less
 │   ├── DeadlineError          something took longer than its deadline                look at the cause
@@ -114,6 +115,10 @@ class VersionMismatchError(NodeError):
 
 class MemoryRefusedError(NodeError):
     """Admission refused an arena: it would not fit beside what the node already holds."""
+
+
+class MemoryBusyError(MemoryRefusedError):
+    """There may be room in a moment: what takes it is being written, or its memory is being freed."""
 
 
 class LimitError(NodeError):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..checkpoint.draft_format import DraftReader
 from ..checkpoint.late_writes import LateWrites
 from ..checkpoint.manifest_format import ManifestEncoder
-from ..core.errors import MemoryRefusedError, NoSpaceError, UsageError
+from ..core.errors import MemoryBusyError, MemoryRefusedError, NoSpaceError, UsageError
 from ..core.ids import CheckpointId
 from ..proto import frames
 from .access.usage import check_arena
@@ -138,12 +138,14 @@ class ArenaDesk:
                 allowed = self._within_quota(rank, wish)
                 await self.make_room(lease, allowed)
                 if rank.persisting and not await arenas.has_room(allowed):
-                    raise MemoryRefusedError(  # else it would have less than it could, for good
+                    raise MemoryBusyError(  # else it would have less than it could, for good
                         f"{wish.text()} waits until what is in the arena before it is written",
                         hint="the next checkpoint asks again",
                     )
                 return await make(allowed)
-            except MemoryRefusedError:
+            except MemoryRefusedError as refused:
+                if rank.persisting or arenas.is_closing:
+                    raise MemoryBusyError(refused.message, hint=refused.hint) from refused
                 if not await self._unused_are_in_the_way(rank, wish, sharers):
                     raise
             # No checkpoint could follow: what memory alone has is better given up than all that comes.
@@ -165,8 +167,6 @@ class ArenaDesk:
 
     async def _unused_are_in_the_way(self, rank: RankRecord, wish: Wish, sharers: int) -> bool:
         """Tell whether something would be granted without the arenas that its trainer uses no more, and only so."""
-        if rank.persisting or self._node.arenas.is_closing:
-            return False  # there will be more room by itself
         return await self._would_get(rank, wish, self._unused(rank), sharers) and not await self._would_get(
             rank, wish, [], sharers
         )

@@ -182,15 +182,17 @@ class EndMachine:
 
     def _last(self, last: list[Notice], boundary: Boundary) -> Ask:
         """Ask for all of them at once; the run ends by the first one that ends it."""
-        self._lease = None if self._lease in last else self._lease
-        self._notices = [notice for notice in self._notices if notice not in last]
         for notice in last:
             self._ends_by(notice)
         self._asked = boundary.progress.step, boundary.at_s
         end = next((notice.reason for notice in last if notice.ends), "")
         if not end:  # the run waits for none: one that cannot be taken, or fails, is asked for again
             self._owed = boundary.progress.step
-        return Ask(end=end)
+        ask = Ask(end=end)
+        # Last: who is interrupted before asks at the next boundary.
+        self._lease = None if self._lease in last else self._lease
+        self._notices = [notice for notice in self._notices if notice not in last]
+        return ask
 
     def _ends_by(self, notice: Notice) -> None:
         if notice.ends:
@@ -227,23 +229,23 @@ class Requests:
     """What ranks asked for, until a plan answers it. Of ends the first one counts, and is answered once."""
 
     def __init__(self) -> None:
-        self._is_asked = self._is_ending = False
-        self._end = ""
+        self._open: Ask | None = None
+        self._is_ending = False
 
     @property
-    def end(self) -> str:
-        """Why the run is to end with the next plan's first boundary; empty: it goes on."""
-        return self._end
+    def open(self) -> Ask | None:
+        """What the plan that is made now answers: all that was asked for, as one."""
+        return self._open
 
     def add(self, ask: Ask) -> None:
         """Take one."""
-        self._is_asked = True
+        end = self._open.end if self._open is not None else ""
         if ask.end and not self._is_ending:
-            self._end, self._is_ending = ask.end, True
+            end = ask.end
+        self._open = Ask(end=end)
+        self._is_ending = self._is_ending or bool(end)
 
-    def take(self) -> Ask | None:
-        """Return what the plan that is made now answers."""
-        if not self._is_asked:
-            return None
-        ask, self._is_asked, self._end = Ask(end=self._end), False, ""
-        return ask
+    def answered(self, ask: Ask | None) -> None:
+        """What was open is in a plan that others may have; anything that was asked for since then is still open."""
+        if self._open is ask:
+            self._open = None

@@ -31,68 +31,63 @@ class Plan:
             )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """Rank 0's side: makes the next plan in time."""
+    """Rank 0's side: makes the plan after the newest one in time."""
 
     due: Callable[[int, int], tuple[int, ...]]
     """The boundaries among [start, horizon) that get a checkpoint; asked once for each boundary."""
-    _last: Plan | None = None
 
     def first(self, step: int) -> Plan:
         """Return plan 0, for the boundary after `step`: how many more make a second is known only then."""
-        assert self._last is None
         return self._make(0, step + 1, step + 2, requested=False)
 
-    def wants_next(self, step: int) -> bool:
+    def wants_next(self, last: Plan, step: int) -> bool:
         """Tell whether the next plan should be made: half of the last one is used up."""
-        assert self._last is not None
-        covered = self._last.horizon - self._last.start
-        return step >= self._last.horizon - max(1, covered // 2)
+        covered = last.horizon - last.start
+        return step >= last.horizon - max(1, covered // 2)
 
-    def next(self, *, requested: bool, end: str = "", step_s: float = 0.0) -> Plan:
-        """Return the plan that follows; what is requested becomes its first boundary.
+    def next(self, last: Plan, *, requested: bool, end: str = "", step_s: float = 0.0) -> Plan:
+        """Return the plan that follows `last`; what is requested becomes its first boundary.
 
         With an end, for whatever reason, that is the last one: it gets a checkpoint only if one is requested.
         `step_s` is what a step takes: the longer, the fewer a plan covers; 0: nobody knows yet, and it covers one.
         """
-        assert self._last is not None
         covers = max(1, min(LOOKAHEAD_BOUNDARIES, int(LOOKAHEAD_S / step_s))) if step_s else 1
-        start = self._last.horizon
-        return self._make(self._last.number + 1, start, start + covers, requested=requested, end=end)
+        start = last.horizon
+        return self._make(last.number + 1, start, start + covers, requested=requested, end=end)
 
     def _make(self, number: int, start: int, horizon: int, *, requested: bool, end: str = "") -> Plan:
         steps = {*(() if end else self.due(start, horizon)), *([start] if requested else [])}
-        self._last = Plan(number=number, start=start, horizon=horizon, steps=tuple(sorted(steps)), end=end)
-        return self._last
+        return Plan(number=number, start=start, horizon=horizon, steps=tuple(sorted(steps)), end=end)
 
 
 @dataclass(slots=True, kw_only=True)
 class Horizon:
     """Every rank's side: the plans received, in order."""
 
-    _horizon: int | None = None
-    _next_number: int = 0
+    newest: Plan | None = None
+    """The last one received."""
     _steps: set[int] = field(default_factory=set[int])
     _ends: dict[int, str] = field(default_factory=dict[int, str])
 
     @property
     def next_number(self) -> int:
         """Number of the plan that is waited for."""
-        return self._next_number
+        return self.newest.number + 1 if self.newest is not None else 0
 
     def receive(self, plan: Plan) -> None:
-        """Take the next plan."""
-        assert plan.number == self._next_number, (plan, self._next_number)
-        assert self._horizon is None or plan.start == self._horizon, (plan, self._horizon)
-        self._horizon, self._next_number = plan.horizon, plan.number + 1
+        """Take the next plan; one that was left in the middle by an exception may be taken again."""
+        assert plan.number == self.next_number, (plan, self.newest)
+        assert self.newest is None or plan.start == self.newest.horizon, (plan, self.newest)
         self._steps |= set(plan.steps)
         if plan.end:
             self._ends[plan.start] = plan.end
+        self.newest = plan
 
     def knows(self, step: int) -> bool:
         """Tell whether it is decided what happens at boundary `step`."""
-        return self._horizon is not None and step < self._horizon
+        return self.newest is not None and step < self.newest.horizon
 
     def is_due(self, step: int) -> bool:
         """Tell whether boundary `step` gets a checkpoint; only for known boundaries."""

@@ -121,8 +121,9 @@ def _refuse_known_run(link: Link, name: str) -> None:
 
 def _begin(snapshotter: Snapshotter, facts: SnapshotFacts) -> None:
     """Take the snapshot, once the arena is there."""
+    until_s = time.monotonic() + COMMIT_DEADLINE_S
     while (reason := snapshotter.begin(facts)) is not None:
-        if skip_reason(reason) is not frames.SkipReason.ARENA:
+        if skip_reason(reason) is not frames.SkipReason.ARENA or time.monotonic() > until_s:
             raise MemoryRefusedError(
                 f"nothing was imported: {reason}", hint="free memory, or see the daemon's log"
             )

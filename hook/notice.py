@@ -171,7 +171,7 @@ class NoticeWatch:
         if not self._wait():
             return
         self._tell(SIGTERM)
-        grace_s = self._preemption.grace_s
+        grace_s = self._process_grace_s
         heard = self._heard(min(CONFIRM_S, grace_s))
         if heard is None:
             self._on_unconfirmed()
@@ -180,6 +180,12 @@ class NoticeWatch:
             why = "a second SIGTERM" if heard else f"it had not ended {grace_s:.0f} s after SIGTERM"
             logger.error("run_ended reason=%s", why)
             end_now()
+
+    @property
+    def _process_grace_s(self) -> float:
+        """How long the process has after SIGTERM: another run that hears it may wait longer for its last checkpoint."""
+        watches = [self, *(each for each in tuple(_hearing) if not each.is_closed)]
+        return max(each._preemption.grace_s for each in watches)
 
     def _tell(self, reason: str, *, late_s: float = 0.0) -> None:
         until_s = time.monotonic() + self._preemption.grace_s - late_s

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
 
 from ..checkpoint.frequency_types import Decision
 from ..core.errors import EverstepError
@@ -26,7 +25,7 @@ class OneRank:
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
-        self._asked = SimpleQueue[Ask]()
+        self._asked = deque[Ask]()
         """Not taken yet: a handler of a signal may ask in the middle of `is_due`."""
         self._requests = Requests()
         self._ends_here = ""
@@ -67,15 +66,17 @@ class OneRank:
 
     def is_due(self, step: int) -> bool:
         """Tell whether the step is due by its pace, or was asked for."""
-        while not self._asked.empty():
-            self._requests.add(self._asked.get())
-        self._ends_here = self._ends_here or self._requests.end
-        ask = self._requests.take()
+        while self._asked:
+            self._requests.add(self._asked[0])
+            self._asked.popleft()  # behind it: who is interrupted between them asks twice, which is once
+        ask = self._requests.open
+        self._ends_here = self._ends_here or (ask.end if ask is not None else "")
         due = bool(self._pace.due(step, step + 1)) or ask is not None
         if self._ends_here and self._listener is not None:
-            return self._listener.saves_last_boundary()
-        if due:
+            due = self._listener.saves_last_boundary()
+        elif due:
             self._due_step = step
+        self._requests.answered(ask)
         return due
 
     def passed(self, step: int) -> tuple[int, ...]:
@@ -93,7 +94,7 @@ class OneRank:
 
     def ask_for_checkpoint(self, ask: Ask) -> None:
         """Make the next boundary due."""
-        self._asked.put(ask)
+        self._asked.append(ask)
 
     def steer(self, steering: Steering) -> None:
         """Rank 0 is here."""

@@ -106,12 +106,13 @@ class StoreRanks:
         """Why this rank has asked for the run's end."""
         self._requests = Requests()
         """On rank 0: what its next plan answers."""
+        self._made: tuple[PlanMessage, Ask | None] | None = None
+        """On rank 0: the newest plan, and what it answers; others may have it before this rank's own horizon."""
         self._request_count, self._noticed = 0, False
         """What of the requests rank 0 has heard of."""
         self._confirming: Ask | None = None
         """What this rank asks for if the others say so, too."""
-        self._ends = RankEnds(self.rank, self.world_size)
-        self._beats = Beats(self.rank, self.world_size)
+        self._ends, self._beats = RankEnds(self.rank, self.world_size), Beats(self.rank, self.world_size)
         self._gone: list[int] = []
         """Ranks of which the daemon says so, for the thread."""
         self._listener: Listener | None = None
@@ -201,7 +202,7 @@ class StoreRanks:
         self._listener, self._step = listener, step
         self._results.decided(step, due=False)
         if self.rank == 0:
-            self._publish(self._planner.first(step))
+            self._publish(self._message(self._planner.first(step)), None)
         self._turns.turned(time.monotonic())
         self._thread = threading.Thread(target=self._work, name="everstep-ranks", daemon=True)
         self._thread.start()
@@ -212,9 +213,9 @@ class StoreRanks:
             return False
         with self._lock:
             self._step = step
-            if self.rank == 0 and self._planner.wants_next(step):
-                self._publish(self._next_plan())
-            elif self.rank != 0 and self._figures_due():
+            if self.rank == 0:
+                self._plan_ahead(step)
+            elif self._figures_due():
                 self._outbox.append((f"figures/{self.rank}", dump_state(self._state())))
             self._changed.notify_all()
         if not self._hears_plan(step):
@@ -357,32 +358,45 @@ class StoreRanks:
         if name is not None:
             self._say(f"{what}/{name}", value)
 
-    def _next_plan(self) -> Plan:
-        """Return the plan that follows, by what was asked for until now."""
+    def _plan_ahead(self, step: int) -> None:
+        """Publish the next plan in time. Who leaves this by an exception (Ctrl-C) goes on with the very same one."""
+        while True:
+            last, made = self._horizon.newest, self._made
+            assert last is not None
+            if made is None or made[0].plan.number <= last.number:
+                if not self._planner.wants_next(last, step):
+                    return
+                made = self._made = self._next_plan(last)
+            self._publish(*made)
+
+    def _next_plan(self, last: Plan) -> tuple[PlanMessage, Ask | None]:
+        """Return the plan that follows, by what was asked for until now, and which that is."""
         assert self._listener is not None
         self._pace.hear(self._peers)
-        ask = self._requests.take()
+        ask = self._requests.open
         end = ask.end if ask is not None else ""
         requested = self._listener.saves_last_boundary() if end else ask is not None
-        return self._planner.next(requested=requested, end=end, step_s=self._pace.step_s)
+        plan = self._planner.next(last, requested=requested, end=end, step_s=self._pace.step_s)
+        return self._message(plan), ask
 
-    def _publish(self, plan: Plan) -> None:
-        """Rank 0 knows its own plan at once; the others read it from the Store."""
-        decision = self._pace.decision
-        with self._lock:
-            self._receive(plan, decision)
-            self._sweep.published(plan)
-            message = PlanMessage(
-                plan=plan,
-                decision=decision,
-                needed_s=self._pace.needed_s,
-                left_s=self._ends.left_s,
-            )
-            self._outbox.append((f"plan/{plan.number}", dump_plan(message)))
+    def _message(self, plan: Plan) -> PlanMessage:
+        return PlanMessage(
+            plan=plan, decision=self._pace.decision, needed_s=self._pace.needed_s, left_s=self._ends.left_s
+        )
+
+    def _publish(self, message: PlanMessage, ask: Ask | None) -> None:
+        """Rank 0 knows its own plan at once; the others read it from the Store.
+
+        At once, and last: who is interrupted before does all of this again.
+        """
+        self._outbox.append((f"plan/{message.plan.number}", dump_plan(message)))
+        self._sweep.published(message.plan)
+        self._requests.answered(ask)
+        self._receive(message.plan, message.decision)
 
     def _receive(self, plan: Plan, decision: Decision) -> None:
-        self._horizon.receive(plan)
         self._coming.append((plan.start, decision))
+        self._horizon.receive(plan)
 
     def _mark(self) -> Mark:
         return Mark(plan=self._horizon.next_number, step=self._results.heard_step)

@@ -32,7 +32,8 @@ LEFT_BEFORE = "run.step() was left by an exception before it was begun"
 _FIGURES = re.compile(r"[0-9]+")
 _NAMES = re.compile(r"[0-9]+\.[0-9]+")
 
-_RETRY_S = 0.01
+_RETRY_S, _RETRY_S_MOST = 0.01, 0.2
+"""How soon the last boundary is tried again, each time twice as long: the daemon may be asked for memory each time."""
 _LOSS_POLL_S = 0.1
 """How soon a wait notices that the daemon or the ranks are gone: nothing else would wake it."""
 
@@ -81,11 +82,11 @@ class RunCheckpoints:
         self._failing, self._failed_alike = "", 0
         """What the newest failures in a row say, but for figures, and how many they are."""
         self._taken_steps: set[int] = set()
-        """From the newest complete one on, without those that another rank has skipped."""
+        """From the newest complete one on, without those that another rank has skipped before the last one."""
 
     @property
     def last_taken_step(self) -> int:
-        """The newest boundary that was taken, and that no other rank is known to have skipped."""
+        """The newest boundary that was taken, and that no other rank is known to have skipped, but for the last one."""
         with self._lock:
             return max(self._taken_steps, default=self.saved_step)
 
@@ -159,7 +160,7 @@ class RunCheckpoints:
             self._costs.beyond(self._costs.eager_s - before_s)
 
     def _begin_last(self, until_s: float) -> bool:
-        eager_s = self._costs.eager_s
+        eager_s, pause_s = self._costs.eager_s, _RETRY_S
         may_be_old = (
             True  # memory may have been refused that an earlier boundary had asked for: this one asks anew
         )
@@ -171,7 +172,8 @@ class RunCheckpoints:
                 return False
             may_be_old = False
             self._costs.eager_s = eager_s  # what is tried in vain while it waits holds up no training
-            time.sleep(_RETRY_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_S_MOST)
             self.keep_daemon()
         return True
 
@@ -400,8 +402,10 @@ class RunCheckpoints:
 
     def _skipped_elsewhere(self, checkpoint: CheckpointId, reason: str) -> None:
         """A rank had no room or no arena for its part: counted here unless it was this rank, which knows already."""
-        with self._lock:
-            self._taken_steps.discard(checkpoint.step)
+        is_last = self._state.is_last and checkpoint.step == self._state.number
+        if not is_last:  # which was to be saved: it is lost, whoever has skipped it
+            with self._lock:
+                self._taken_steps.discard(checkpoint.step)
         if not self._is_mine(reason):
             self._costs.skip(SkipReason.PEER, reason)
             self._say_skipped(SkipReason.PEER, f"checkpoint={checkpoint}", reason)

@@ -1,8 +1,10 @@
 """The end of a run that somebody announces: the clock, the lock and the threads around `EndMachine`."""
 
 import logging
+import os
 import threading
 import time
+from dataclasses import replace
 from numbers import Real
 from traceback import format_exception_only
 from typing import NoReturn
@@ -30,8 +32,11 @@ class RunEnd:
         self._agreed_until_s: float | None = None
         """The earliest end that all ranks were told of, or have told this one of."""
         self._watch = NoticeWatch(preemption, self._on_notice, self._on_unconfirmed)
+        self._ask: Ask | None = None
+        """What the machine wants to be asked for; it stays where a boundary is left by an exception (Ctrl-C)."""
         self._left = ""
         """Why the process was ended by `leave`; empty: it was not."""
+        _open.append(self)
 
     def lease(self, seconds: float, *, ends: bool) -> None:
         """The process has so long from now on.
@@ -50,9 +55,12 @@ class RunEnd:
         self._watch.at_boundary()
         with self._lock:
             ask = self._machine.at_boundary(self._boundary(progress))
+            if ask is not None and (self._ask is None or not self._ask.end):
+                self._ask = ask
         self._tell_ranks()
-        if ask is not None:
-            self._ranks.ask_for_checkpoint(ask)
+        if self._ask is not None:
+            self._ranks.ask_for_checkpoint(self._ask)
+            self._ask = None
 
     def saves_last(self, progress: Progress) -> bool:
         """Tell whether the last boundary gets a checkpoint; of several ranks rank 0 decides."""
@@ -129,6 +137,8 @@ class RunEnd:
     def close(self) -> None:
         """Hear nothing more; SIGTERM ends the process again."""
         self._watch.close()
+        if self in _open:
+            _open.remove(self)
 
     def _boundary(self, progress: Progress) -> Boundary:
         return Boundary(
@@ -147,9 +157,15 @@ class RunEnd:
             self._agreed_until_s = until_s
         self._ranks.ends_in(until_s - time.monotonic())
 
+    @property
+    def _is_told_with_all(self) -> bool:
+        with self._lock:
+            return self._machine.is_told and not self._machine.is_alone
+
     # -- on the watch's thread
 
     def _on_notice(self, notice: Notice) -> None:
+        notice = replace(notice, reason=_sendable(notice.reason))  # it names a file or a command
         left_s = notice.until_s - time.monotonic()
         logger.warning("run_ends run=%s reason=%s left_s=%.0f", self._name, notice.reason, left_s)
         with self._lock:
@@ -162,14 +178,20 @@ class RunEnd:
         """If SIGTERM came not to every rank, a peer has died. The daemon persists what is sealed.
 
         Nor is there anything to wait for where the ranks are lost, but a boundary that has not come in this time.
+        But another run of this process may know better: one that passes no boundaries hears of no other rank.
         """
         with self._lock:
             is_alone = self._machine.is_alone
-        if is_alone:
+        if is_alone and not any(each._is_told_with_all for each in tuple(_open)):
             lost = self._ranks.lost
             why = f"SIGTERM, and {lost}" if lost is not None else "SIGTERM came to this rank, not to all"
             logger.error("run_ended run=%s reason=%s", self._name, why)
             end_now()
+
+
+_open: list[RunEnd] = []
+"""Of all runs of this process."""
+os.register_at_fork(after_in_child=_open.clear)
 
 
 def text_of(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from ..proto.frames import SkipReason
 
 NO_ARENA = "the arena is being allocated"
+NO_ROOM_YET = "the memory for the arena is not free yet"
 PINNING = "the arena is being pinned for CUDA"
 NO_SLOT = (
     "no free slot: what they hold is not saved yet, or a device that hangs still reads it; the next due boundary tries "
@@ -15,6 +16,7 @@ CAPTURING = "a CUDA graph is being captured"
 
 _REASONS = {
     NO_ARENA: SkipReason.ARENA,
+    NO_ROOM_YET: SkipReason.ARENA,
     PINNING: SkipReason.ARENA,
     NO_SLOT: SkipReason.SLOT,
     STILL_COPYING: SkipReason.COPYING,

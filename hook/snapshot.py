@@ -12,7 +12,7 @@ from ..checkpoint.layout_plan import Layout, plan_layout, segment_count_for
 from ..checkpoint.manifest_types import Draft
 from ..checkpoint.succession_plan import SNAPSHOT_NOTE
 from ..checkpoint.value_format import dump_values
-from ..core.errors import DaemonUnavailableError, EverstepError, MemoryRefusedError
+from ..core.errors import DaemonUnavailableError, EverstepError, MemoryBusyError, MemoryRefusedError
 from ..core.ids import CheckpointId, random_id
 from ..proto import frames
 from .arena_keeper import ArenaKeeper
@@ -28,7 +28,7 @@ from .mapped_arena import MappedArena
 from .rank_protocol import DAEMON_LOST
 from .report import CostBook
 from .ring_places import RingPlaces, ring_size_bytes
-from .skip_reasons import CAPTURING, NO_ARENA, NO_DAEMON, NO_SLOT, PINNING, STILL_COPYING
+from .skip_reasons import CAPTURING, NO_ARENA, NO_DAEMON, NO_ROOM_YET, NO_SLOT, PINNING, STILL_COPYING
 from .slot_places import Places
 from .slot_sealing import SlotSealing
 from .state_protocol import Captured
@@ -195,6 +195,8 @@ class Snapshotter:
             arena = self._find_arena(layout, capture)
         except DaemonUnavailableError:
             return NO_DAEMON
+        except MemoryBusyError as error:
+            return f"{NO_ROOM_YET}: {error}"
         except EverstepError as error:
             return str(error)
         if arena is None:

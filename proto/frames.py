@@ -55,7 +55,7 @@ class SkipReason(Enum):
     """Why a due checkpoint was not taken."""
 
     ARENA = "arena"
-    """It is being allocated."""
+    """It is being allocated, or its memory is not free yet."""
     SLOT = "slot"
     """None is free: the devices are slower than the interval."""
     COPYING = "copying"

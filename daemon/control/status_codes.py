@@ -25,6 +25,7 @@ STATUS_CODES: dict[type[errors.EverstepError], grpc.StatusCode] = {
     errors.DaemonUnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.VersionMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.MemoryRefusedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.MemoryBusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.LimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QuotaError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,

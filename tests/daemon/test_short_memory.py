@@ -239,6 +239,6 @@ class TestOneSlot:
             arena.begin(CheckpointId(1, 1))
             refused = ask(trainer, trainer.layout((whole_leaf("w", "int8", (9,)),)))
             assert isinstance(refused, frames.Failure)
-            assert refused.code == "MemoryRefusedError"
+            assert refused.code == "MemoryBusyError"
             assert "waits until what is in the arena before it is written" in refused.message
             arena.close()

@@ -230,13 +230,20 @@ def test_only_sigterm_that_is_not_confirmed_ends_a_rank_alone() -> None:
 
 def test_requests_between_two_plans_are_one_and_an_end_is_answered_once() -> None:
     requests = Requests()
-    assert requests.take() is None
+    assert requests.open is None
     for ask in (Ask(), Ask(end="first"), Ask(end="second"), Ask()):
         requests.add(ask)
-    assert requests.take() == Ask(end="first")
-    assert requests.take() is None
+    planned = requests.open
+    assert planned == Ask(end="first")
+    assert requests.open == planned, "until its plan is out"
+    requests.answered(planned)
+    assert requests.open is None
     requests.add(Ask(end="third"))
-    assert requests.take() == Ask(), "the run is ending already"
+    assert requests.open == Ask(), "the run is ending already"
+    planned = requests.open
+    requests.add(Ask())
+    requests.answered(planned)
+    assert requests.open == Ask(), "it came since"
 
 
 # --- a job of several ranks -------------------------------------------------------------------------------------------
@@ -347,22 +354,27 @@ class Job:
     def _of_one(self, rank: Rank) -> tuple[bool, str]:
         """As `OneRank` decides."""
         self.deliver()
-        ask = self.requests.take()
+        ask = self._take()
         if ask is not None and ask.end:
             return rank.machine.saves_last(self.facts(rank)), ask.end
         return ask is not None, ""
 
     def _of_many(self, rank: Rank) -> tuple[bool, str]:
         """As `StoreRanks` does."""
-        if rank is self.ranks[0] and self.planner.wants_next(rank.step):
+        if rank is self.ranks[0] and self.planner.wants_next(self.plans[-1], rank.step):
             self.plans.append(self._next_plan(rank))
         return rank.horizon.is_due(rank.step), rank.horizon.end_after(rank.step)
 
+    def _take(self) -> Ask | None:
+        ask = self.requests.open
+        self.requests.answered(ask)
+        return ask
+
     def _next_plan(self, rank: Rank) -> Plan:
-        ask = self.requests.take()
+        ask = self._take()
         end = ask.end if ask is not None else ""
         requested = rank.machine.saves_last(self.facts(rank)) if end else ask is not None
-        return self.planner.next(requested=requested, end=end, step_s=self.step_s)
+        return self.planner.next(self.plans[-1], requested=requested, end=end, step_s=self.step_s)
 
     def settle(self) -> None:
         """All that is under way becomes durable: now everybody knows what it takes."""
@@ -452,7 +464,7 @@ class Ends(RuleBasedStateMachine):
         job = self.job
         wanted = any(rank.ended for rank in job.ranks) or any(plan.end for plan in job.plans)
         wanted = wanted or any(ask.end for ask in job.mail)
-        wanted = wanted or job.requests.end != "" or len(job.told) == len(job.ranks)
+        wanted = wanted or (job.requests.open or Ask()).end != "" or len(job.told) == len(job.ranks)
         wanted = wanted or any(_will_end(rank.machine) for rank in job.ranks)
         job.now_s += 1000.0
         lag = max(rank.step for rank in job.ranks) - min(rank.step for rank in job.ranks)

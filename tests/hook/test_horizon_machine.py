@@ -9,11 +9,13 @@ from everstep.hook.horizon_machine import Horizon, Planner
 
 def test_multiples_of_the_interval_are_due() -> None:
     planner, horizon = Planner(due=FixedInterval(5).due), Horizon()
-    horizon.receive(planner.first(0))
+    plan = planner.first(0)
+    horizon.receive(plan)
     due: list[int] = []
     for step in range(1, 30):
-        if planner.wants_next(step):
-            horizon.receive(planner.next(requested=False))
+        if planner.wants_next(plan, step):
+            plan = planner.next(plan, requested=False)
+            horizon.receive(plan)
         assert horizon.knows(step)
         if horizon.is_due(step):
             due.append(step)
@@ -23,7 +25,7 @@ def test_multiples_of_the_interval_are_due() -> None:
 def test_a_request_becomes_a_boundary_that_no_rank_has_passed() -> None:
     planner = Planner(due=FixedInterval(1000).due)
     plan = planner.first(0)
-    following = planner.next(requested=True)
+    following = planner.next(plan, requested=True)
     assert following.start == plan.horizon
     assert following.steps == (plan.horizon,)
 
@@ -34,15 +36,16 @@ def test_no_plan_reaches_further_than_about_a_second_or_is_made_before_anybody_k
     """What is asked for with long steps would begin eight of them later."""
     planner = Planner(due=FixedInterval(1000).due)
     spans = [planner.first(0)]
-    spans += [planner.next(requested=False, step_s=step_s) for step_s in (0.0, 10.0, 0.5, 0.001)]
+    for step_s in (0.0, 10.0, 0.5, 0.001):
+        spans.append(planner.next(spans[-1], requested=False, step_s=step_s))
     assert [plan.horizon - plan.start for plan in spans] == [1, 1, 1, 2, 8]
 
 
 def test_the_last_boundary_gets_a_checkpoint_only_if_there_is_time_for_it() -> None:
     for saved in (True, False):
         planner, horizon = Planner(due=FixedInterval(1).due), Horizon()
-        horizon.receive(planner.first(0))
-        plan = planner.next(requested=saved, end="the lease ends")
+        horizon.receive(first := planner.first(0))
+        plan = planner.next(first, requested=saved, end="the lease ends")
         horizon.receive(plan)
         assert plan.steps == ((plan.start,) if saved else ())
         assert horizon.end_after(plan.start) == "the lease ends"
@@ -50,8 +53,8 @@ def test_the_last_boundary_gets_a_checkpoint_only_if_there_is_time_for_it() -> N
 
 def test_a_boundary_that_was_left_out_is_known_at_the_next_one() -> None:
     planner, horizon = Planner(due=FixedInterval(2).due), Horizon()
-    horizon.receive(planner.first(0))
-    horizon.receive(planner.next(requested=False, step_s=0.001))
+    horizon.receive(first := planner.first(0))
+    horizon.receive(planner.next(first, requested=False, step_s=0.001))
     assert horizon.passed(2) == ()
     assert horizon.is_due(2)
     assert horizon.passed(2) == ()
@@ -62,8 +65,8 @@ def test_a_boundary_that_was_left_out_is_known_at_the_next_one() -> None:
 
 def test_who_leaves_out_the_last_boundary_ends_with_the_next_one() -> None:
     planner, horizon = Planner(due=FixedInterval(1).due), Horizon()
-    horizon.receive(planner.first(0))
-    plan = planner.next(requested=True, end="SIGTERM", step_s=0.001)
+    horizon.receive(first := planner.first(0))
+    plan = planner.next(first, requested=True, end="SIGTERM", step_s=0.001)
     horizon.receive(plan)
     assert [horizon.end_after(plan.start + each) for each in (-1, 0, 1)] == ["", "SIGTERM", "SIGTERM"]
 
@@ -78,7 +81,9 @@ def test_every_rank_takes_the_same_checkpoints_however_late_it_reads(
     start: int, every: int, requests: list[bool], lags: list[int]
 ) -> None:
     planner = Planner(due=FixedInterval(every).due)
-    plans = [planner.first(start), *(planner.next(requested=asked) for asked in requests)]
+    plans = [planner.first(start)]
+    for asked in requests:
+        plans.append(planner.next(plans[-1], requested=asked))
     taken: list[list[int]] = []
     for lag in lags:
         horizon, received, due = Horizon(), 0, list[int]()

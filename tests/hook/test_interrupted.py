@@ -1,29 +1,26 @@
 """Ctrl-C in the middle of a boundary, caught by whoever trains on: the next checkpoints come, and close() returns."""
 
-import linecache
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from interrupting import Interrupting
 from pausing import wait_until
 from torch import nn
 
 import everstep
 from everstep.daemon.testing import daemon_process
-from everstep.hook import run as run_module
 from everstep.hook.client import DaemonClient
 from everstep.hook.one_rank import OneRank
 from everstep.hook.run import Run
 from everstep.proto.frames import SkipReason
 
-HOOK = str(Path(run_module.__file__).parent)
 STRIDE = 5
 """Lines between two that are interrupted."""
 DEADLINE_S = 60.0
@@ -124,30 +121,6 @@ def test_while_a_frame_is_sent(device: Path, monkeypatch: pytest.MonkeyPatch, ki
         if kind == "make_arena":
             objects["model"].more = torch.zeros(2 * objects["model"].more.numel())
     assert_closes(run)
-
-
-def _is_with(frame: FrameType) -> bool:
-    """A tracer comes between the end of a block and `__exit__` of a lock, where no signal's handler ever does."""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
-
-
-class Interrupting:
-    """A tracer that raises KeyboardInterrupt at the `number`-th line of the hook that this thread comes to."""
-
-    def __init__(self, number: int) -> None:
-        self.left, self.is_done = number, False
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> "Interrupting | None":
-        del argument
-        if not frame.f_code.co_filename.startswith(HOOK):
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left <= 0 and not _is_with(frame):
-                sys.settrace(None)
-                self.is_done = True
-                raise KeyboardInterrupt
-        return self
 
 
 def test_at_any_line_of_a_boundary(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,19 @@ def test_a_while_after_sigterm_and_only_then_it_is_asked_whether_all_were_told(
     assert time.monotonic() - began_s >= CONFIRM_S
 
 
+def test_of_several_runs_the_one_with_the_most_time_says_when_the_process_is_ended(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(notice_module, "end_now", ended.set)
+    told = [watch(Preemption(grace_s=grace_s)) for grace_s in (0.1, 10.0)]
+    os.kill(os.getpid(), signal.SIGTERM)
+    for each in told:
+        each.get(timeout=DEADLINE_S)
+    assert not ended.wait(1.0), "the other one saves its last boundary"
+    assert ended.wait(DEADLINE_S)
+
+
 def test_who_closes_meanwhile_is_not_asked(
     unconfirmed: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,15 +71,35 @@ def test_who_leaves_its_last_boundary_by_an_exception_ends_with_the_next_one() -
     assert (ranks.is_due(2), ranks.end_after(2)) == (True, "SIGTERM")
 
 
+@pytest.mark.parametrize("end", ["", "SIGTERM"])
+def test_what_was_asked_for_is_not_lost_where_its_boundary_is_left_before_it_is_decided(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    pace = Pace(every=10**9, limits=Limits())
+    ranks = OneRank(pace)
+    ranks.start(0, Heard())
+    ranks.ask_for_checkpoint(Ask(end=end))
+
+    def interrupted(start: int, horizon: int) -> tuple[int, ...]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pace, "due", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ranks.is_due(1)
+    assert (ranks.is_due(2), ranks.end_after(2)) == (True, end)
+
+
 def test_a_handler_of_a_signal_may_ask_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while the boundary that it interrupts takes what was asked before: on one thread a lock would never open."""
 
     class Interrupted(Requests):
-        def take(self) -> Ask | None:
+        @property
+        def open(self) -> Ask | None:
             if ranks.is_interrupted:
                 ranks.is_interrupted = False
                 ranks.ask_for_checkpoint(Ask())
-            return super().take()
+            return super().open
 
     class Ranks(OneRank):
         is_interrupted = True

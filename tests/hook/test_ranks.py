@@ -27,7 +27,7 @@ from everstep.core.ids import CheckpointId
 from everstep.hook import notice as notice_module
 from everstep.hook import rank_beats, run_end, silence_machine
 from everstep.hook import ranks as ranks_module
-from everstep.hook.end_machine import Ask, Notice
+from everstep.hook.end_machine import Ask, Notice, Progress
 from everstep.hook.notice import CONFIRM_S, Preemption
 from everstep.hook.pace import Pace
 from everstep.hook.ranks import LOOK_S, StoreRanks
@@ -255,7 +255,7 @@ def test_no_request_is_lost_that_comes_while_rank_0_reads_another(rank: Make) ->
     first._receive_requests()
     first._store = real
     first._receive_requests()
-    assert first._requests.take() == Ask(end="the notice")
+    assert first._requests.open == Ask(end="the notice")
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -610,15 +610,20 @@ def test_who_is_told_after_the_store_was_lost_ends_alone(
     assert alone.wait(CONFIRM_S + DEADLINE_S)
 
 
+@pytest.mark.parametrize("has_another_run", [False, True])
 def test_who_is_told_with_all_others_does_not_end_alone(
+    has_another_run: bool,
     rank: Make,
     alone: threading.Event,
     end_of: Callable[[StoreRanks], RunEnd],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nor for another run of the process, a teacher maybe, which passes no boundary and so hears of nobody."""
     monkeypatch.setattr(notice_module, "CONFIRM_S", 6.0)
     pair = [rank(0), rank(1)]
     end = end_of(pair[1])
+    if has_another_run:
+        end_of(rank(1))
     heard = Listener(on_confirmed=end.confirmed)
     pair[0].start(0, Listener())
     pair[1].start(0, heard)
@@ -642,6 +647,18 @@ def test_all_ranks_end_by_the_clock_of_the_one_that_is_ended_first(
     last_boundary(pair)
     for end in ends:
         assert until_s - 0.01 <= end.until_s < until_s + 2.0
+
+
+def test_a_notice_file_may_have_a_name_that_is_no_text(
+    rank: Make, end_of: Callable[[StoreRanks], RunEnd]
+) -> None:
+    pair = [rank(0), rank(1)]
+    end = end_of(pair[1])
+    for each in pair:
+        each.start(0, Listener())
+    end._on_notice(Notice(reason="/run/caf\udce9 is there", until_s=time.monotonic(), ends=True))
+    end.at_boundary(Progress(step=1, saved=0, tried=0, under_way=False, is_busy=False))
+    assert last_boundary(pair) == ("/run/caf\\udce9 is there", True)
 
 
 # -- a rank that does not answer, while the Store does

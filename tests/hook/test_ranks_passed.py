@@ -1,11 +1,13 @@
 """A rank of two that leaves a boundary by an exception before its checkpoint, which the other one has begun."""
 
+import sys
 from collections.abc import Iterator
 from queue import SimpleQueue
 
 import pytest
+from interrupting import Interrupting
 from pausing import wait_until
-from rank_pairs import DeafListener, own_server, ranks_of_two
+from rank_pairs import NEVER, DeafListener, own_server, ranks_of_two
 
 from everstep.core.errors import EverstepError
 from everstep.core.ids import CheckpointId
@@ -13,6 +15,8 @@ from everstep.hook.end_machine import Ask
 from everstep.hook.ranks import StoreRanks
 
 DUE = 3
+STRIDE = 3
+"""Lines between two that are interrupted."""
 
 
 class Listener(DeafListener):
@@ -79,6 +83,43 @@ def test_what_is_passed_moves_nothing_back_with_a_checkpoint_at_each_boundary(
         zero.committed(CheckpointId(1, step))
         for queue in complete if step > 1 else ():
             assert queue.get(timeout=20) == CheckpointId(1, step - 1)
+
+
+@pytest.mark.parametrize("pair", [NEVER], indirect=True)
+def test_rank_0_may_be_interrupted_at_any_line_as_it_plans(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[list[StoreRanks], list[Listener]]
+) -> None:
+    """What was asked for comes all the same, and all take the same boundaries."""
+    (zero, one), heard = pair
+    for listener in heard:
+        monkeypatch.setattr(listener, "complete", lambda _: None)
+    step, number, interrupts = 0, 1, 0
+    while True:
+        asked = zero._request_count
+        one.ask_for_checkpoint(Ask())
+        wait_until(lambda asked=asked: zero._request_count > asked)
+        tracer = Interrupting(number)
+        sys.settrace(tracer)
+        try:
+            zero.is_due(step + 1)
+        except KeyboardInterrupt:
+            interrupts += 1
+        finally:
+            sys.settrace(None)
+        one.is_due(step + 1)
+        for each in (step + 2, step + 3):
+            for rank in (zero, one):
+                rank.is_due(each)
+        step += 3
+        due, same = (rank.passed(step + 1) for rank in (zero, one))
+        assert due == same != ()
+        for each in due:
+            for rank in (zero, one):
+                rank.committed(CheckpointId(1, each))
+        if not tracer.is_done:
+            break  # it came to the end
+        number += STRIDE
+    assert interrupts > 15
 
 
 def test_what_is_said_before_the_next_boundary_is_of_the_one_that_was_left(

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import signal
 import time
@@ -25,6 +26,7 @@ from everstep.dataloader import DataLoader, SharedLoader
 from everstep.hook.notice import GRACE_S
 from everstep.hook.pace import Pace
 from everstep.hook.run import Run
+from everstep.hook.run_checkpoints import RunCheckpoints
 
 
 class Squares(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
@@ -61,6 +63,17 @@ def believe(needed_s: float | None) -> None:
     """Let the last rank think that a checkpoint takes so long."""
     if needed_s is not None and dist.get_rank() == dist.get_world_size() - 1:
         setattr(Pace, "own_needed_s", needed_s)  # noqa: B010  a property, for which the type checker wants a setter
+
+
+def refuse_last() -> None:
+    """Let the last rank have no memory for the run's last checkpoint."""
+    begin = RunCheckpoints._begin
+
+    def refused(checkpoints: RunCheckpoints, until_s: float = math.inf) -> str | None:
+        return "no memory" if checkpoints._state.is_last else begin(checkpoints, until_s)
+
+    if dist.get_rank() == dist.get_world_size() - 1:
+        setattr(RunCheckpoints, "_begin", refused)  # noqa: B010
 
 
 def die_at(step: int, run: Run) -> None:
@@ -147,6 +160,7 @@ def main() -> None:
     parser.add_argument(
         "--needed-s", type=float, help="how long a checkpoint takes, as the last rank believes"
     )
+    parser.add_argument("--refuse-last", action="store_true", help="the last rank takes no last checkpoint")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     torch.set_num_threads(1)
@@ -157,6 +171,8 @@ def main() -> None:
     rank = dist.get_rank() if distributed else 0
 
     believe(args.needed_s)
+    if args.refuse_last:
+        refuse_last()
     inner = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
     inner.to(args.device)
     ddp = distributed and not args.replicated

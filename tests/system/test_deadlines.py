@@ -113,6 +113,18 @@ def ends(trainer: Trainer) -> set[str]:
     return set(re.findall("run_ended run=small (.*)", trainer.log))
 
 
+def test_a_last_boundary_that_one_rank_could_not_save_was_in_time_for_none(job: Job) -> None:
+    first = job.start(
+        "--every", "20", "--settle", "--step-s", "0.02", "--epochs", "50", "--refuse-last", ranks=2
+    )
+    first.until_step(90)
+    first.process.send_signal(signal.SIGTERM)
+    first.finish()
+    (ended,) = ends(first)
+    assert "in_time=False" in ended
+    assert "last_complete=none" not in ended
+
+
 def test_all_ranks_end_with_the_same_checkpoint_after_a_notice(job: Job) -> None:
     notice = job.folder / "spot"
     noticed = ("--notice", str(notice), "--grace-s", "8")  # as long as the lease of the test below

@@ -5,11 +5,22 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
-from in_process import assert_restores, node_service, refused, saved_run, service, training
+from in_process import (
+    assert_restores,
+    node_config,
+    node_service,
+    own_socket,
+    refused,
+    saved_run,
+    service,
+    training,
+)
+from pausing import Pause, Phase, pausing_daemon, wait_until
 
 from everstep.checkpoint.testing import opened
 from everstep.core.errors import MemoryRefusedError
@@ -71,6 +82,33 @@ class TestMemory:
             assert torch.equal(trained.weights(), before)
             raise KeyboardInterrupt
         assert_restores(storage, saved)
+
+    def test_the_last_boundary_waits_for_room_that_what_is_being_written_takes(
+        self, storage: list[Path], tmp_path: Path
+    ) -> None:
+        pause = Pause(tmp_path / "pause")
+        config = node_config(storage, f"arena_max_bytes = {20 * MIB}\nreserve_bytes = 0")
+        log = own_socket().with_name("daemon.log")
+
+        def go_once_it_is_refused() -> None:
+            try:
+                wait_until(lambda: "waits until what is in the arena before it is written" in log.read_text())
+            finally:
+                pause.go()
+
+        releasing = threading.Thread(target=go_once_it_is_refused)
+        with pausing_daemon(pause, Phase("everstep.checkpoint.commit:head_of"), config) as daemon:
+            with training(["nvme0", "nvme1"]) as trained:  # two slots of 8 MiB
+                trained.step()
+                assert trained.run.wait(60)
+                trained.run.checkpoint()
+                trained.step()
+                pause.reached(daemon)
+                trained.model.register_buffer("more", torch.zeros(MIB // 4))
+                releasing.start()
+            releasing.join()
+            report = trained.run.report()
+        assert (report.checkpoints_complete, report.failures) == (2, ())
 
     @pytest.mark.root
     def test_the_limit_of_a_cgroup_is_named(self, storage: list[Path]) -> None:
