@@ -649,8 +649,12 @@ def test_new_state_goes_where_it_lay_and_steps_where_the_group_says(
     tensor = torch.empty(2, device="meta")
     steps = {} if told is None else {id(tensor): told}
     restoring = optimizer_state._Restoring(
-        stored=Any, maker=Any, known=(), weights=Any, steps_on_device=steps
-    )  # pyright: ignore[reportArgumentType]
+        stored=Any,  # pyright: ignore[reportArgumentType]
+        maker=Any,  # pyright: ignore[reportArgumentType]
+        known=(),
+        weights=Any,  # pyright: ignore[reportArgumentType]
+        steps_on_device=steps,
+    )
     parameter = optimizer_state._Parameter("w", tensor, 1, "model.w")
     assert restoring.device(parameter, key, host).type == ("cpu" if on_host else "meta")
 
