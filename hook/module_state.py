@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
@@ -289,9 +289,10 @@ class ModuleState:
             if named.role is Role.PARAMETER or _have_one_place(tied, named)
             # One of the two would be lost; another buffer gets memory of its own.
         ]
+        before = itertools.takewhile(lambda name: name != self.name, self._registry.modules)  # checked by now
         problems += [
             f"{other} and {self.name}.{own.fqn} share memory here, and did not when they were saved: build them apart"
-            for other, theirs, own in self._tied_to_others(tensors, stored)
+            for other, theirs, own in self._tied_to_others(tensors, stored, before)
             if own.role is Role.PARAMETER or _have_one_place(theirs, own)
         ]
         extra = {named.prefix for named in modules if _has_extra_state(named.module)}
@@ -304,36 +305,34 @@ class ModuleState:
             raise mismatch(self.name, problems)
 
     def _tied_to_others(
-        self, tensors: Sequence[NamedTensor], stored: StoredState
+        self, tensors: Sequence[NamedTensor], stored: StoredState, modules: Iterable[str]
     ) -> list[tuple[str, NamedTensor, NamedTensor]]:
-        """Return who shares memory here with a tensor (its leaf comes first) of another attached module, from which
-        the checkpoint keeps it apart, and has to give way.
+        """Return who shares memory here with a tensor (its leaf comes first) of another of these attached modules, from
+        which the checkpoint keeps it apart, and has to give way.
 
         Buffers give way to weights, since these stay where they are; else the later module's tensor does.
         """
-        if stored.is_imported or len(self._registry.modules) == 1:
+        others = [name for name in modules if name != self.name]
+        if stored.is_imported or not others:
             return []
         closed = unwritable(named.tensor for named in tensors)
-        found: dict[str, tuple[NamedTensor, int]] = {}
-        for order, module in enumerate(self._registry.modules):
+        order = {name: number for number, name in enumerate(self._registry.modules)}
+        found: dict[str, tuple[bool, int, NamedTensor]] = {}
+        for module in sorted((*others, self.name), key=order.__getitem__):
             here = tensors if module == self.name else self._registry.refresh(module)[1]
-            found |= {
-                f"{module}.{each.fqn}": (each, order) for each in here if f"{module}.{each.fqn}" in stored
-            }
+            for each in here:
+                if (leaf := f"{module}.{each.fqn}") in stored:
+                    found[leaf] = each.role is not Role.PARAMETER, order[module], each
         own = {f"{self.name}.{each.fqn}" for each in tensors}
-
-        def rank(leaf: str) -> tuple[bool, int]:
-            named, order = found[leaf]
-            return named.role is not Role.PARAMETER, order
 
         def place(leaf: str) -> tuple[str, int]:
             holder, offset_bytes = stored.holder_of(leaf)
-            return holder, offset_bytes - found[leaf][0].tensor.data_ptr()
+            return holder, offset_bytes - found[leaf][2].tensor.data_ptr()
 
         tied: list[tuple[str, NamedTensor, NamedTensor]] = []
-        for pair in lying_within({leaf: named.tensor for leaf, (named, _) in found.items()}):
-            stays, yields = sorted(pair, key=rank)
-            theirs, ours = found[stays][0], found[yields][0]
+        for pair in lying_within({leaf: each.tensor for leaf, (_, _, each) in found.items()}):
+            stays, yields = sorted(pair, key=lambda leaf: found[leaf][:2])
+            theirs, ours = found[stays][2], found[yields][2]
             gets_its_own = id(ours.tensor) in closed and ours.tensor is not theirs.tensor
             if yields in own and stays not in own and place(stays) != place(yields) and not gets_its_own:
                 tied.append((stays, theirs, ours))
@@ -398,7 +397,9 @@ class ModuleState:
         self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState
     ) -> set[str]:
         within = {named.fqn for _, named in _tied_here_alone(tensors, document.tensors, stored, self.name)}
-        return within | {named.fqn for _, _, named in self._tied_to_others(tensors, stored)}
+        return within | {
+            named.fqn for _, _, named in self._tied_to_others(tensors, stored, self._registry.modules)
+        }
 
     def _say_untied(self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState) -> None:
         """Warn of weights that were one tensor when they were saved and are several here: they part in training."""

@@ -228,8 +228,9 @@ class TensorMaker:
         octets: torch.Tensor | None = None
         if has_memory_order(tensor, spec):
             octets = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-        part = begin, begin + spec.size_bytes
-        self._live.setdefault((holder, tensor.device), {}).setdefault(part, _Live(*part, octets))
+        part, live = (begin, begin + spec.size_bytes), self._live.setdefault((holder, tensor.device), {})
+        if octets is not None or part not in live:
+            live[part] = _Live(*part, octets)
 
     def make(self, name: str, device: torch.device) -> torch.Tensor:
         """Return a new tensor with the stored bytes, dtype, shape and strides.

@@ -170,6 +170,13 @@ def test_weights_of_two_modules_in_one_memory_that_is_read_only_get_their_own(tm
         assert bits(fresh[name].get_parameter("w")) == bits(module.get_parameter("w"))
 
 
+def test_a_later_module_that_has_no_memory_is_refused_by_its_own_name() -> None:
+    saved = {name: nn.Sequential(nn.Linear(2, 2)) for name in ("one", "two")}
+    for second in (nn.LazyLinear(2), nn.Linear(2, 2, device="meta")):
+        with pytest.raises(StateTypeError, match=r"two\.0\.weight"):
+            transfer(saved, {"one": nn.Sequential(nn.Linear(2, 2)), "two": nn.Sequential(second)})
+
+
 def with_buffer(tensor: torch.Tensor) -> nn.Module:
     module = nn.Module()
     module.register_buffer("b", tensor)
