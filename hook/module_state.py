@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
@@ -18,7 +18,7 @@ from ..checkpoint.value_format import dump_part
 from .document import Document, mismatch, read_document
 from .lazy_leaves import may_be_statistics
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
-from .overlaps import overlapping, put_overlapping
+from .overlaps import lying_within, overlapping, put_overlapping
 from .plain_errors import read_named
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
@@ -286,9 +286,15 @@ class ModuleState:
         problems += [
             f"{tied.fqn} and {named.fqn} are one tensor here (tied), and two in the checkpoint: build them untied"
             for tied, named in _tied_here_alone(tensors, document.tensors, stored, self.name)
-            if named.role is Role.PARAMETER  # one of the two would be lost; a buffer gets memory of its own
+            if named.role is Role.PARAMETER or _have_one_place(tied, named)
+            # One of the two would be lost; another buffer gets memory of its own.
         ]
-        problems += self._shared_here_alone(tensors, stored)
+        before = itertools.takewhile(lambda name: name != self.name, self._registry.modules)  # checked by now
+        problems += [
+            f"{other} and {self.name}.{own.fqn} share memory here, and did not when they were saved: build them apart"
+            for other, theirs, own in self._tied_to_others(tensors, stored, before)
+            if own.role is Role.PARAMETER or _have_one_place(theirs, own)
+        ]
         extra = {named.prefix for named in modules if _has_extra_state(named.module)}
         problems += [
             f"{prefix}_extra_state is on one side only" for prefix in sorted(extra ^ document.extra.keys())
@@ -298,21 +304,39 @@ class ModuleState:
         if problems:
             raise mismatch(self.name, problems)
 
-    def _shared_here_alone(self, tensors: Sequence[NamedTensor], stored: StoredState) -> list[str]:
-        """Return the same of weights that an earlier attached module has, too."""
-        if stored.is_imported:
+    def _tied_to_others(
+        self, tensors: Sequence[NamedTensor], stored: StoredState, modules: Iterable[str]
+    ) -> list[tuple[str, NamedTensor, NamedTensor]]:
+        """Return who shares memory here with a tensor (its leaf comes first) of another of these attached modules, from
+        which the checkpoint keeps it apart, and has to give way.
+
+        Buffers give way to weights, since these stay where they are; else the later module's tensor does.
+        """
+        others = [name for name in modules if name != self.name]
+        if stored.is_imported or not others:
             return []
-        weights = (each for each in tensors if each.role is Role.PARAMETER and each.tensor.numel())
-        own, known = {id(each.tensor): each.fqn for each in weights}, {*stored.names("")}
-        problems: list[str] = []
-        for other in itertools.takewhile(lambda name: name != self.name, self._registry.modules):
-            for theirs in self._registry.refresh(other)[1]:
-                pair = f"{other}.{theirs.fqn}", f"{self.name}.{own.get(id(theirs.tensor), '')}"
-                if known.issuperset(pair) and stored.holder_of(pair[0]) != stored.holder_of(pair[1]):
-                    problems.append(
-                        f"{pair[0]} and {pair[1]} are one tensor here, and two in the checkpoint: build them apart"
-                    )
-        return problems
+        closed = unwritable(named.tensor for named in tensors)
+        order = {name: number for number, name in enumerate(self._registry.modules)}
+        found: dict[str, tuple[bool, int, NamedTensor]] = {}
+        for module in sorted((*others, self.name), key=order.__getitem__):
+            here = tensors if module == self.name else self._registry.refresh(module)[1]
+            for each in here:
+                if (leaf := f"{module}.{each.fqn}") in stored:
+                    found[leaf] = each.role is not Role.PARAMETER, order[module], each
+        own = {f"{self.name}.{each.fqn}" for each in tensors}
+
+        def place(leaf: str) -> tuple[str, int]:
+            holder, offset_bytes = stored.holder_of(leaf)
+            return holder, offset_bytes - found[leaf][2].tensor.data_ptr()
+
+        tied: list[tuple[str, NamedTensor, NamedTensor]] = []
+        for pair in lying_within({leaf: each.tensor for leaf, (_, _, each) in found.items()}):
+            stays, yields = sorted(pair, key=lambda leaf: found[leaf][:2])
+            theirs, ours = found[stays][2], found[yields][2]
+            gets_its_own = id(ours.tensor) in closed and ours.tensor is not theirs.tensor
+            if yields in own and stays not in own and place(stays) != place(yields) and not gets_its_own:
+                tied.append((stays, theirs, ours))
+        return tied
 
     def destinations(self, stored: StoredState) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield each leaf that `apply` puts into an existing tensor as its bytes are, with that tensor."""
@@ -372,7 +396,10 @@ class ModuleState:
     def _names_apart(
         self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState
     ) -> set[str]:
-        return {named.fqn for _, named in _tied_here_alone(tensors, document.tensors, stored, self.name)}
+        within = {named.fqn for _, named in _tied_here_alone(tensors, document.tensors, stored, self.name)}
+        return within | {
+            named.fqn for _, _, named in self._tied_to_others(tensors, stored, self._registry.modules)
+        }
 
     def _say_untied(self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState) -> None:
         """Warn of weights that were one tensor when they were saved and are several here: they part in training."""
@@ -496,6 +523,11 @@ def _tied_here_alone(
         if len({stored.holder_of(f"{component}.{each.fqn}") for each in (tied, named)}) > 1:
             found.append((tied, named))
     return found
+
+
+def _have_one_place(one: NamedTensor, other: NamedTensor) -> bool:
+    """Tell whether they are one buffer of one module under two names, which is more than a cache."""
+    return one.owner is other.owner and one.key == other.key and other.role is not Role.CACHE
 
 
 def _differences(named: NamedTensor, stored: StoredState, leaf: str) -> list[str]:

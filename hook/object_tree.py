@@ -176,15 +176,17 @@ def _plain_dtype(path: str, dtype: "np.dtype[Any]") -> str:
 class TreeDecoder:
     """Makes the values again that a TreeEncoder took apart; tensors that shared memory share it again."""
 
-    def __init__(self, stored: StoredState, *, device: torch.device | None = None) -> None:
-        """Read leaves from `stored`.
+    def __init__(
+        self, stored: StoredState, *, device: torch.device | None = None, maker: TensorMaker | None = None
+    ) -> None:
+        """Read leaves from `stored`. Tensors of a `maker` share memory with those that it makes otherwise.
 
         `device` is for tensors that were not on the CPU; without it they go to the current device of their type,
         or to the CPU where this process has none.
         """
         self._stored = stored
         self._device = device
-        self._maker = TensorMaker(stored)
+        self._maker = TensorMaker(stored) if maker is None else maker
 
     def decode(self, data: object) -> object:
         """Return the value.

@@ -17,7 +17,7 @@ from .memory_ranges import Ranges
 from .module_state import ParameterRegistry
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
-from .stored_state import StoredState, TensorMaker
+from .stored_state import StoredState, TensorMaker, has_memory_order
 from .structure_watch import StateWatch, is_plain_tensor
 from .tensor_bytes import copy_bits, dtype_name, reach_of, require_plain
 
@@ -83,26 +83,39 @@ class _Restoring:
     maker: TensorMaker
     steps_on_device: dict[int, bool] = field(default_factory=dict[int, bool])
     """Of parameters whose group says so: whether `step` lies with them."""
+    known: Sequence[_Parameter]
+    """Parameters that have their values: state that was their memory when it was saved is that again."""
     weights: Ranges
-    """Memory of the parameters."""
+    """Their memory."""
     written: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """What was written into a tensor that stays, by its address."""
 
-    def knows(self, parameter: _Parameter) -> None:
-        """A parameter has its value: state that was its memory when it was saved is that again, and what was apart is
-        not written there.
-        """
-        self.written[parameter.tensor.data_ptr()] = self.stored.holder_of(parameter.leaf)
-        self.maker.share(parameter.leaf, parameter.tensor)
-
     def may_write(self, leaf: str, present: torch.Tensor) -> bool:
         """Tell whether a leaf may go into a tensor that stays: not where one that was another at the checkpoint has
-        been written there, as with a default of the optimizer that all of its groups have; nor into a part of a weight.
+        been written there, as with a default of the optimizer that all of its groups have; nor over a weight.
         """
-        holder, address = self.stored.holder_of(leaf), present.data_ptr()
-        if address not in self.written and self.weights.touch(_memory_of(present)):
-            return False
-        return not present.numel() or self.written.setdefault(address, holder) == holder
+        memory = _memory_of(present)
+        if self.weights.touch(memory):
+            here = Ranges([memory])
+            touched = [each for each in self.known if here.touch(_memory_of(each.tensor))]
+            if not all(self._lay_alike(leaf, present, each) for each in touched):
+                return False
+        holder = self.stored.holder_of(leaf)
+        return not present.numel() or self.written.setdefault(present.data_ptr(), holder) == holder
+
+    def _lay_alike(self, leaf: str, present: torch.Tensor, weight: _Parameter) -> bool:
+        """Tell whether state and a weight had the same bytes in common when they were saved as they have here: then
+        to write the one writes into the other what it has.
+        """
+        tensors = {leaf: present, weight.leaf: weight.tensor}
+        places = {name: self.stored.holder_of(name) for name in tensors}
+        begins = {(places[name][0], places[name][1] - each.data_ptr()) for name, each in tensors.items()}
+        specs = {name: self.stored.spec(name) for name in tensors}
+        as_stored = all(has_memory_order(each, specs[name]) for name, each in tensors.items())
+        in_one_order = (
+            present.stride() == weight.tensor.stride() and specs[leaf].strides == specs[weight.leaf].strides
+        )
+        return len(begins) == 1 and (as_stored or in_one_order)
 
     def is_in_place(self, parameter: _Parameter, key: str, present: torch.Tensor) -> bool:
         """Tell whether a tensor that stays lies where the group says: it may have said otherwise when it was made."""
@@ -343,9 +356,9 @@ class OptimizerState:
             )
         known = [parameter for parameter in names.all() if parameter.leaf in stored]
         weights = Ranges(_memory_of(parameter.tensor) for parameter in known)
-        restoring = _Restoring(stored=stored, maker=TensorMaker(stored), weights=weights)
+        restoring = _Restoring(stored=stored, maker=TensorMaker(stored), known=known, weights=weights)
         for parameter in known:
-            restoring.knows(parameter)
+            restoring.maker.share(parameter.leaf, parameter.tensor)
         for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):
             self._put_options(restoring, group, Document(self.name, saved).value("options"))
         restoring.steps_on_device.update(
@@ -363,7 +376,7 @@ class OptimizerState:
             state = cast(dict[object, object], held.get(parameter.tensor) or {})
             held[parameter.tensor] = state
             self._put_state(restoring, parameter, state, Document(self.name, saved))
-        decoder = TreeDecoder(stored)
+        decoder = TreeDecoder(stored, maker=restoring.maker)
         for pair in document.items("shared"):
             key, value = cast(list[object], pair)
             held[decoder.decode(key)] = decoder.decode(value)
@@ -371,7 +384,8 @@ class OptimizerState:
     @staticmethod
     def _put_options(restoring: _Restoring, group: dict[str, Any], saved: object) -> None:
         device = next((parameter.device for parameter in _parameters(group)), None)
-        options = cast(dict[str, object], TreeDecoder(restoring.stored, device=device).decode(saved))
+        decoder = TreeDecoder(restoring.stored, device=device, maker=restoring.maker)
+        options = cast(dict[str, object], decoder.decode(saved))
         for key, value in options.items():
             present: object = group.get(key)
             if (
@@ -403,11 +417,12 @@ class OptimizerState:
                 and restoring.may_write(leaf, present)
             ):
                 stored.copy_to(leaf, present)
+                restoring.maker.share(leaf, present)
                 made[key] = present
             else:
                 made[key] = restoring.maker.make(leaf, restoring.device(parameter, key, host))
         if "rest" in saved:
-            decoder = TreeDecoder(stored, device=parameter.tensor.device)
+            decoder = TreeDecoder(stored, device=parameter.tensor.device, maker=restoring.maker)
             made |= cast(dict[object, object], decoder.decode(saved.value("rest")))
         state.clear()
         state.update(made)

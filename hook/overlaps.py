@@ -1,6 +1,6 @@
-"""Tensors of a module that share memory here, where a checkpoint may keep them apart: one overwrites the other."""
+"""Tensors of modules that share memory here, where a checkpoint may keep them apart: one overwrites the other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -29,6 +29,34 @@ def overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
         if place != device or until > end:
             device, end, owner = place, until, number
     return found
+
+
+def lying_within(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+    """Return the pairs of names, in the order given, of one tensor, or of dense ones of which one lies in the other.
+
+    Those and no others do a checkpoint's aliases tell of.
+    """
+    order = {name: number for number, name in enumerate(tensors)}
+    places: list[tuple[str, int, int, int, str]] = []
+    for name, tensor in tensors.items():
+        if tensor.layout is torch.strided and not tensor.is_meta and tensor.numel():
+            begin, reach = tensor.data_ptr(), reach_of(tensor) * tensor.element_size()
+            places.append((str(tensor.device), begin, -reach, order[name], name))
+    found, device, around = list[tuple[int, int]](), "", list[tuple[int, str]]()
+    for place, begin, minus_reach, number, name in sorted(places):
+        around = [each for each in around if place == device and each[0] > begin]
+        device, end, tensor = place, begin - minus_reach, tensors[name]
+        for until, other in around:
+            is_inside = end <= until and _is_dense(tensor) and _is_dense(tensors[other])
+            if is_inside or tensors[other] is tensor:
+                found.append((min(number, order[other]), max(number, order[other])))
+        around.append((end, name))
+    names = [*tensors]
+    return [(names[one], names[other]) for one, other in sorted(found)]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return reach_of(tensor) == tensor.numel()
 
 
 def put_overlapping(

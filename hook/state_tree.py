@@ -1,7 +1,8 @@
 """A stored state as other tools expect it: one state dict for each object, tensors by reference.
 
-What `torch.load(..., weights_only=True)` refuses becomes its nearest plain value: a deque a list, a frozenset a set,
-numpy's numbers Python's, its arrays tensors or lists. The exact documents stand in the manifest and beside an export.
+What `torch.load(..., weights_only=True)` refuses becomes its nearest plain value: a deque a list, a frozenset a set, or
+a tuple where it is a key or in a set, numpy's numbers Python's, its arrays tensors or lists, its dates text. The exact
+documents stand in the manifest and beside an export.
 """
 
 import base64
@@ -13,9 +14,13 @@ from typing import Any, cast
 import torch
 
 from ..checkpoint.value_format import decode_value
-from ..core.errors import CorruptDataError
 from .document import Document
 from .object_tree import decode_array, decode_numpy_scalar, decode_torch
+
+_INT_BITS_MAX = 255 * 8 - 1
+"""An int of more has an opcode in a pickle that `weights_only` does not know."""
+_NARROWER = {"g": "d", "G": "D"}
+"""Numpy's long double and its complex numbers, by their character -> what torch has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ class StateTree:
             state[keys.get(parameter, parameter)] = made
         for pair in document.items("shared"):
             key, value = cast(list[object], pair)
-            state[self._plain(key)] = self._plain(value)
+            state[self._plain_key(key)] = self._plain(value)
         tree: dict[str, object] = {"state": state}
         tree["param_groups"] = [self._group(group, keys) for group in groups]
         if "own" in document and (names := document.texts("own")):  # load_state_dict passes it by
@@ -139,6 +144,9 @@ class StateTree:
     def _plain(self, encoded: object) -> Any:  # whatever was encoded
         return plain(decode_value(encoded, self._decode_other))
 
+    def _plain_key(self, encoded: object) -> object:
+        return plain_key(decode_value(encoded, self._decode_other))
+
     def _decode_other(self, tag: str, content: object) -> object:
         match tag:
             case "$leaf":
@@ -168,7 +176,7 @@ class StateTree:
                 return self._sparse(tag, cast(dict[str, Any], content))
             case "$modulestate":
                 pairs = cast(list[list[object]], cast(list[object], content)[0])
-                return OrderedDict((self._plain(key), self._plain(item)) for key, item in pairs)
+                return OrderedDict((self._plain_key(key), self._plain(item)) for key, item in pairs)
             case _:
                 return NotImplemented
 
@@ -184,29 +192,44 @@ class StateTree:
 
 def plain(value: object) -> object:
     """Return a value that `weights_only` takes, equal to this one or as near as there is."""
-    if isinstance(value, TensorRef | SparseRef | Counter | torch.Size):
-        return cast(object, value)
-    if isinstance(value, OrderedDict):
-        return OrderedDict((key, plain(item)) for key, item in cast(dict[object, object], value).items())
+    if isinstance(value, TensorRef | SparseRef | torch.Size):
+        return value
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in cast(dict[object, object], value).items()}
+        items = {plain_key(key): plain(item) for key, item in cast(dict[object, object], value).items()}
+        if isinstance(value, Counter):
+            return Counter(cast(dict[object, int], items))
+        return OrderedDict(items) if isinstance(value, OrderedDict) else items
     if isinstance(value, tuple):
         return tuple(plain(item) for item in cast(tuple[object, ...], value))
     if isinstance(value, list | deque):
         return [plain(item) for item in cast(list[object], value)]
     if isinstance(value, set | frozenset):
-        return {plain(item) for item in cast(set[object], value)}
+        return {plain_key(item) for item in cast(set[object], value)}
+    if type(value) is bytes and not value:  # pickled as a call of `bytes`, which is refused
+        return bytearray()
+    if type(value) is int and value.bit_length() > _INT_BITS_MAX:
+        return hex(value)
     return _without_numpy(value)
+
+
+def plain_key(value: object) -> object:
+    """Return the same of a key, or of what is in a set: something with a hash."""
+    if isinstance(value, frozenset):
+        return tuple(sorted((plain_key(item) for item in cast(frozenset[object], value)), key=repr))
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        return tuple(plain_key(item) for item in cast(tuple[object, ...], value))
+    made = plain(value)
+    return "" if isinstance(made, bytearray) else made
 
 
 def _without_numpy(value: Any) -> object:
     if type(value).__module__ != "numpy":
         return value
-    if not hasattr(value, "shape") or value.shape == ():
-        return value.item() if hasattr(value, "item") else str(value)
-    if value.dtype.kind in "biufc":
-        try:
+    kind = value.dtype.kind
+    if kind in "mM":  # Python's dates are refused, too
+        value = value.astype(str)
+    elif kind in "biufc":
+        value = value.astype(_NARROWER.get(value.dtype.char, value.dtype.newbyteorder("=")), copy=False)
+        if value.shape:
             return cast(Callable[[object], object], torch.from_numpy)(value)
-        except TypeError as error:  # a dtype or byte order that torch lacks
-            raise CorruptDataError(f"an array of {value.dtype} cannot be a tensor: {error}") from error
-    return value.tolist()
+    return plain(value.tolist())  # empty bytes

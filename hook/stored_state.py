@@ -1,6 +1,8 @@
 """A verified checkpoint of one rank as the hook reads it: leaves' bytes from memory, values from the manifest."""
 
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +16,8 @@ from ..checkpoint.value_format import load_documents
 from ..core.errors import CorruptDataError, StateMismatchError
 from .leaf_bytes import LeafBytes
 from .tensor_bytes import byte_range, copy_bits, normal_strides, torch_dtype
+
+logger = logging.getLogger(__name__)
 
 IMPORTED_NOTE = "imported"
 """A checkpoint whose notes have this came from other tools (`everstep import`) and may lack components."""
@@ -179,6 +183,27 @@ class StoredState:
             raise CorruptDataError("the checkpoint was closed; its bytes cannot be read any more")
 
 
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A tensor that exists and has its part of a leaf's bytes."""
+
+    begin: int
+    """Of the part, in the leaf."""
+    end: int
+    octets: torch.Tensor | None
+    """Its memory; None where the elements lie in another order there."""
+
+    def view(self, begin: int, spec: LeafSpec) -> torch.Tensor | None:
+        """Return what a name stands for as a view of the tensor's memory, where it can be one."""
+        dtype, offset_bytes = torch_dtype(spec.dtype), begin - self.begin
+        if self.octets is None or offset_bytes < 0 or begin + spec.size_bytes > self.end:
+            return None
+        if (self.octets.storage_offset() + offset_bytes) % dtype.itemsize:
+            return None
+        part = self.octets[offset_bytes : offset_bytes + spec.size_bytes]
+        return part.view(dtype).as_strided(spec.shape, spec.strides)
+
+
 class TensorMaker:
     """Makes new tensors from a stored state; those that shared memory when saved share it again.
 
@@ -189,33 +214,63 @@ class TensorMaker:
         """Make a family of tensors; sharing is kept among the tensors of one maker and device."""
         self._stored = stored
         self._shared = {alias.of for alias in stored.manifest.aliases}
-        self._bytes: dict[tuple[str, torch.device], torch.Tensor] = {}
+        self._live: dict[tuple[str, torch.device], dict[tuple[int, int], _Live]] = {}
+        """By their parts, of which some optimizers have thousands."""
+        self._made: dict[tuple[str, torch.device], torch.Tensor] = {}
 
     def share(self, name: str, tensor: torch.Tensor) -> None:
-        """Let what shared a leaf's memory share that of the tensor which the leaf has been put into.
-
-        Not where a larger leaf holds its bytes, or its elements lie in another order here.
-        """
-        if name not in self._stored:
+        """Let what shared a leaf's memory share that of the tensor which the leaf has been put into."""
+        if name not in self._stored or not self._stored.fits(name, tensor):
             return
-        (holder, _), spec = self._stored.holder_of(name), self._stored.spec(name)
-        is_whole = holder in self._shared and self._stored.spec(holder).size_bytes == spec.size_bytes
-        if is_whole and self._stored.fits(name, tensor) and _has_memory_order(tensor, spec):
-            flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-            self._bytes[holder, tensor.device] = flat.view(torch.uint8)
+        (holder, begin), spec = self._stored.holder_of(name), self._stored.spec(name)
+        if holder not in self._shared or not spec.size_bytes:
+            return
+        octets: torch.Tensor | None = None
+        if has_memory_order(tensor, spec):
+            octets = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+        part, live = (begin, begin + spec.size_bytes), self._live.setdefault((holder, tensor.device), {})
+        if octets is not None or part not in live:
+            live[part] = _Live(*part, octets)
 
     def make(self, name: str, device: torch.device) -> torch.Tensor:
-        """Return a new tensor with the stored bytes, dtype, shape and strides."""
-        holder, offset_bytes = self._stored.holder_of(name)
+        """Return a new tensor with the stored bytes, dtype, shape and strides.
+
+        It is a copy, of which the log tells, where a part of its memory was a tensor's that exists and stays.
+        """
+        holder, begin = self._stored.holder_of(name)
         spec = self._stored.spec(name)
-        dtype = torch_dtype(spec.dtype)
-        if holder not in self._shared or offset_bytes % dtype.itemsize or not spec.size_bytes:
+        dtype, key = torch_dtype(spec.dtype), (holder, device)
+        if holder not in self._shared or not spec.size_bytes:
             return self._stored.tensor(name, device)
-        key = (holder, device)
-        if key not in self._bytes:
-            self._bytes[key] = self._stored.holder_bytes(holder).to(device)
-        part = self._bytes[key][offset_bytes : offset_bytes + spec.size_bytes].view(dtype)
+        view = self._view(key, begin, spec)
+        if view is not None:
+            return view
+        if begin % dtype.itemsize:
+            return self._stored.tensor(name, device)
+        if key not in self._made:
+            self._made[key] = self._stored.holder_bytes(holder).to(device)
+        part = self._made[key][begin : begin + spec.size_bytes].view(dtype)
         return part.as_strided(spec.shape, spec.strides)
+
+    def _view(self, key: tuple[str, torch.device], begin: int, spec: LeafSpec) -> torch.Tensor | None:
+        live, end = self._live.get(key, {}), begin + spec.size_bytes
+        same = live.get((begin, end))
+        near = (
+            [each for each in live.values() if each.begin < end and begin < each.end]
+            if same is None
+            else [same]
+        )
+        for each in near:
+            view = each.view(begin, spec)
+            if view is not None:
+                return view
+        if near:
+            logger.warning(
+                "memory_apart leaf=%s: it shared memory with a weight, or with another tensor that stays where it is,"
+                " when they were saved, and is a copy now: have it made, on the same memory, before restore()",
+                spec.name,
+            )
+        return None
 
 
 def _alias_places(manifest: Manifest) -> Iterator[tuple[str, _Place]]:
@@ -247,10 +302,10 @@ def _dense(spec: LeafSpec) -> LeafSpec:
 
 def _same_memory_order(tensor: torch.Tensor, spec: LeafSpec) -> bool:
     """Tell whether the stored bytes are the tensor's memory as it lies, so that a memmove is the whole copy."""
-    return tensor.device.type == "cpu" and _has_memory_order(tensor, spec)
+    return tensor.device.type == "cpu" and has_memory_order(tensor, spec)
 
 
-def _has_memory_order(tensor: torch.Tensor, spec: LeafSpec) -> bool:
+def has_memory_order(tensor: torch.Tensor, spec: LeafSpec) -> bool:
     """Tell whether the stored bytes are the tensor's memory as it lies, on whatever device."""
     if tensor.is_conj() or tensor.is_neg():
         return False

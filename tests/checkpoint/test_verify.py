@@ -151,6 +151,26 @@ def test_a_shard_with_a_file_that_is_gone_is_not_taken_for_one_that_was_not_read
         assert run.info(ONE).unread_state is None
 
 
+def test_a_file_that_cannot_be_looked_at_is_not_gone_and_nothing_is_left_of_it_when_it_can_be(
+    dirs: list[Path],
+) -> None:
+    """Its folder is no folder for a while, so that `stat` fails with something else than that there is no file."""
+    with opened(dirs) as (store, _):
+        run = store.run(UID, "demo")
+        folder = run.segment_path(run.shard(ONE, 0).segments[1]).parent
+        aside = folder.rename(folder.with_name("aside"))
+        folder.touch()
+        problems = [each.problem for each in verify_checkpoint(run, ONE).segments if each.problem]
+        assert problems
+        assert all("Not a directory" in each for each in problems), problems
+        assert (run.shard(ONE, 0).faults, run.offered()) == ((), [])
+        assert "Not a directory" in run.shard(ONE, 0).unread
+        folder.unlink()
+        aside.rename(folder)
+        assert verify_checkpoint(run, ONE).is_intact
+        assert run.offered() == [ONE]
+
+
 def test_what_is_broken_in_a_shard_that_was_written_again_meanwhile_spoils_nothing(
     dirs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

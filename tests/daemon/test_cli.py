@@ -437,6 +437,23 @@ class TestVerify:
             in everstep("verify", "single", "--ledger", *stored).stdout
         )
 
+    def test_a_damaged_checkpoint_says_nothing_of_its_ledger(self, stored: list[Path]) -> None:
+        """Nobody will restore it, and what is proven of the others stands beside it."""
+        path = segment_files(stored, "pair", CheckpointId(1, 20), 1)[0]
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        found = document("verify", "pair", "--ledger", *stored, code=1)["checkpoints"]
+        assert [(each["ok"], "ledgers" in each) for each in found] == [
+            (True, True),
+            (True, True),
+            (False, False),
+            (True, True),
+        ]
+        done = everstep("verify", "pair@1.20", "--ledger", *stored)
+        assert "DAMAGED" in done.stdout
+        assert "ledger" not in done.stdout
+
     def test_a_lost_sample_is_1(self, devices: list[Path]) -> None:
         with opened(devices) as (store, _):
             run = store.run(UID, "lossy", create=True)

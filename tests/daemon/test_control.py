@@ -481,6 +481,27 @@ class TestCheckpoints:
             assert run.offered()[0] == CheckpointId(1, 4)
             assert not run.pinned()
 
+    def test_a_manifest_that_cannot_be_looked_at_is_a_problem_and_no_checkpoint_that_has_gone(
+        self, stored: list[Path]
+    ) -> None:
+        """Retention may remove one that is verified beside it: who cannot tell says what is wrong."""
+        with opened(stored) as (store, _):
+            run = store.run(UID, RUN)
+            folders = [run.commits_path(device) for device in store.devices]
+            for folder in folders:
+                folder.rename(folder.with_name("aside"))
+                folder.touch()
+            verdict = store_views.verify(run, CheckpointId(1, 4))
+            assert not verdict.is_intact
+            assert verdict.problems
+            for folder in folders:
+                folder.unlink()
+            with pytest.raises(NotFoundError):
+                store_views.verify(run, CheckpointId(1, 4))
+            for folder in folders:
+                folder.with_name("aside").rename(folder)
+            assert store_views.verify(run, CheckpointId(1, 4)).is_intact
+
 
 class TestStop:
     def test_it_ends_the_daemon_and_leaves_no_socket(self, socket_path: Path) -> None:

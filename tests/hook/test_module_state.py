@@ -224,7 +224,7 @@ def test_a_part_that_two_modules_share_here_alone_is_refused() -> None:
     part = nn.Linear(2, 2)
     fresh = {name: nn.Sequential(part) for name in ("one", "two")}
     before = all_bits(fresh["one"])
-    words = r"'two': one\.0\.weight and two\.0\.weight are one tensor here, and two in the checkpoint: build them apart"
+    words = r"'two': one\.0\.weight and two\.0\.weight share memory here, and did not when they were saved"
     with pytest.raises(StateMismatchError, match=words):
         transfer(saved, fresh)
     assert all_bits(fresh["one"]) == before

@@ -648,7 +648,13 @@ def test_new_state_goes_where_it_lay_and_steps_where_the_group_says(
 ) -> None:
     tensor = torch.empty(2, device="meta")
     steps = {} if told is None else {id(tensor): told}
-    restoring = optimizer_state._Restoring(stored=Any, maker=Any, weights=Any, steps_on_device=steps)  # pyright: ignore[reportArgumentType]
+    restoring = optimizer_state._Restoring(
+        stored=Any,  # pyright: ignore[reportArgumentType]
+        maker=Any,  # pyright: ignore[reportArgumentType]
+        known=(),
+        weights=Any,  # pyright: ignore[reportArgumentType]
+        steps_on_device=steps,
+    )
     parameter = optimizer_state._Parameter("w", tensor, 1, "model.w")
     assert restoring.device(parameter, key, host).type == ("cpu" if on_host else "meta")
 
@@ -684,6 +690,7 @@ def test_a_step_that_lies_elsewhere_than_its_group_says_is_made_anew() -> None:
         restoring = optimizer_state._Restoring(
             stored=Any,  # pyright: ignore[reportArgumentType]
             maker=Any,  # pyright: ignore[reportArgumentType]
+            known=(),
             weights=Any,  # pyright: ignore[reportArgumentType]
             steps_on_device={id(weight): with_parameter},
         )

@@ -1,6 +1,9 @@
 """Tensors that share memory where a run is restored, and did not where it was saved: each gets its own bytes."""
 
+import mmap
 import re
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,6 +135,124 @@ def test_weights_that_share_memory_here_alone_are_refused() -> None:
     saved, fresh = pair(tied=True), pair(tied=True)
     transfer({"model": saved}, {"model": fresh})
     assert bits(fresh.get_parameter("1.weight")) == bits(saved.get_parameter("0.weight"))
+
+
+def modules(one: torch.Tensor, two: torch.Tensor) -> dict[str, nn.Module]:
+    weights = {"one": nn.Parameter(one), "two": nn.Parameter(two)}
+    return {name: nn.ParameterDict({"w": weight}) for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize("part", [slice(0, 4), slice(2, 4)])
+def test_weights_of_two_modules_that_share_memory_here_alone_are_refused(part: slice) -> None:
+    """Two parameters over one memory, or a part of it: a teacher that is the student's own until it is cloned."""
+    memory, together = torch.zeros(4), torch.randn(4)
+    apart, fresh = modules(torch.randn(4), torch.randn(4)[part].clone()), modules(memory, memory[part])
+    words = r"'two': one\.w and two\.w share memory here, and did not when they were saved: build them apart"
+    with pytest.raises(StateMismatchError, match=words):
+        transfer(apart, fresh)
+    assert not memory.any()
+    transfer(modules(together, together[part]), fresh)
+    assert torch.equal(memory, together)
+
+
+def test_weights_of_two_modules_in_one_memory_that_is_read_only_get_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "table"
+    file.write_bytes(bytes(16))
+    saved = modules(torch.randn(4), torch.randn(4))
+    with (
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+        warnings.catch_warnings(action="ignore"),  # that it is not writable
+    ):
+        fresh = modules(*(torch.frombuffer(mapped, dtype=torch.float32) for _ in range(2)))
+        transfer(saved, fresh)
+    for name, module in saved.items():
+        assert bits(fresh[name].get_parameter("w")) == bits(module.get_parameter("w"))
+
+
+def test_a_later_module_that_has_no_memory_is_refused_by_its_own_name() -> None:
+    saved = {name: nn.Sequential(nn.Linear(2, 2)) for name in ("one", "two")}
+    for second in (nn.LazyLinear(2), nn.Linear(2, 2, device="meta")):
+        with pytest.raises(StateTypeError, match=r"two\.0\.weight"):
+            transfer(saved, {"one": nn.Sequential(nn.Linear(2, 2)), "two": nn.Sequential(second)})
+
+
+def with_buffer(tensor: torch.Tensor) -> nn.Module:
+    module = nn.Module()
+    module.register_buffer("b", tensor)
+    return module
+
+
+def in_another_module_too(first: str, second: str) -> dict[str, nn.Module]:
+    """The tensor of one attached module in another one, as one object or by its memory."""
+    weights, memory = nn.ParameterDict({"b": nn.Parameter(torch.zeros(2))}), torch.zeros(2)
+    kinds = {
+        "weight": weights,
+        "weight's memory": with_buffer(weights["b"].detach()),
+        "buffer": with_buffer(memory),
+        "same buffer": with_buffer(memory),
+        "buffer's memory": with_buffer(memory.view(2)),
+    }
+    return {"one": kinds[first], "two": kinds[second]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("buffer", "same buffer"),
+        ("buffer", "buffer's memory"),
+        ("weight", "weight's memory"),
+        ("weight's memory", "weight"),
+    ],
+)
+def test_a_buffer_that_shares_memory_with_another_module_here_alone_gets_its_own(
+    first: str, second: str
+) -> None:
+    saved, fresh = in_another_module_too(first, second), in_another_module_too(first, second)
+    stays = {key: tensor for key, tensor in states(fresh).items() if isinstance(tensor, nn.Parameter)}
+    for number, name in enumerate(saved):
+        kind = in_another_module_too(first, second)[name]
+        saved[name] = kind
+        with torch.no_grad():
+            kind.state_dict()["b"].fill_(number + 1)
+    transfer(saved, fresh)
+    found = states(fresh)
+    assert {key: bits(tensor) for key, tensor in found.items()} == {
+        key: bits(tensor) for key, tensor in states(saved).items()
+    }
+    assert all(found[key] is tensor for key, tensor in stays.items())
+    with torch.no_grad():
+        found["one.b"].fill_(7.0)
+    assert found["two.b"].tolist() == [2.0, 2.0]
+
+
+def states(of: dict[str, nn.Module]) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.{key}": tensor
+        for name, module in of.items()
+        for key, tensor in module.state_dict(keep_vars=True).items()
+    }
+
+
+def statistics() -> nn.Module:
+    return nn.BatchNorm1d(3, affine=False)
+
+
+def test_buffers_of_one_part_in_two_modules_or_places_are_refused_where_they_were_apart() -> None:
+    """A replaced buffer would be the other place's, too."""
+    shared = nn.Sequential(statistics())
+    words = r"'two': one\.0\.running_mean and two\.0\.running_mean share memory here"
+    with pytest.raises(StateMismatchError, match=words):
+        transfer(
+            {"one": nn.Sequential(statistics()), "two": nn.Sequential(statistics())},
+            {"one": shared, "two": nn.Sequential(shared[0])},
+        )
+    words = r"0\.running_mean and 1\.running_mean are one tensor here \(tied\)"
+    with pytest.raises(StateMismatchError, match=words):
+        transfer(
+            {"model": nn.Sequential(statistics(), statistics())},
+            {"model": nn.Sequential(shared[0], shared[0])},
+        )
 
 
 def test_an_empty_tensor_of_a_shared_module_is_no_tie() -> None:

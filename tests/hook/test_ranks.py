@@ -30,6 +30,7 @@ from everstep.hook import ranks as ranks_module
 from everstep.hook.end_machine import Ask, Notice, Progress
 from everstep.hook.notice import CONFIRM_S, Preemption
 from everstep.hook.pace import Pace
+from everstep.hook.rank_store import STORE_GONE_HINT
 from everstep.hook.ranks import LOOK_S, StoreRanks
 from everstep.hook.run_end import RunEnd
 from everstep.hook.steering_machine import Steering
@@ -790,3 +791,19 @@ def test_who_did_not_come_to_an_agreement_is_named(rank: Make, monkeypatch: pyte
     monkeypatch.setattr(ranks_module, "AGREE_DEADLINE_S", 0.2)
     with pytest.raises(DeadlineError, match=r"offers \(missing: rank 1\)"):
         rank(0).gather("offers", [])
+
+
+def test_a_store_that_goes_while_ranks_agree_is_named_with_the_time_that_it_took(
+    rank: Make, server: list[TCPStore]
+) -> None:
+    first, second = rank(0), rank(1)
+    said = rf"after \d+\.\d s the TCPStore of torch\.distributed at 127\.0\.0\.1:{server[0].port} failed: "
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first.gather, "offers", [])
+        second._store.wait(["1/offers/0"])
+        server.clear()
+        with pytest.raises(DeadlineError, match=f"^the ranks could not agree on offers: {said}") as caught:
+            waiting.result(DEADLINE_S)
+    assert caught.value.hint == STORE_GONE_HINT
+    with pytest.raises(DeadlineError, match=f"^rank 0 did not attach this run: {said}"):
+        second.agree_settings({}, None)

@@ -1,6 +1,6 @@
 """One training state with every kind of object and tensor that exports differ in."""
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,15 @@ class Notes:
             "tensor": torch.arange(4.0),
             "sparse": torch.eye(3).to_sparse(),
             "odd": OrderedDict([(1, 2**80), ((1, 2), None)]),
+            "counts": {np.int64(3): 1, (frozenset({2, 1}), b""): b""},
+            "tally": Counter({np.str_("a"): np.int64(2)}),
+            "sets": frozenset({frozenset({1}), np.float32(0.5)}),
+            "day": np.datetime64("2024-02-29"),
+            "waits": np.array([5, 7], "m8[h]"),
+            "foreign": np.array([1, 2], ">i4"),
+            "wide": np.array([1.5], np.longdouble),
+            "wider": np.longdouble(2.5),
+            "huge": 1 << 3000,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,14 @@ class TestTorch:
         notes, wanted = loaded["notes"], state["notes"].state
         assert (notes["last"], notes["names"], notes["number"]) == ([1, 2], {"x"}, 1.5)
         assert (notes["blob"], notes["odd"], notes["text"]) == (wanted["blob"], wanted["odd"], ["a", "bc"])
+        assert (notes["counts"], notes["tally"]) == ({3: 1, ((1, 2), ""): b""}, Counter(a=2))
+        assert (notes["sets"], notes["day"], notes["waits"]) == (
+            {(1,), 0.5},
+            "2024-02-29",
+            ["5 hours", "7 hours"],
+        )
+        assert (notes["foreign"].tolist(), notes["wide"].tolist(), notes["wider"]) == ([1, 2], [1.5], 2.5)
+        assert notes["huge"] == hex(1 << 3000)
         assert notes["array"].tolist() == wanted["array"].tolist()
         assert notes["long"].tolist() == wanted["long"].tolist()
         assert torch.equal(notes["tensor"], wanted["tensor"])
