@@ -100,9 +100,10 @@ class ArenaBook:
         self._add(size_bytes)
         return self._made_count
 
-    async def has_room(self, wish: Wish) -> bool:
-        """Tell whether all that is wished for would be granted now."""
-        return wish.size_bytes <= (await self._room_for(wish.size_bytes)).size_bytes
+    async def has_room(self, wish: Wish, *, sharers: int = 1) -> bool:
+        """Tell whether all that is wished for would be granted now to so many."""
+        needed_bytes = wish.size_bytes * sharers
+        return needed_bytes <= (await self._room_for(needed_bytes)).size_bytes
 
     async def would_grant(self, wish: Wish, *, sharers: int, freed_bytes: int) -> bool:
         """Tell whether anything would be granted, slots or a ring, once so many bytes more are free."""
