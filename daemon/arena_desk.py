@@ -19,6 +19,7 @@ from ..proto import frames
 from .access.usage import check_arena
 from .admission_plan import PAGE_BYTES, Wish
 from .arena import Arena
+from .arena_book import Admitted
 from .blocking import in_thread
 from .fd_store.state_format import ArenaHead
 from .registry import Lease, RankRecord
@@ -128,24 +129,30 @@ class ArenaDesk:
     async def _allocate(self, lease: Lease, wish: Wish, layout_digest: str) -> Arena:
         """Return an arena that leaves room for those of the run's other ranks that have none yet."""
         rank, arenas = lease.rank, self._node.arenas
-        sharers = 1 + rank.run.waiting(lambda other: not other.is_without_arena, besides=rank)
-        make = partial(arenas.make, layout_digest=layout_digest, sharers=sharers)
+        async with arenas.admitting:
+            admitted = await self._admit(lease, wish)
         rank.is_making = True
         try:
-            try:
-                allowed = self._within_quota(rank, wish)
-                await self._make_room_for_all(lease, allowed, sharers)
-                return await make(allowed)
-            except MemoryRefusedError:
-                if not await self._unused_are_in_the_way(rank, wish, sharers):
-                    raise
-            # No checkpoint could follow: what memory alone has is better given up than all that comes.
-            lease.check()
-            self._give_up(rank, self._unused(rank))
-            await arenas.all_closed()
-            return await make(check_arena(self._node, rank.run.uid, wish))
+            return await arenas.allocate(admitted, layout_digest=layout_digest)
         finally:
             rank.is_making = False
+
+    async def _admit(self, lease: Lease, wish: Wish) -> Admitted:
+        """Admit what there is room for, once what must go for it is given up."""
+        rank = lease.rank
+        sharers = 1 + rank.run.waiting(lambda other: not other.is_without_arena, besides=rank)
+        admit = partial(self._node.arenas.admit, sharers=sharers)
+        try:
+            allowed = self._within_quota(rank, wish)
+            await self._make_room_for_all(lease, allowed, sharers)
+            return await admit(allowed)
+        except MemoryRefusedError:
+            if not await self._unused_are_in_the_way(rank, wish, sharers):
+                raise
+        # No checkpoint could follow: what memory alone has is better given up than all that comes.
+        lease.check()
+        self._give_up(rank, self._unused(rank))
+        return await admit(check_arena(self._node, rank.run.uid, wish))
 
     async def _make_room_for_all(self, lease: Lease, wish: Wish, sharers: int) -> None:
         """Where so many cannot have what is wished for, give up what is durable in arenas that nobody uses.
@@ -198,6 +205,7 @@ class ArenaDesk:
         """Where there is too little, give up arenas that a rank's trainer uses no more, if what they hold is durable.
 
         To be called when it asks for what is on the devices: then it uses none it had before.
+        While `ArenaBook.admitting` is held.
         """
         if lease.rank.arenas and not await self._node.arenas.has_room(wish):
             lease.check()
