@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 
 from ..core.errors import MemoryRefusedError
-from .admission_plan import PAGE_BYTES, Room, Wish, grant, room_left
+from .admission_plan import PAGE_BYTES, Grant, Room, Wish, grant, room_left
 from .arena import Arena, make_arena
 from .blocking import in_thread
 from .config import MemorySection
@@ -23,6 +23,14 @@ CLOSING_DEADLINE_S = 5.0
 Spawn = Callable[[Coroutine[None, None, None], str], "asyncio.Task[None]"]
 Forget = Callable[[int], Awaitable[None]]
 """Lets the engines unmap the arena of this descriptor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """An arena of slots that is to be allocated, and counts from now on."""
+
+    number: int
+    granted: Grant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,8 @@ class ArenaBook:
         self._untouched_bytes: dict[int, int] = {}
         """Of arenas being made, by number: admitted, and not yet missing in what the node has left."""
         self._closing: set[asyncio.Task[None]] = set()
+        self.admitting = asyncio.Lock()
+        """Held from what is given up for an arena until that is admitted: the room is nobody else's."""
         self.relieve: Callable[[int], Awaitable[None]] = _no_relief
         """Gives up what nobody uses, so that this many bytes become free if they can."""
 
@@ -59,21 +69,35 @@ class ArenaBook:
         return self._size_bytes
 
     async def make(self, wish: Wish, *, layout_digest: str, sharers: int = 1) -> Arena:
-        """Return a new arena with a number that no other had, with fewer slots where not all fit; see `make_arena`.
+        """Admit an arena and allocate it."""
+        async with self.admitting:
+            admitted = await self.admit(wish, sharers=sharers)
+        return await self.allocate(admitted, layout_digest=layout_digest)
+
+    async def admit(self, wish: Wish, *, sharers: int = 1) -> Admitted:
+        """Return what is to be allocated, with fewer slots where not all fit. To be called while `admitting` is held.
 
         `sharers`: so many, the asker among them, are going to ask for the like.
 
         Raises:
             MemoryRefusedError: the configured bound, the node or a cgroup has no room for one slot.
         """
-        if self._closing:
+        needed_bytes = wish.size_bytes * sharers
+        if (await self.room()).size_bytes < needed_bytes and self._closing:
             await asyncio.wait(self._closing, timeout=CLOSING_DEADLINE_S)
-        room = await self._room_for(wish.size_bytes * sharers)
+        room = await self._room_for(needed_bytes)
         granted = grant(wish, room, sharers=sharers)  # no wait from here until it counts
         self._made_count += 1
-        number = self._made_count
         self._add(granted.size_bytes)
-        self._untouched_bytes[number] = granted.size_bytes
+        self._untouched_bytes[self._made_count] = granted.size_bytes
+        return Admitted(number=self._made_count, granted=granted)
+
+    async def allocate(self, admitted: Admitted, *, layout_digest: str) -> Arena:
+        """Return a new arena with a number that no other had; see `make_arena`. Where it raises, it counts no more.
+
+        To be called without a wait after `admit`: nothing else gives back what was admitted.
+        """
+        number, granted = admitted.number, admitted.granted
 
         def touched(size_bytes: int) -> None:
             self._untouched_bytes[number] = granted.size_bytes - size_bytes
@@ -100,9 +124,10 @@ class ArenaBook:
         self._add(size_bytes)
         return self._made_count
 
-    async def has_room(self, wish: Wish) -> bool:
-        """Tell whether all that is wished for would be granted now."""
-        return wish.size_bytes <= (await self._room_for(wish.size_bytes)).size_bytes
+    async def has_room(self, wish: Wish, *, sharers: int = 1) -> bool:
+        """Tell whether all that is wished for would be granted now to so many."""
+        needed_bytes = wish.size_bytes * sharers
+        return needed_bytes <= (await self._room_for(needed_bytes)).size_bytes
 
     async def would_grant(self, wish: Wish, *, sharers: int, freed_bytes: int) -> bool:
         """Tell whether anything would be granted, slots or a ring, once so many bytes more are free."""

@@ -19,6 +19,7 @@ from ..proto import frames
 from .access.usage import check_arena
 from .admission_plan import PAGE_BYTES, Wish
 from .arena import Arena
+from .arena_book import Admitted
 from .blocking import in_thread
 from .fd_store.state_format import ArenaHead
 from .registry import Lease, RankRecord
@@ -128,41 +129,64 @@ class ArenaDesk:
     async def _allocate(self, lease: Lease, wish: Wish, layout_digest: str) -> Arena:
         """Return an arena that leaves room for those of the run's other ranks that have none yet."""
         rank, arenas = lease.rank, self._node.arenas
-        sharers = 1 + rank.run.waiting(
-            lambda other: other.current is not None or other.is_making, besides=rank
-        )
-        make = partial(arenas.make, layout_digest=layout_digest, sharers=sharers)
+        async with arenas.admitting:
+            admitted = await self._admit(lease, wish)
         rank.is_making = True
         try:
-            try:
-                allowed = self._within_quota(rank, wish)
-                await self.make_room(lease, allowed)
-                if rank.persisting and not await arenas.has_room(allowed):
-                    raise MemoryBusyError(  # else it would have less than it could, for good
-                        f"{wish.text()} waits until what is in the arena before it is written",
-                        hint="the next checkpoint asks again",
-                    )
-                return await make(allowed)
-            except MemoryRefusedError as refused:
-                if rank.persisting or arenas.is_closing:
-                    raise MemoryBusyError(refused.message, hint=refused.hint) from refused
-                if not await self._unused_are_in_the_way(rank, wish, sharers):
-                    raise
-            # No checkpoint could follow: what memory alone has is better given up than all that comes.
-            lease.check()
-            self._give_up(rank, self._unused(rank))
-            await arenas.all_closed()
-            return await make(check_arena(self._node, rank.run.uid, wish))
+            return await arenas.allocate(admitted, layout_digest=layout_digest)
         finally:
             rank.is_making = False
 
+    async def _admit(self, lease: Lease, wish: Wish) -> Admitted:
+        """Admit what there is room for, once what must go for it is given up."""
+        rank = lease.rank
+        sharers = 1 + rank.run.waiting(lambda other: not other.is_without_arena, besides=rank)
+        admit = partial(self._node.arenas.admit, sharers=sharers)
+        try:
+            allowed = self._within_quota(rank, wish)
+            await self._make_room_for_all(lease, allowed, sharers)
+            return await admit(allowed)
+        except MemoryBusyError:
+            raise
+        except MemoryRefusedError as refused:
+            if rank.persisting or self._node.arenas.is_closing:
+                raise MemoryBusyError(refused.message, hint=refused.hint) from refused
+            if not await self._unused_are_in_the_way(rank, wish, sharers):
+                raise
+        # No checkpoint could follow: what memory alone has is better given up than all that comes.
+        lease.check()
+        self._give_up(rank, self._unused(rank))
+        return await admit(check_arena(self._node, rank.run.uid, wish))
+
+    async def _make_room_for_all(self, lease: Lease, wish: Wish, sharers: int) -> None:
+        """Where so many cannot have what is wished for, give up what is durable in arenas that nobody uses.
+
+        Those of its run's other ranks, too: they go as soon as these have taken checkpoints, or come back no more.
+
+        Raises:
+            MemoryBusyError: more such arenas can go when they are written.
+        """
+        if await self._node.arenas.has_room(wish, sharers=sharers):
+            return
+        lease.check()
+        idle = _idle(lease.rank)
+        self._give_up_durable(idle)
+        if any(rank.persisting for rank in idle) and not await self._node.arenas.has_room(
+            wish, sharers=sharers
+        ):
+            raise MemoryBusyError(  # else it would have less than it could, for good
+                f"{wish.text()} waits until what is in the arenas before it is written",
+                hint="the next checkpoint asks again",
+            )
+
     def _within_quota(self, rank: RankRecord, wish: Wish) -> Wish:
-        """Return what its user may wish for, without arenas that its trainer uses no more where that must be."""
+        """Return what its user may wish for, without arenas that no trainer of the run uses where that must be."""
         with contextlib.suppress(MemoryRefusedError):
             return check_arena(self._node, rank.run.uid, wish)
-        durable = self._durable(rank)
+        idle = _idle(rank)
+        durable = [arena for each in idle for arena in self._durable(each)]
         allowed = check_arena(self._node, rank.run.uid, wish, without=durable)
-        self._give_up(rank, durable)
+        self._give_up_durable(idle)
         return allowed
 
     async def _unused_are_in_the_way(self, rank: RankRecord, wish: Wish, sharers: int) -> bool:
@@ -182,11 +206,12 @@ class ArenaDesk:
     async def make_room(self, lease: Lease, wish: Wish) -> None:
         """Where there is too little, give up arenas that a rank's trainer uses no more, if what they hold is durable.
 
-        To be called when it asks for another arena, or for what is on the devices: then it uses none it had before.
+        To be called when it asks for what is on the devices: then it uses none it had before.
+        While `ArenaBook.admitting` is held.
         """
         if lease.rank.arenas and not await self._node.arenas.has_room(wish):
             lease.check()
-            self._give_up(lease.rank, self._durable(lease.rank))
+            self._give_up_durable([lease.rank])
 
     @staticmethod
     def _unused(rank: RankRecord) -> list[Arena]:
@@ -210,6 +235,11 @@ class ArenaDesk:
         return [
             arena for arena in self._unused(rank) if arena.shared_with_dead or arena.number not in unsaved
         ]
+
+    def _give_up_durable(self, ranks: list[RankRecord]) -> None:
+        """Close what is durable of ranks whose trainers use none of their arenas."""
+        for rank in ranks:
+            self._give_up(rank, self._durable(rank))
 
     def _give_up(self, rank: RankRecord, unused: list[Arena]) -> None:
         """Close unused arenas of a rank."""
@@ -320,3 +350,8 @@ class ArenaDesk:
         if rank.current == number:
             rank.current = None
         return self._node.arenas.close(arena, rank.run.opened.forget_arena)
+
+
+def _idle(rank: RankRecord) -> list[RankRecord]:
+    """Return whose arenas nobody uses when a rank's trainer asks for another one: it, and others of its run."""
+    return [rank, *rank.run.without_arena(besides=rank)]

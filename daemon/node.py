@@ -383,8 +383,6 @@ class Node:
             if persisted.attempt == attempt:
                 lease.holder.send(persisted)
         self.controller.attached(rank)
-        if fresh:
-            rank.current = None
         logger.info("attempt_begun run=%s rank=%d attempt=%d fresh=%s", run.run_id, rank.rank, attempt, fresh)
 
     @staticmethod

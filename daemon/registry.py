@@ -160,7 +160,7 @@ class RankRecord:
     """What a snapshot takes on the devices, as its trainer has said with the newest arena that it wanted; 0 before."""
     arenas: dict[int, Arena] = field(default_factory=dict[int, Arena])
     current: int | None = None
-    """The arena that new snapshots go to."""
+    """The arena that its lessee's new snapshots go to; None: it has none yet."""
     is_making: bool = False
     """An arena is being allocated for it."""
     snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
@@ -197,13 +197,18 @@ class RankRecord:
         assert self.lease is None, "a lease is granted only once the one before it is over"
         assert not client.has_ended, "nobody would ever give this lease back"
         self.lease = Lease(rank=self, holder=client)
-        self.kept_until_s = self.costs = self.leave = None
+        self.kept_until_s = self.costs = self.leave = self.current = None
         self.step = 0  # it may go on from an older one
         return self.lease
 
     def costs_begin(self, *, again: bool) -> None:
         """An attempt begins; `again`: with the same trainer, which goes on to tell what all of it has cost."""
         self.counted, self.is_told_again = (self.counted, self.counted is None) if again else (None, False)
+
+    @property
+    def is_without_arena(self) -> bool:
+        """Tell whether its trainer has no arena yet, or there is no trainer: nobody uses those that the rank has."""
+        return self.lease is None or (self.current is None and not self.is_making)
 
     @property
     def left(self) -> str:
@@ -373,6 +378,10 @@ class RunRecord:
         """Return how many other attached ranks are going to ask for memory, too: those that have none."""
         others = (rank for rank in self.ranks.values() if rank is not besides and rank.lease is not None)
         return sum(not has(rank) for rank in others)
+
+    def without_arena(self, *, besides: RankRecord) -> list[RankRecord]:
+        """Return the other ranks whose arenas nobody uses: their trainers have none yet, or are gone."""
+        return [rank for rank in self.ranks.values() if rank is not besides and rank.is_without_arena]
 
 
 class Registry:

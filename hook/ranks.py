@@ -547,8 +547,10 @@ class StoreRanks:
             self._pace.others_need(
                 max((state.needed_s for state in said if state.needed_s is not None), default=None)
             )
-            knows_all = len(known) == len(keys) and not self._outbox  # which may hold such a key
-            old = self._sweep.old_keys([self._mark(), *marks]) if knows_all else []
+            if len(known) < len(keys):  # who has said nothing yet has read nothing
+                marks.append(Mark(plan=0, step=0))
+            is_sent = not self._outbox  # which may hold such a key
+            old = self._sweep.old_keys([self._mark(), *marks]) if is_sent else []
         for key in old:
             self._store.delete_key(key)
 

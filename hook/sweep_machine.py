@@ -8,6 +8,12 @@ from ..core.ids import CheckpointId
 from .horizon_machine import Plan
 
 CHECKPOINT_KEYS = ("sealed", "all-sealed", "committed", "all-committed", "failed")
+KEPT_MAX = 4096
+"""So many plans, and checkpoints that have ended, keep their keys beside a rank that is lost, which is done with none.
+
+A plan is for eight boundaries, or a second of longer ones: who is so far behind and goes on finds no plan, as if rank 0
+were gone.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +42,14 @@ class Sweep:
         self._checkpoints.update(checkpoints)
 
     def old_keys(self, marks: Iterable[Mark]) -> list[str]:
-        """Return the keys of what all ranks are done with, of which these are the marks."""
+        """Return the keys of what all ranks are done with, of which these are the marks, and of what is too much."""
         marks = list(marks)
         plan, step = min(mark.plan for mark in marks), min(mark.step for mark in marks)
         keys: list[str] = []
-        while self._plans and self._plans[0] < plan:
+        while self._plans and (self._plans[0] < plan or len(self._plans) > KEPT_MAX):
             keys.append(f"plan/{self._plans.popleft()}")
-        over = sorted(checkpoint for checkpoint in self._checkpoints if checkpoint.step < step)
+        ended = sorted(self._checkpoints)
+        surplus = max(0, len(ended) - KEPT_MAX)
+        over = ended[:surplus] + [checkpoint for checkpoint in ended[surplus:] if checkpoint.step < step]
         self._checkpoints.difference_update(over)
         return keys + [f"{key}/{checkpoint}" for checkpoint in over for key in CHECKPOINT_KEYS]

@@ -101,7 +101,7 @@ _PER_DEVICE: tuple[tuple[str, str, Callable[[OpenStore, Device], float]], ...] =
     ),
     (
         "full",
-        "1 for a device that gets nothing more, because it has no room for it, 0 for the others",
+        "1 for a device that gets nothing more, as it has only the 16 MiB that stay free, 0 for the others",
         _is_full,
     ),
 )

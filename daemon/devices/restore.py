@@ -171,9 +171,11 @@ class Restorer:
         reader = await in_executor(self._streaming, partial(ShardReader, run.store, manifest))
         try:
             wish = Wish(slot_size_bytes=CHUNK_SIZE_BYTES, slot_count=ring_slots(reader))
-            await node.arena_desk.make_room(lease, wish)
-            sharers = lease.rank.run.waiting(lambda other: bool(other.streams), besides=lease.rank)
-            arena = await node.arenas.make(wish, layout_digest="", sharers=1 + sharers)
+            async with node.arenas.admitting:
+                await node.arena_desk.make_room(lease, wish)
+                sharers = lease.rank.run.waiting(lambda other: bool(other.streams), besides=lease.rank)
+                admitted = await node.arenas.admit(wish, sharers=1 + sharers)
+            arena = await node.arenas.allocate(admitted, layout_digest="")
         except BaseException:
             await in_thread(reader.close)
             raise

@@ -14,13 +14,15 @@ import pytest
 from drive_filler import empty, fill
 from full_drives import mounted_drives
 from loop_disk import SIZES_MIB, LoopDisk, skip_without
-from pausing import Pause, Phase, pausing_daemon
+from pausing import Pause, Phase, pausing_daemon, wait_until
+from scraping import scrape
 
 from everstep.checkpoint.leaf import whole_leaf
 from everstep.checkpoint.testing import opened
 from everstep.checkpoint.verify import verify_checkpoint
 from everstep.core.ids import CheckpointId
-from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process
+from everstep.daemon.control.client import connected
+from everstep.daemon.testing import FakeArena, FakeTrainer, daemon_process, node_daemon
 from everstep.proto import frames
 
 pytestmark = pytest.mark.root
@@ -28,6 +30,8 @@ pytestmark = pytest.mark.root
 SAVED = CheckpointId(1, 7)
 SAVED_BYTES = 8 << 20
 """Of a checkpoint."""
+FULL_BYTES = 16 << 20
+"""A device that has no more free gets nothing."""
 LEFT_BYTES = 1 << 17
 """XFS says that it has a little left, and gives nobody any of it."""
 
@@ -159,6 +163,24 @@ def test_a_full_device_takes_checkpoints_again_once_fewer_are_kept(
             assert 1 < saved < 9
         with FakeTrainer(socket_path) as trainer:
             assert last_saved(trainer, small_device, attempt=2, keep=1, steps=2 * saved) == 2 * saved
+
+
+def test_what_has_no_room_fails_before_the_device_counts_as_full(
+    small_device: Path, socket_path: Path, tmp_path: Path
+) -> None:
+    """Room for a small checkpoint is no room for a large one: only what is refused tells of that."""
+    config = tmp_path / "node.toml"
+    config.write_text(f'[devices]\nnvme0 = "{small_device}"\n[daemon]\nsocket = "{socket_path}"\n')
+    failed, full = "everstep_shards_failed_total{NoSpaceError}", f"everstep_device_full{{{small_device}}}"
+    with node_daemon(config, socket_path), connected(socket_path) as client:
+        port = client.status().daemon.metrics_port
+        with FakeTrainer(socket_path) as trainer:
+            assert last_saved(trainer, Path("nvme0"), attempt=1, keep=99, steps=99) > 1
+            assert FULL_BYTES < shutil.disk_usage(small_device).free < FULL_BYTES + 2 * SAVED_BYTES
+            metrics = scrape(port)
+            assert (metrics[failed], metrics[full]) == (1, 0)
+            fill(small_device.parent)
+            wait_until(lambda: scrape(port)[full] == 1)  # asked every second
 
 
 def test_where_a_device_that_has_failed_keeps_all_the_hint_names_it(

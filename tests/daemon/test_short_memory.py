@@ -1,10 +1,11 @@
 """A daemon whose budget does not hold what is asked for: fewer slots, which serve, and no memory kept for nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from pausing import Pause, Phase, pausing_daemon
+from pausing import Pause, Phase, pausing_daemon, wait_until
 
 from everstep.checkpoint.layout_plan import Layout, plan_layout
 from everstep.checkpoint.leaf import whole_leaf
@@ -33,10 +34,12 @@ def slots(request: pytest.FixtureRequest, node_config: Path, socket_path: Path) 
         yield request.param
 
 
-def attached(trainer: FakeTrainer, *, attempt: int = 1, rank: int = 0, world_size: int = 1) -> None:
+def attached(
+    trainer: FakeTrainer, *, attempt: int = 1, rank: int = 0, world_size: int = 1, fresh: bool = False
+) -> None:
     opened = trainer.open_run(NAMES, rank=rank, world_size=world_size)
     assert isinstance(opened, frames.RunOpened), opened
-    assert isinstance(trainer.begin_attempt(attempt), frames.Done)
+    assert isinstance(trainer.begin_attempt(attempt, fresh=fresh), frames.Done)
 
 
 def ask(
@@ -66,6 +69,10 @@ def save_one_that_is_damaged_later(
     arena.save(CheckpointId(1, 1), seed=1)
     assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
     arena.close()
+    damage(client, devices)
+
+
+def damage(client: ControlClient, devices: list[Path]) -> None:
     for path in devices:
         for segment in path.glob("runs/*/*/data/**/*.safetensors"):
             segment.write_bytes(bytes(segment.stat().st_size))
@@ -92,6 +99,96 @@ def test_ranks_of_a_run_share_what_there_is(slots: int, socket_path: Path) -> No
         assert [arena.ready.slot_count for arena in arenas] == [1, slots - 1]
         for arena in arenas:
             arena.close()
+
+
+@contextmanager
+def ranks(
+    socket_path: Path, count: int, *, attempt: int, fresh: bool = False
+) -> Generator[list[FakeTrainer]]:
+    """As many trainers of one run, which all vanish."""
+    with ExitStack() as stack:
+        trainers = [stack.enter_context(FakeTrainer(socket_path)) for _ in range(count)]
+        for rank, trainer in enumerate(trainers):
+            attached(trainer, attempt=attempt, rank=rank, world_size=count, fresh=fresh)
+        yield trainers
+
+
+def save_and_vanish(socket_path: Path) -> None:
+    """An attempt of two ranks, each with a checkpoint on the devices and in one of its two slots."""
+    with ranks(socket_path, 2, attempt=1) as trainers:
+        for rank, trainer in enumerate(trainers):
+            arena = trainer.make_arena(trainer.layout())
+            assert arena.ready.slot_count == 2
+            arena.save(CheckpointId(1, 1), seed=rank, rank=rank, world_size=2)
+            assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+            arena.close()
+
+
+def slot_counts(trainers: list[FakeTrainer], wanted: int = 2) -> list[int]:
+    """Return how many slots each gets that asks for so many, one after the other."""
+    replies = [ask(trainer, trainer.layout(), wanted) for trainer in trainers]
+    return [reply.slot_count if isinstance(reply, frames.ArenaReady) else 0 for reply in replies]
+
+
+@pytest.mark.parametrize("slots", [4], indirect=True)
+@pytest.mark.usefixtures("slots")
+class TestAnAttemptAfterOneThatWasKilled:
+    """What the arenas before hold is on the devices: nobody gets less for good because they are there."""
+
+    def test_one_that_begins_anew_has_all_slots(self, socket_path: Path) -> None:
+        save_and_vanish(socket_path)
+        with ranks(socket_path, 2, attempt=2, fresh=True) as trainers:
+            assert slot_counts(trainers) == [2, 2]
+
+    def test_one_of_more_ranks_shares_equally(self, socket_path: Path) -> None:
+        save_and_vanish(socket_path)
+        with ranks(socket_path, 4, attempt=2) as trainers:
+            assert slot_counts([*trainers[2:], *trainers[:2]]) == [1, 1, 1, 1]
+
+    def test_one_of_fewer_ranks_has_the_memory_of_those_that_are_no_more(self, socket_path: Path) -> None:
+        save_and_vanish(socket_path)
+        with ranks(socket_path, 1, attempt=2) as trainers:
+            assert slot_counts(trainers, 4) == [4]
+
+    def test_what_memory_alone_has_of_another_rank_stays(
+        self, socket_path: Path, devices: list[Path]
+    ) -> None:
+        save_and_vanish(socket_path)
+        with connected(socket_path) as client:
+            damage(client, devices)
+        with ranks(socket_path, 2, attempt=2) as trainers:
+            assert slot_counts(trainers[:1]) == [1]
+            assert [offer.in_memory for offer in trainers[1].offers()] == [True]
+        (said,) = [line for line in log_of(socket_path).splitlines() if "unsaved_given_up" in line]
+        assert "rank=0" in said, "its own, for there would be no slot"
+
+    def test_an_arena_in_use_stays(self, socket_path: Path) -> None:
+        save_and_vanish(socket_path)
+        with ranks(socket_path, 2, attempt=2) as (first, second):
+            assert isinstance(first.fetch(CheckpointId(1, 1)), frames.Fetched)
+            assert slot_counts([second], 3) == [2]
+            assert [offer.in_memory for offer in first.offers()] == [True]
+
+
+def test_what_another_rank_has_that_is_being_written_is_waited_for(
+    node_config: Path, socket_path: Path, pause: Pause
+) -> None:
+    """Its room comes by itself; who took less would have less for good."""
+    budget(node_config, slots=4)
+    with pausing_daemon(pause, Phase("everstep.daemon.devices.persist:persist_shard"), node_config):
+        with ranks(socket_path, 2, attempt=1) as trainers:
+            arenas = [trainer.make_arena(trainer.layout()) for trainer in trainers]
+            arenas[1].save(CheckpointId(1, 1), seed=1, rank=1, world_size=2)
+            wait_until((pause.folder / "reached").exists)
+            for arena in arenas:
+                arena.close()
+        with ranks(socket_path, 2, attempt=2, fresh=True) as trainers:
+            refused = ask(trainers[0], trainers[0].layout())
+            assert isinstance(refused, frames.Failure)
+            assert "waits until what is in the arenas before it is written" in refused.message
+            pause.go()
+            trainers[1].offers()  # which come once it is written
+            assert slot_counts(trainers) == [2, 2]
 
 
 @pytest.mark.parametrize("slots", [3], indirect=True)
@@ -240,5 +337,5 @@ class TestOneSlot:
             refused = ask(trainer, trainer.layout((whole_leaf("w", "int8", (9,)),)))
             assert isinstance(refused, frames.Failure)
             assert refused.code == "MemoryBusyError"
-            assert "waits until what is in the arena before it is written" in refused.message
+            assert "waits until what is in the arenas before it is written" in refused.message
             arena.close()

@@ -25,7 +25,7 @@ from everstep.checkpoint.frequency_types import BoundKind, Limits
 from everstep.core.errors import ConfigError, DeadlineError, EverstepError, RanksLostError, UsageError
 from everstep.core.ids import CheckpointId
 from everstep.hook import notice as notice_module
-from everstep.hook import rank_beats, run_end, silence_machine
+from everstep.hook import rank_beats, run_end, silence_machine, sweep_machine
 from everstep.hook import ranks as ranks_module
 from everstep.hook.end_machine import Ask, Notice, Progress
 from everstep.hook.notice import CONFIRM_S, Preemption
@@ -372,6 +372,25 @@ def test_what_a_slow_rank_has_not_read_stays(
     slow._figures_at_s = 0.0
     assert slow.is_due(41)
     wait_until(lambda: server[0].num_keys() < 40)
+
+
+@pytest.mark.parametrize("says_something", [True, False])
+def test_the_keys_of_the_store_stay_few_beside_a_rank_that_is_lost(
+    rank: Make, server: list[TCPStore], monkeypatch: pytest.MonkeyPatch, says_something: bool
+) -> None:
+    """It reads no more plans, and ends no checkpoint: after its first boundary, or before."""
+    monkeypatch.setattr(ranks_module, "FIGURES_S", 0.01)
+    monkeypatch.setattr(sweep_machine, "KEPT_MAX", 8)
+    lives, dies = rank(0, every=1), rank(1, every=1)
+    for each in (lives, dies):
+        each.start(0, Completing())
+    assert not says_something or dies.is_due(1)
+    dies.close()
+    for step in range(1, 201):
+        assert lives.is_due(step)
+        lives.failed(CheckpointId(1, step), "no slot")
+    wait_until(lambda: not lives._results.are_open)
+    wait_until(lambda: server[0].num_keys() < 80)
 
 
 # -- a Store that is gone

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from everstep.core.ids import CheckpointId
 from everstep.hook.horizon_machine import Plan
-from everstep.hook.sweep_machine import CHECKPOINT_KEYS, Mark, Sweep
+from everstep.hook.sweep_machine import CHECKPOINT_KEYS, KEPT_MAX, Mark, Sweep
 
 
 def keys_of(step: int) -> set[str]:
@@ -20,6 +20,16 @@ def test_what_the_slowest_rank_is_done_with_goes() -> None:
     old = sweep.old_keys([Mark(plan=4, step=4), Mark(plan=2, step=1)])
     assert sorted(old) == sorted({"plan/0", "plan/1"} | keys_of(0))
     assert sweep.old_keys([Mark(plan=4, step=4), Mark(plan=2, step=1)]) == []
+
+
+def test_of_what_a_rank_that_is_lost_never_reads_the_newest_stays() -> None:
+    sweep, lost = Sweep(), Mark(plan=2, step=1)
+    for number in range(KEPT_MAX + 5):
+        sweep.published(Plan(number=number, start=number, horizon=number + 1, steps=(number,)))
+        sweep.ended([CheckpointId(3, number)])
+    old = sweep.old_keys([Mark(plan=KEPT_MAX + 5, step=KEPT_MAX + 5), lost])
+    assert set(old) == {f"plan/{number}" for number in range(5)}.union(*map(keys_of, range(5)))
+    assert sweep.old_keys([lost]) == []
 
 
 @given(
