@@ -20,6 +20,7 @@ from .access.usage import check_arena
 from .admission_plan import PAGE_BYTES, Wish
 from .arena import Arena
 from .blocking import in_thread
+from .fd_store.fd_store import StoredArena
 from .fd_store.state_format import ArenaHead
 from .registry import Lease, RankRecord
 from .slot_machine import Drop
@@ -108,11 +109,14 @@ class ArenaDesk:
 
     async def forget_stored(self) -> None:
         """At a clean end: keep in the FD store only what holds a snapshot that could not be written."""
-        for rank in self._node.registry.ranks():
+        empty: list[StoredArena] = []
+        for rank in self._node.registry.ranks():  # in one go: from the first wait on, arenas may be closed
             for arena in rank.arenas.values():
                 if (stored := arena.stored) is not None and not stored.state.sealed:
                     arena.stored = None
-                    await self._node.fd_store.remove(stored)
+                    empty.append(stored)
+        for stored in empty:
+            await self._node.fd_store.remove(stored)
 
     async def _judge_room(self, lease: Lease) -> None:
         """Tell the trainer, once for an attempt, that one checkpoint has no room, whatever is collected for it."""

@@ -253,6 +253,20 @@ def test_what_has_no_room_in_the_store_is_said_and_counted_until_there_is_room(
     assert manager.stop() == 0
 
 
+def test_a_daemon_ends_well_beside_an_arena_in_which_nothing_was_sealed(
+    manager: ServiceManager, socket_path: Path
+) -> None:
+    """Its memory is given back while its place in the store is."""
+    manager.start()
+    trainer, arena = attached(socket_path, 1)
+    with trainer:
+        arena.close()
+        wait_until(lambda: len(manager.names()) == 2)
+        assert manager.stop() == 0, manager.log()
+    assert "daemon_ended" in manager.log()
+    assert not manager.names()
+
+
 def test_many_arenas_come_back_and_each_is_written_once(
     manager: ServiceManager, socket_path: Path, devices: list[Path], pause: Pause
 ) -> None:
