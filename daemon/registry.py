@@ -343,6 +343,8 @@ class RunRecord:
     """The newest attempt that was told that its state fits on no device."""
     keep: Keep | None = None
     """What its newest trainer wants kept; None: what the daemon's configuration says."""
+    is_adopted: bool = False
+    """Left by a daemon before this one, and opened by no trainer since: what is to be kept of it is not known."""
     beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while an attempt is being made durable: ranks that come meanwhile must wait for that."""
     collecting: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -152,7 +152,9 @@ def _rank(node: "Node", opened: OpenStore, store: RunStore, found: _Found) -> Ra
     head = found.state.head
     run = node.registry.runs.setdefault(
         (head.uid, store.run_id),
-        RunRecord(uid=head.uid, name=store.name, run_id=store.run_id, opened=opened, store=store),
+        RunRecord(
+            uid=head.uid, name=store.name, run_id=store.run_id, opened=opened, store=store, is_adopted=True
+        ),
     )
     rank = run.rank(head.rank)
     present = {device.device_id for device in opened.store.devices}

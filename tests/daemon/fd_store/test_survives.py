@@ -253,6 +253,32 @@ def test_what_has_no_room_in_the_store_is_said_and_counted_until_there_is_room(
     assert manager.stop() == 0
 
 
+def test_an_adopted_run_keeps_what_its_trainer_has_asked_for(
+    manager: ServiceManager, socket_path: Path, devices: list[Path], pause: Pause
+) -> None:
+    """Its rules come back with the trainer; until then the daemon knows its own configuration's alone."""
+    steps = range(1, 8)
+    manager.start(pause.environment(Phase(PERSIST, steps[-1])))
+    with FakeTrainer(socket_path) as trainer:
+        trainer.open_run(NAMES, keep=frames.KeepRules(last=10))
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(trainer.layout())
+        for step in steps:
+            arena.save(CheckpointId(1, step), seed=step, slot=step % 2)
+            if step != steps[-1]:
+                trainer.send(frames.SealedEverywhere(attempt=1, step=step))
+                assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+        wait_until((pause.folder / "reached").exists)
+        manager.kill()
+        arena.close()
+    manager.start()
+    wait_until(lambda: committed(manager, "", CheckpointId(1, steps[-1])))
+    assert manager.stop() == 0
+    with opened(devices, read_only=True) as (store, _):
+        (run,) = store.runs()
+        assert sorted(info.checkpoint.step for info in run.checkpoints()) == [*steps]
+
+
 def test_a_daemon_ends_well_beside_an_arena_in_which_nothing_was_sealed(
     manager: ServiceManager, socket_path: Path
 ) -> None:
