@@ -206,14 +206,8 @@ class ArenaDesk:
 
         Or nothing but what the run has gone back from, which shall not make its new attempt slow.
         """
-        unsaved = {
-            number
-            for (number, _), each in rank.snapshots.items()
-            if each.checkpoint not in rank.gone_back_from and not rank.can_be_read(each.checkpoint)
-        }
-        return [
-            arena for arena in self._unused(rank) if arena.shared_with_dead or arena.number not in unsaved
-        ]
+        unsaved = rank.unsaved_arenas(besides=rank.gone_back_from)
+        return [arena for arena in self._unused(rank) if arena.number not in unsaved]
 
     def _give_up(self, rank: RankRecord, unused: list[Arena]) -> None:
         """Close unused arenas of a rank."""
@@ -295,10 +289,14 @@ class ArenaDesk:
         late.when_over(over)
 
     def drop_outdated(self, rank: RankRecord) -> None:
-        """Close arenas that nobody fills any more and whose snapshots are outdated or on the devices."""
+        """Close arenas that nobody fills any more and whose snapshots are outdated or on the devices.
+
+        One that nobody else may be given goes as soon as memory alone has nothing of what it holds.
+        """
         for number, arena in list(rank.arenas.items()):
             outdated = number != rank.current and not arena.machine.busy
-            if outdated and (arena.machine.is_free() or arena.shared_with_dead):
+            is_left = arena.shared_with_dead and number not in rank.unsaved_arenas()
+            if outdated and (arena.machine.is_free() or is_left):
                 self._close_arena(rank, number)
 
     def drop_copies(self, rank: RankRecord) -> None:

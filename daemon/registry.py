@@ -199,6 +199,8 @@ class RankRecord:
         self.lease = Lease(rank=self, holder=client)
         self.kept_until_s = self.costs = self.leave = None
         self.step = 0  # it may go on from an older one
+        for arena in self.arenas.values():
+            arena.look_for_mappers()
         return self.lease
 
     def costs_begin(self, *, again: bool) -> None:
@@ -271,8 +273,18 @@ class RankRecord:
         return [
             snapshot.checkpoint
             for (number, _), snapshot in self.snapshots.items()
-            if not self.arenas[number].shared_with_dead
+            if self.arenas[number].may_serve
         ]
+
+    def unsaved_arenas(self, *, besides: frozenset[CheckpointId] = frozenset()) -> set[int]:
+        """Return the numbers of arenas with anything, `besides` these, that memory alone has."""
+        return {
+            number
+            for (number, _), each in self.snapshots.items()
+            if self.arenas[number].may_serve
+            and each.checkpoint not in besides
+            and not self.can_be_read(each.checkpoint)
+        }
 
     def _shard(self, checkpoint: CheckpointId) -> ShardRecord | None:
         try:
