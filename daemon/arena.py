@@ -34,9 +34,19 @@ class Arena:
     reason: str = ""
     """Why it is less than what was asked for; empty: it is not."""
     shared_with_dead: bool = field(default=False)
-    """A fenced trainer that may still live has it mapped: never give it to another."""
+    """Another trainer than the rank's own has it mapped, and may live: nobody else is given it."""
     stored: StoredArena | None = None
     """Its place in the service manager's FD store; None: it has none, and ends with this process."""
+
+    @property
+    def may_serve(self) -> bool:
+        """Tell whether what it holds can be given back: now, or once whoever else has it mapped is dead."""
+        return not self.shared_with_dead or self.stored is not None
+
+    def look_for_mappers(self) -> None:
+        """Let it serve again, if all that have it mapped are known, and dead."""
+        if self.shared_with_dead and self.stored is not None:
+            self.shared_with_dead = self.stored.state.may_be_mapped
 
     @property
     def size_bytes(self) -> int:

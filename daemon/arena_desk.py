@@ -21,6 +21,7 @@ from .admission_plan import PAGE_BYTES, Wish
 from .arena import Arena
 from .arena_book import Admitted
 from .blocking import in_thread
+from .fd_store.fd_store import StoredArena
 from .fd_store.state_format import ArenaHead
 from .registry import Lease, RankRecord
 from .slot_machine import Drop
@@ -109,11 +110,14 @@ class ArenaDesk:
 
     async def forget_stored(self) -> None:
         """At a clean end: keep in the FD store only what holds a snapshot that could not be written."""
-        for rank in self._node.registry.ranks():
+        empty: list[StoredArena] = []
+        for rank in self._node.registry.ranks():  # in one go: from the first wait on, arenas may be closed
             for arena in rank.arenas.values():
                 if (stored := arena.stored) is not None and not stored.state.sealed:
                     arena.stored = None
-                    await self._node.fd_store.remove(stored)
+                    empty.append(stored)
+        for stored in empty:
+            await self._node.fd_store.remove(stored)
 
     async def _judge_room(self, lease: Lease) -> None:
         """Tell the trainer, once for an attempt, that one checkpoint has no room, whatever is collected for it."""
@@ -227,14 +231,8 @@ class ArenaDesk:
 
         Or nothing but what the run has gone back from, which shall not make its new attempt slow.
         """
-        unsaved = {
-            number
-            for (number, _), each in rank.snapshots.items()
-            if each.checkpoint not in rank.gone_back_from and not rank.can_be_read(each.checkpoint)
-        }
-        return [
-            arena for arena in self._unused(rank) if arena.shared_with_dead or arena.number not in unsaved
-        ]
+        unsaved = rank.unsaved_arenas(besides=rank.gone_back_from)
+        return [arena for arena in self._unused(rank) if arena.number not in unsaved]
 
     def _give_up_durable(self, ranks: list[RankRecord]) -> None:
         """Close what is durable of ranks whose trainers use none of their arenas."""
@@ -321,10 +319,14 @@ class ArenaDesk:
         late.when_over(over)
 
     def drop_outdated(self, rank: RankRecord) -> None:
-        """Close arenas that nobody fills any more and whose snapshots are outdated or on the devices."""
+        """Close arenas that nobody fills any more and whose snapshots are outdated or on the devices.
+
+        One that nobody else may be given goes as soon as memory alone has nothing of what it holds.
+        """
         for number, arena in list(rank.arenas.items()):
             outdated = number != rank.current and not arena.machine.busy
-            if outdated and (arena.machine.is_free() or arena.shared_with_dead):
+            is_left = arena.shared_with_dead and number not in rank.unsaved_arenas()
+            if outdated and (arena.machine.is_free() or is_left):
                 self._close_arena(rank, number)
 
     def drop_copies(self, rank: RankRecord) -> None:

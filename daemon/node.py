@@ -295,7 +295,7 @@ class Node:
             rank = run.rank(frame.rank)
             devices = self.stores.chosen(run.opened, frame.storage)
             self._give_lease(rank, session, frame)
-            run.keep = keep
+            run.keep, run.is_adopted = keep, False
             rank.device_ids = frozenset(device.device_id for device in devices)
         finally:
             self.lifetime.changed()

@@ -199,6 +199,8 @@ class RankRecord:
         self.lease = Lease(rank=self, holder=client)
         self.kept_until_s = self.costs = self.leave = self.current = None
         self.step = 0  # it may go on from an older one
+        for arena in self.arenas.values():
+            arena.look_for_mappers()
         return self.lease
 
     def costs_begin(self, *, again: bool) -> None:
@@ -276,8 +278,18 @@ class RankRecord:
         return [
             snapshot.checkpoint
             for (number, _), snapshot in self.snapshots.items()
-            if not self.arenas[number].shared_with_dead
+            if self.arenas[number].may_serve
         ]
+
+    def unsaved_arenas(self, *, besides: frozenset[CheckpointId] = frozenset()) -> set[int]:
+        """Return the numbers of arenas with anything, `besides` these, that memory alone has."""
+        return {
+            number
+            for (number, _), each in self.snapshots.items()
+            if self.arenas[number].may_serve
+            and each.checkpoint not in besides
+            and not self.can_be_read(each.checkpoint)
+        }
 
     def _shard(self, checkpoint: CheckpointId) -> ShardRecord | None:
         try:
@@ -348,6 +360,8 @@ class RunRecord:
     """The newest attempt that was told that its state fits on no device."""
     keep: Keep | None = None
     """What its newest trainer wants kept; None: what the daemon's configuration says."""
+    is_adopted: bool = False
+    """Left by a daemon before this one, and opened by no trainer since: what is to be kept of it is not known."""
     beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while an attempt is being made durable: ranks that come meanwhile must wait for that."""
     collecting: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -46,7 +46,10 @@ class RunAddress:
 
 
 class Link:
-    """Owns the connection. `on_event` hears the daemon's events, on the reader thread."""
+    """Owns the connection. `on_event` hears the daemon's events, on the reader thread.
+
+    After a reconnection it hears, on that thread, what another daemon has of the devices.
+    """
 
     def __init__(self, address: RunAddress, on_event: Callable[[Reply], None]) -> None:
         self._address, self._on_event = address, on_event
@@ -113,17 +116,22 @@ class Link:
             try:
                 if self._closed:
                     raise DaemonUnavailableError("the run was closed meanwhile")
-                self.opened = self._open(client, takeover=False)
+                opened = self._open(client, takeover=False)
                 self._begin(client, self._attempt, fresh=False, again=True)
             except BaseException:
                 client.close()
                 raise
+            before, self.opened = (
+                self.opened,
+                opened,
+            )  # first: what goes to this client is laid out for its devices
             lost, self.client = self.client, client
             lost.close()
             if self._closed:
                 client.close()
                 return
             self._retry_s = RETRY_FIRST_S
+            self._tell_storage(before)
             logger.warning("daemon_reconnected pid=%d", client.welcome.pid)
             on_restored()
         except FencedError as error:
@@ -135,6 +143,13 @@ class Link:
             logger.warning("daemon_unavailable reason=%s", error)
         finally:
             self._opening = self._reconnecting = None
+
+    def _tell_storage(self, before: frames.RunOpened) -> None:
+        """Say what the devices of this daemon are, of which some may not be those of the one before, as it would."""
+        self._on_event(frames.DevicesChanged(devices=self.opened.devices))
+        for note in self.opened.notes:
+            if note not in before.notes:
+                self._on_event(frames.Notice(code="", message=note))
 
     def _join(self, *, was_left: bool) -> tuple[DaemonClient, frames.RunOpened]:
         """Find or start a daemon, and open the run. A private one may end just then: once, the next is asked."""

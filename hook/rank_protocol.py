@@ -36,7 +36,7 @@ class Listener(Protocol):
         ...
 
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
-        """All ranks hold a sealed snapshot."""
+        """All ranks hold a sealed snapshot, in memory or on the devices."""
         ...
 
     def complete(self, checkpoint: CheckpointId) -> None:
@@ -140,7 +140,7 @@ class Ranks(Protocol):
         ...
 
     def sealed(self, checkpoint: CheckpointId) -> None:
-        """This rank has sealed."""
+        """This rank has sealed it, and memory holds it or the devices do."""
         ...
 
     def committed(self, checkpoint: CheckpointId) -> None:

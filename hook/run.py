@@ -475,6 +475,7 @@ class Run:
             return
         if isinstance(event, frames.Persisted):
             self._pace.persisted(event)
+            self._snapshotter.durable(checkpoint)
             self._checkpoints.committed(checkpoint)
             return
         error = error_from_code(event.code, event.message, event.hint)

@@ -347,7 +347,7 @@ class RunCheckpoints:
         logger.error("ranks_lost run=%s reason=%s%s", self._parts.name, error, unknown)
 
     def sealed_everywhere(self, checkpoint: CheckpointId) -> None:
-        """Every rank holds it in memory."""
+        """Every rank holds it, in memory or on the devices."""
         self._link.tell(frames.SealedEverywhere(attempt=checkpoint.attempt, step=checkpoint.step))
 
     def complete(self, checkpoint: CheckpointId) -> None:

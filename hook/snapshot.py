@@ -81,6 +81,8 @@ class Snapshotter:
         self._planned: tuple[MappedArena, Places] | None = None
         self._streaming: tuple[CheckpointId, SlotSealing] | None = None
         """The snapshot that was begun last."""
+        self._through_ring: set[CheckpointId] = set()
+        """Sealed, and held by no memory whole: they count as sealed once they are durable."""
         self._copier = Copier()
         self._scratch = Scratch() if COPIES is None else None
         self._cuda = CudaCopies(costs, device_first=device_first)
@@ -124,8 +126,15 @@ class Snapshotter:
 
         Called on the reader thread.
         """
+        self._through_ring.discard(checkpoint)
         streaming = self._streaming
         return streaming is not None and streaming[0] == checkpoint and streaming[1].given_up(error)
+
+    def durable(self, checkpoint: CheckpointId) -> None:
+        """The daemon has committed a snapshot; called on the reader thread."""
+        if checkpoint in self._through_ring:
+            self._through_ring.discard(checkpoint)
+            self._on_sealed(checkpoint)
 
     def daemon_lost(self) -> None:
         """The daemon that owned the arena is gone: nothing of it can be sealed any more."""
@@ -400,10 +409,13 @@ class Snapshotter:
     def _seal(self, copy_s: float, sealing: SlotSealing, checkpoint: CheckpointId) -> None:
         self._costs.copy_s += copy_s - sealing.waited_s
         began_s = time.perf_counter()
+        if sealing.arena.is_ring:
+            self._through_ring.add(checkpoint)  # before the daemon can have said what became of it
         sealing.seal()
         self._costs.seal_s += time.perf_counter() - began_s
         self._costs.sealed += 1
-        self._on_sealed(checkpoint)
+        if not sealing.arena.is_ring:
+            self._on_sealed(checkpoint)
 
     def _draft(self, layout: Layout, facts: SnapshotFacts, values: bytes) -> Draft:
         return Draft(
@@ -421,6 +433,7 @@ class Snapshotter:
         )
 
     def _drop(self, sealing: SlotSealing, checkpoint: CheckpointId, error: EverstepError) -> None:
+        self._through_ring.discard(checkpoint)
         logger.warning("snapshot_dropped checkpoint=%s reason=%s", checkpoint, error)
         sealing.abandon(error.message)
         is_lost = isinstance(error, DaemonUnavailableError)

@@ -15,7 +15,7 @@ class StorageNotes:
 
     `devices` are there: the daemon's notes at the opening tell of others. One that is not listed any more was retired,
     or was not there when the daemon started anew.
-    `take` runs on the link's reader thread.
+    `take` runs on the link's threads.
     """
 
     def __init__(self, run: str, devices: Iterable[frames.DeviceInfo], costs: CostBook) -> None:

@@ -48,7 +48,12 @@ class Completer:
         self._ask(run, set())
 
     async def collected(self, run: RunRecord) -> None:
-        """Return when what is outdated is gone; StorageError where a device failed."""
+        """Return when what is outdated is gone; StorageError where a device failed.
+
+        Of an adopted run nothing goes before a trainer has come with its rules: what they keep could not come back.
+        """
+        if run.is_adopted:
+            return
         async with run.collecting:
             report = await in_thread(collect_garbage, run.store, keep=self._node.keep_of(run))
         self._node.metrics.persists.deleted_total.inc(len(report.removed))

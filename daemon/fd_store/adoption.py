@@ -141,8 +141,8 @@ def _arena(node: "Node", stored: StoredArena, fd: int, found: _Found) -> Arena:
         layout_digest=head.layout_digest,
         allocation_s=0.0,
         machine=SlotMachine(head.slot_count),
-        # Whoever still lives may still write to it: it serves nobody else, and goes when it is written.
-        shared_with_dead=any(_may_live(pid) for pid in found.state.mappers),
+        # Whoever still lives may still write to it: until it is dead the arena serves nobody else.
+        shared_with_dead=found.state.may_be_mapped,
         stored=stored,
     )
 
@@ -152,7 +152,9 @@ def _rank(node: "Node", opened: OpenStore, store: RunStore, found: _Found) -> Ra
     head = found.state.head
     run = node.registry.runs.setdefault(
         (head.uid, store.run_id),
-        RunRecord(uid=head.uid, name=store.name, run_id=store.run_id, opened=opened, store=store),
+        RunRecord(
+            uid=head.uid, name=store.name, run_id=store.run_id, opened=opened, store=store, is_adopted=True
+        ),
     )
     rank = run.rank(head.rank)
     present = {device.device_id for device in opened.store.devices}
@@ -160,18 +162,6 @@ def _rank(node: "Node", opened: OpenStore, store: RunStore, found: _Found) -> Ra
     rank.device_ids = frozenset(present.intersection(head.device_ids) or present)
     rank.kept_until_s = asyncio.get_running_loop().time() + node.config.daemon.linger_s
     return rank
-
-
-def _may_live(pid: int) -> bool:
-    """Tell whether a process of this pid may live; another one that has the pid by now is not told from it."""
-    try:
-        if pid:
-            os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _close(*fds: int | None) -> None:

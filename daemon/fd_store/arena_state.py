@@ -77,6 +77,11 @@ class ArenaState:
         """Pids of the trainers that were given the arena; 0: of one in another pid namespace."""
         return list(self._mappers)
 
+    @property
+    def may_be_mapped(self) -> bool:
+        """Tell whether one of these trainers may live."""
+        return any(_may_live(pid) for pid in self._mappers)
+
     def add_mapper(self, pid: int) -> None:
         """A trainer is about to be given the arena."""
         if pid not in self._mappers:
@@ -145,3 +150,15 @@ def check_memfd(fd: int) -> int:
     if not stat.S_ISREG(status.st_mode) or seals & linux.SEALS_FIXED_SIZE != linux.SEALS_FIXED_SIZE:
         raise CorruptDataError("this is no memfd of a fixed size")
     return status.st_size
+
+
+def _may_live(pid: int) -> bool:
+    """Tell whether a process of this pid may live; another one that has the pid by now is not told from it."""
+    try:
+        if pid:
+            os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -11,12 +11,15 @@ import pytest
 import torch
 from in_process import node_config
 from overlapping import Loop, Slow, attached, data, exercise, facts, simple, take
+from pausing import Pause, Phase, pausing_daemon
 from torch import nn
 
+from everstep.core.ids import CheckpointId
 from everstep.daemon.testing import node_daemon
 from everstep.hook.import_run import commit_components
 from everstep.hook.link import RunAddress
 from everstep.hook.run import Run
+from everstep.hook.run_checkpoints import RunCheckpoints
 from everstep.hook.run_state import RunState
 from everstep.hook.state_protocol import Laziness, Sink
 
@@ -139,6 +142,36 @@ def test_more_to_copy_at_once_goes_through_the_same_ring_where_it_has_room() -> 
         report = run.report()
         assert (report.checkpoints_complete, report.failures) == (2, ())
         assert report.notes == (first,)
+
+
+def test_it_counts_as_sealed_everywhere_only_once_it_is_durable(
+    storage: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory holds it whole: had an older one gone for it, both were gone where its manifest has no room."""
+    told: list[CheckpointId] = []
+    tell = RunCheckpoints.sealed_everywhere
+
+    def noting(checkpoints: RunCheckpoints, checkpoint: CheckpointId) -> None:
+        told.append(checkpoint)
+        tell(checkpoints, checkpoint)
+
+    monkeypatch.setattr(RunCheckpoints, "sealed_everywhere", noting)
+    write = "everstep.checkpoint.real_storage:RealStorage.write_small_new"
+    no_room = Phase(write, match="/commits/", raises="NoSpaceError")
+    config = node_config(storage[:1], f"arena_max_bytes = {34 * MIB}\nreserve_bytes = 0\n")
+    loop = simple(1, wide())
+    with pausing_daemon(Pause(tmp_path / "pause"), no_room, config), attached(loop, NAMES[:1]) as run:
+        loop.iterate(0, run)
+        run.step()
+        assert run.wait(60)
+        take(run)
+        assert run.wait(60)
+        (failure,) = run.report().failures
+        assert "it streamed through a ring" in failure
+        assert told == []
+        take(run)
+        assert run.wait(60)
+        assert list(map(str, told)) == [run.report().last_complete]
 
 
 @pytest.mark.parametrize("budget", [90], indirect=True)

@@ -88,6 +88,30 @@ def test_what_the_next_daemon_has_written_did_not_fail(
     assert run.report().failures == ()
 
 
+def test_what_the_next_daemon_has_of_its_devices_is_told(
+    manager: ServiceManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager.start()
+    with (
+        caplog.at_level(logging.WARNING),
+        everstep.attach("outlived", model=nn.Linear(8, 8), storage=["nvme0", "nvme1"], every=10**6) as run,
+    ):
+        run.step()
+        assert run.report().notes == ()
+        manager.kill()
+        (tmp_path / "d1").rename(tmp_path / "unplugged")
+        manager.start()
+
+        def is_back() -> bool:
+            run.step()
+            return "daemon_reconnected" in caplog.text
+
+        wait_until(is_back)
+        notes = run.report().notes
+        assert any(f"device {tmp_path}/d1 is not used any more" in note for note in notes), notes
+        assert any("nothing is deleted" in note for note in notes), notes
+
+
 def test_who_has_lost_the_run_waits_for_no_daemon_as_it_closes(
     manager: ServiceManager, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,8 +4,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -175,18 +175,26 @@ threading.Event().wait(60)
 """
 
 
+@contextmanager
+def another_process(socket_path: Path) -> Generator["subprocess.Popen[bytes]"]:
+    """A trainer that has sealed a snapshot, and can be killed."""
+    command = [sys.executable, "-c", _TRAINER, socket_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"sealed\n"
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_dead_trainers_snapshot_is_restored_from_the_memory_that_outlived_daemon_and_trainer(
     manager: ServiceManager, socket_path: Path, pause: Pause
 ) -> None:
     manager.start(pause.environment(Phase(PERSIST)))
-    process = subprocess.Popen([sys.executable, "-c", _TRAINER, socket_path], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"sealed\n"
-    wait_until((pause.folder / "reached").exists)
-    manager.kill()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with another_process(socket_path):
+        wait_until((pause.folder / "reached").exists)
+        manager.kill()
     manager.start()
     with FakeTrainer(socket_path) as trainer:
         trainer.open_run(NAMES)
@@ -197,6 +205,54 @@ def test_a_dead_trainers_snapshot_is_restored_from_the_memory_that_outlived_daem
         assert isinstance(fetched, frames.Fetched), fetched
         os.close(trainer.reader.take_fd())
     assert "restore_from_memory" in manager.log()
+
+
+def test_what_cannot_be_written_beneath_a_living_trainer_is_restored_once_that_is_dead(
+    manager: ServiceManager, socket_path: Path, pause: Pause
+) -> None:
+    """Memory alone has it: who has it mapped keeps it from others, and not from staying."""
+    fails = pause.environment(Phase(PERSIST, raises="StorageError"))
+    manager.start(fails)
+    with another_process(socket_path):
+        wait_until(lambda: ranks_in(manager, "shard_failed") == [0])
+        assert manager.stop() == 0
+        manager.start(fails)
+        wait_until(lambda: ranks_in(manager, "shard_failed") == [0, 0])
+        with FakeTrainer(socket_path) as early:
+            early.open_run(NAMES)
+            assert early.offers() == [], "another may still write to it"
+        assert len(manager.names()) == 2
+    with FakeTrainer(socket_path) as trainer:
+        trainer.open_run(NAMES)
+        trainer.begin_attempt(2)
+        offer = trainer.offers()[0]
+        assert (offer.attempt, offer.step, offer.in_memory) == (1, 5, True)
+        assert isinstance(trainer.fetch(CheckpointId(1, 5)), frames.Fetched)
+        os.close(trainer.reader.take_fd())
+
+
+def test_it_goes_once_that_trainer_has_sealed_something_newer(
+    manager: ServiceManager, socket_path: Path, pause: Pause
+) -> None:
+    fails = pause.environment(Phase(PERSIST, raises="StorageError"))
+    manager.start(fails)
+    trainer, arena = attached(socket_path, 1)
+    with trainer:
+        arena.save(CheckpointId(1, 1), seed=1)
+        assert isinstance(trainer.event(frames.PersistFailed), frames.PersistFailed)
+        arena.close()
+        assert manager.stop() == 0
+    old = set(manager.names())
+    manager.start(fails)
+    wait_until(lambda: ranks_in(manager, "shard_failed") == [0, 0])
+    trainer, fresh = attached(socket_path, 1)
+    with trainer:
+        fresh.save(CheckpointId(1, 2), seed=2)
+        assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+        assert old < set(manager.names())
+        trainer.send(frames.SealedEverywhere(attempt=1, step=2))
+        wait_until(lambda: not old.intersection(manager.names()))
+    fresh.close()
 
 
 def test_what_is_committed_is_not_written_again(
@@ -251,6 +307,46 @@ def test_what_has_no_room_in_the_store_is_said_and_counted_until_there_is_room(
         arena.close()
         wait_until(lambda: len(manager.names()) == 2)
     assert manager.stop() == 0
+
+
+def test_an_adopted_run_keeps_what_its_trainer_has_asked_for(
+    manager: ServiceManager, socket_path: Path, devices: list[Path], pause: Pause
+) -> None:
+    """Its rules come back with the trainer; until then the daemon knows its own configuration's alone."""
+    steps = range(1, 8)
+    manager.start(pause.environment(Phase(PERSIST, steps[-1])))
+    with FakeTrainer(socket_path) as trainer:
+        trainer.open_run(NAMES, keep=frames.KeepRules(last=10))
+        trainer.begin_attempt(1)
+        arena = trainer.make_arena(trainer.layout())
+        for step in steps:
+            arena.save(CheckpointId(1, step), seed=step, slot=step % 2)
+            if step != steps[-1]:
+                trainer.send(frames.SealedEverywhere(attempt=1, step=step))
+                assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
+        wait_until((pause.folder / "reached").exists)
+        manager.kill()
+        arena.close()
+    manager.start()
+    wait_until(lambda: committed(manager, "", CheckpointId(1, steps[-1])))
+    assert manager.stop() == 0
+    with opened(devices, read_only=True) as (store, _):
+        (run,) = store.runs()
+        assert sorted(info.checkpoint.step for info in run.checkpoints()) == [*steps]
+
+
+def test_a_daemon_ends_well_beside_an_arena_in_which_nothing_was_sealed(
+    manager: ServiceManager, socket_path: Path
+) -> None:
+    """Its memory is given back while its place in the store is."""
+    manager.start()
+    trainer, arena = attached(socket_path, 1)
+    with trainer:
+        arena.close()
+        wait_until(lambda: len(manager.names()) == 2)
+        assert manager.stop() == 0, manager.log()
+    assert "daemon_ended" in manager.log()
+    assert not manager.names()
 
 
 def test_many_arenas_come_back_and_each_is_written_once(
