@@ -65,7 +65,8 @@ def load_memory(document: object) -> FrequencyMemory:
 def _is_possible(memory: FrequencyMemory) -> bool:
     """Tell whether what is kept can have been measured: the controller divides by it."""
     meter = memory.meter
-    blocks = (*meter.step, *meter.stall, *meter.slower, *meter.persist, *meter.held)
+    but_long = meter.slower_but_long or ()
+    blocks = (*meter.step, *meter.stall, *meter.slower, *but_long, *meter.persist, *meter.held)
     waiting = (value for each in meter.waiting for value in each)
     counts = (meter.size_bytes, meter.trainer_failures, meter.node_failures)
     checkpoints = (memory.unchanged, memory.low or 0)

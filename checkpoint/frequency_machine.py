@@ -170,6 +170,8 @@ class FrequencyMachine:
         known = self._meter.figures.step
         self._known_step_s = known.mean if self._interval is not None and known is not None else None
         """What a step took in earlier attempts, whose interval it is; None: nobody knows, or it is of this one."""
+        self._known_mtbf_s = self._mtbf_s
+        """Mean time between the failures that the checkpoint knows of; this attempt is told of those since."""
         self._is_known = self._interval is not None
         """All that a checkpoint costs was measured at least once."""
         self._is_settled = self._is_known and self._has_stalls(self._meter.figures)
@@ -257,8 +259,8 @@ class FrequencyMachine:
         """Return the boundaries among [start, horizon) that get a checkpoint, by what is known now."""
         interval = self._interval or 1
         self._hear_what_is_withdrawn()
-        is_calm = self._is_settled and not self._is_withdrawn and not self._is_out_of_date
-        looked_for = interval if is_calm else min(interval, PROFILE_STEPS)
+        is_news = self._is_withdrawn or self._is_out_of_date or self._has_failed_more
+        looked_for = interval if self._is_settled and not is_news else min(interval, PROFILE_STEPS)
         look_at = min(self._last_listed + interval, self._looked_at + 1 + looked_for // LOOKS_PER_INTERVAL)
         if horizon > look_at:
             self._decide()
@@ -280,11 +282,8 @@ class FrequencyMachine:
             return
         self._figures = figures
         self._count_slower_steps(step.mean)
-        mtbf_s = self._limits.mtbf_s if self._limits.mtbf_s is not None else self._meter.mtbf_s
-        target = find_target(self._figures, self._limits, mtbf_s=mtbf_s, slower_s=self._slower_s)
-        most = steps_at_most(target.most_s, step.mean)
-        aim = int(min(steps_at_least(target.aim_s, step.mean), most))
-        self._target = target
+        target = self._target = self._find(self._mtbf_s)
+        most, aim = steps_at_most(target.most_s, step.mean), _aim_steps(target, step.mean)
         if self._is_settled and self._is_out_of_date:
             self._bring_up_to_date(step.mean, target.need_s)
         if not self._is_settled:
@@ -292,6 +291,14 @@ class FrequencyMachine:
         elif self._should_change(target, step, aim, most) and aim != self._interval:
             self._move(aim)
         self._decided_by = self._asked
+
+    @property
+    def _mtbf_s(self) -> float | None:
+        return self._limits.mtbf_s if self._limits.mtbf_s is not None else self._meter.mtbf_s
+
+    def _find(self, mtbf_s: float | None) -> Target:
+        """Return where the interval should be if failures come so often, by the newest figures."""
+        return find_target(self._figures, self._limits, mtbf_s=mtbf_s, slower_s=self._slower_s)
 
     def _hear_what_is_withdrawn(self) -> None:
         """A cost that was none holds no interval up: what counts of slower steps is decided anew."""
@@ -344,7 +351,10 @@ class FrequencyMachine:
         assert self._interval is not None
         interval, taken = self._interval + ROUNDING_STEPS, self._meter.taken
         may_fall = self._may_fall(aim)
-        if self._asked != self._decided_by or (self._is_withdrawn and aim <= LOWER_SHARE * self._interval):
+        is_lower = aim <= LOWER_SHARE * self._interval
+        if self._asked != self._decided_by or (self._is_withdrawn and is_lower):
+            return True
+        if is_lower and self._has_failed_more and self._would_stay(step.mean):
             return True
         if may_fall or (self._interval > most and taken >= self._changed_at + CALM_CHECKPOINTS):
             return True
@@ -379,6 +389,20 @@ class FrequencyMachine:
         as_long = steps_at_least(max(self._interval * self._known_step_s, need_s), step_s)
         if as_long <= LOWER_SHARE * self._interval:
             self._interval, self._known_step_s = as_long, None
+
+    @property
+    def _has_failed_more(self) -> bool:
+        """Tell whether failures come more often than the checkpoint knows, before this attempt's first one.
+
+        Attempts that end before it leave no checkpoint by which a fall is waited for.
+        """
+        known_s, mtbf_s = self._known_mtbf_s, self._mtbf_s
+        return self._meter.taken == 0 and known_s is not None and mtbf_s is not None and mtbf_s < known_s
+
+    def _would_stay(self, step_s: float) -> bool:
+        """Tell whether the interval would, but for these failures. What else is new is for the usual rules."""
+        assert self._interval is not None
+        return _aim_steps(self._find(self._known_mtbf_s), step_s) > LOWER_SHARE * self._interval
 
     def _may_fall(self, aim: int) -> bool:
         """Tell whether the interval could have been shorter for some checkpoints, without a break.
@@ -544,6 +568,10 @@ class FrequencyMachine:
             return 0
         needed = slower.count * (slower.half_width / (RESOLUTION * allowed_s)) ** 2
         return max(1, math.ceil(needed - slower.count)) * self._interval
+
+
+def _aim_steps(target: Target, step_s: float) -> int:
+    return int(min(steps_at_least(target.aim_s, step_s), steps_at_most(target.most_s, step_s)))
 
 
 def _is_decided(stall: Spread, slower: Spread, allowed_s: float) -> bool:

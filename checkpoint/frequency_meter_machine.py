@@ -83,6 +83,8 @@ class MeterMemory:
     node_failures: int = 0
     waiting: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]] = ((), (), ())
     """Exceptions of stall, persist and held that wait for a second one."""
+    slower_but_long: tuple[Block, ...] | None = None
+    """What `slower` is if the long steps in it turn out to be pauses; None: there are none in it."""
 
     def of_ranks(self, grown: float) -> "MeterMemory":
         """Return what holds at `grown` times as many ranks: as many failures come in so much less time."""
@@ -152,7 +154,7 @@ class CostMeter:
         self._step = DriftWindow(memory.step, check_every=STEPS_PER_CHECK)
         stall, persist, held = memory.waiting
         self._stall = CostWindow(memory.stall, stall)
-        self._slower = SlowDown(memory.slower)
+        self._slower = SlowDown(memory.slower, memory.slower_but_long)
         self._persist, self._held = CostWindow(memory.persist, persist), CostWindow(memory.held, held)
         self._size_bytes, self._trained_s = memory.size_bytes, memory.trained_s
         self._failures = {
@@ -296,6 +298,7 @@ class CostMeter:
             trainer_failures=self._failures[FailureKind.TRAINER],
             node_failures=self._failures[FailureKind.NODE],
             waiting=(self._stall.waiting, self._persist.waiting, self._held.waiting),
+            slower_but_long=tuple(self._slower.blocks_but_long) if self._slower.counts_long else None,
         )
 
     def _any_step(self) -> Spread | None:

@@ -61,14 +61,15 @@ class Cycle:
 class SlowDown:
     """The mean of what a checkpoint's steps take longer, with the long ones where they are a cost, and without them."""
 
-    def __init__(self, remembered: Iterable[Block] = ()) -> None:
-        """`remembered`: of earlier attempts."""
+    def __init__(self, remembered: Iterable[Block] = (), but_long: Iterable[Block] | None = None) -> None:
+        """`remembered`: of earlier attempts; `but_long`: the same without the long steps that they counted, if any."""
         blocks = tuple(remembered)
-        self._counted, self._but_long = DriftWindow(blocks), DriftWindow(blocks)
+        self._counted = DriftWindow(blocks)
+        self._but_long = DriftWindow(blocks if but_long is None else but_long)
         """By what was said of long steps, and were they all pauses."""
         self._long_total_s = 0.0
         """What long steps made of `compared`."""
-        self.counts_long = False
+        self.counts_long = but_long is not None
         """Long steps were counted as a cost."""
         self.withdrawn = 0
         """How often that was withdrawn."""
@@ -84,6 +85,11 @@ class SlowDown:
     def blocks(self) -> list[Block]:
         """What the next attempt should remember."""
         return self._counted.blocks
+
+    @property
+    def blocks_but_long(self) -> list[Block]:
+        """The same, were all long steps pauses."""
+        return self._but_long.blocks
 
     def add(self, cycle: Cycle, *, with_long: bool) -> bool:
         """Take a cycle, and tell whether it showed that the past is over. `with_long`: its long steps are a cost."""

@@ -495,8 +495,7 @@ class Node:
         before = rank.counted if not rank.is_told_again else structs.replace(costs, slower_s=0.0)
         self.metrics.costs.add(before, costs)
         self.reporter.costs(rank, costs)
-        rank.costs = rank.counted = costs
-        rank.is_told_again = False
+        rank.costs_told(costs)
 
 
 def _keep(frame: frames.OpenRun) -> Keep | None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
 
+from msgspec import structs
+
 from ..checkpoint.catalogue import ShardRecord
 from ..checkpoint.copy_gate import CopyGate
 from ..checkpoint.draft_format import DraftReader
@@ -171,6 +173,8 @@ class RankRecord:
     """What its trainer has said last; None: nothing since it attached."""
     counted: frames.Costs | None = None
     """Up to what the costs of its attempt are counted, which go on though its trainer attaches anew."""
+    budget_from: frames.Costs | None = None
+    """What it had said before it followed the budget that an operator asked for last; None: nobody has asked."""
     is_told_again: bool = False
     """A daemon before this one has counted what its trainer tells first."""
     commits: CommitTimes = field(default_factory=CommitTimes)
@@ -206,6 +210,24 @@ class RankRecord:
     def costs_begin(self, *, again: bool) -> None:
         """An attempt begins; `again`: with the same trainer, which goes on to tell what all of it has cost."""
         self.counted, self.is_told_again = (self.counted, self.counted is None) if again else (None, False)
+        if not again:
+            self.budget_from = None
+
+    def costs_told(self, costs: frames.Costs) -> None:
+        """Its trainer says what its checkpoints have cost so far."""
+        known = self.counted
+        if costs.budget_asked_unix_s > (known.budget_asked_unix_s if known is not None else 0.0):
+            self.budget_from = known if known is not None else costs
+        self.costs = self.counted = costs
+        self.is_told_again = False
+
+    @property
+    def exceeds_budget(self) -> bool:
+        """Tell whether checkpoints have cost more than their budget since it attached, or since that was changed."""
+        costs, since = self.costs, self.budget_from
+        if costs is None or costs.budget is None:
+            return False
+        return (costs if since is None else _costs_after(since, costs)).added_share > costs.budget
 
     @property
     def is_without_arena(self) -> bool:
@@ -407,3 +429,16 @@ class Registry:
     def ranks(self) -> list[RankRecord]:
         """Return every rank of every run."""
         return [rank for run in self.runs.values() for rank in run.ranks.values()]
+
+
+def _costs_after(since: frames.Costs, costs: frames.Costs) -> frames.Costs:
+    """Return what was added since then."""
+    return structs.replace(
+        costs,
+        train_s=costs.train_s - since.train_s,
+        boundary_s=costs.boundary_s - since.boundary_s,
+        guard_s=costs.guard_s - since.guard_s,
+        cuda_wait_s=costs.cuda_wait_s - since.cuda_wait_s,
+        slower_s=costs.slower_s - since.slower_s,
+        plain_s=costs.plain_s - since.plain_s,
+    )

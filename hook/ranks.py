@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import cast
 
 import torch.distributed as dist
@@ -276,7 +277,17 @@ class StoreRanks:
     @property
     def decision(self) -> Decision:
         """Rank 0's, by which the newest boundary was decided: one that comes pauses nothing yet."""
-        return self._decision
+        decision, lost = self._decision, self._lost
+        if lost is None:
+            return decision
+        return replace(
+            decision,
+            reason=f"no checkpoint is taken: {lost.message}",
+            goal_missed="",
+            cost_share=None,
+            cost_half_width=None,
+            steps_undecided=0,
+        )
 
     def ask_for_checkpoint(self, ask: Ask) -> None:
         """Tell rank 0, which lists a boundary of its next plan."""

@@ -117,7 +117,7 @@ class Report:
             slower_s=self.slower_steps_s,
             skipped={reason: each.count for reason, each in self.skipped.items()},
             interval_steps=self.decision.interval_steps,
-            reason=self.decision.reason,
+            reason=self.decision.reason[: frames.SHORT_TEXT_MAX],  # it may name what others said
             goal_missed=self.decision.goal_missed,
             steps=self.steps,
             data_s=self.data_wait_s,

@@ -178,14 +178,22 @@ class RunCheckpoints:
         return True
 
     def force(self, wanted: frames.Force) -> None:
-        """Ask all ranks for a checkpoint, and say from which boundary on it is one that was asked for; any thread."""
-        step = self._state.number
-        first = (
-            step + 1 if self._tried_step >= step else step
-        )  # a boundary may be in the middle of being decided
+        """Ask all ranks for a checkpoint, and say from which boundary on it is one that was asked for; any thread.
+
+        Where they are lost nobody hears that: say at once that there will be none.
+        """
+        first, lost = self._next_step, self._ranks.lost
         heard = frames.ForceHeard(number=wanted.number, attempt=self._parts.attempt, step=first)
         self._link.tell(heard)
+        if lost is not None:
+            self._tell_skipped(first, SkipReason.ERROR, str(lost))
         self._ranks.ask_for_checkpoint(Ask())
+
+    @property
+    def _next_step(self) -> int:
+        """The first boundary that is not decided yet; one may be in the middle of it."""
+        step = self._state.number
+        return step + 1 if self._tried_step >= step else step
 
     def wait(self, deadline_s: float) -> bool:
         """Wait until memory asked for is there or refused, and all that was taken is complete or has failed.
@@ -343,6 +351,7 @@ class RunCheckpoints:
             self._under_way.clear()
             self._settled.notify_all()
         unknown = f"; what became of {names} is not known" if names else ""
+        self._tell_skipped(self._next_step, SkipReason.ERROR, str(error))  # who has asked before waits for it
         self._costs.fail(f"{error}{unknown}")
         logger.error("ranks_lost run=%s reason=%s%s", self._parts.name, error, unknown)
 

@@ -398,8 +398,8 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PauseCheckpoints(self, request, context):
-        """Let a run's controller take no checkpoint for a time; forced ones and the run's last one are taken. Again sets the
-        time anew. Answers like SetBudget.
+        """Let a run's controller take no checkpoint for a time; forced ones and the run's last one are taken. A
+        restart of the run does not end it; again sets the time anew. Answers like SetBudget.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -173,8 +173,9 @@ def _checkpoint_families(attached: list[RankRecord]) -> Iterator[Metric]:
     )
     yield _gauge(
         "checkpoint_budgets_exceeded",
-        "Attached ranks whose checkpoints have cost more than their own budget since they attached",
-        float(sum(each.budget is not None and each.added_share > each.budget for each in costs)),
+        "Attached ranks whose checkpoints have cost more than their own budget since they attached, "
+        "or since somebody changed it",
+        float(sum(rank.exceeds_budget for rank in attached)),
     )
     yield _gauge(
         "checkpoint_goals_missed",

@@ -193,7 +193,10 @@ class ControllerDesk:
             heard.set_result(CheckpointId(frame.attempt, frame.step))
 
     def attached(self, rank: "RankRecord") -> None:
-        """A rank has begun an attempt; what was asked of the attempt before is over, of this one it hears."""
+        """A rank has begun an attempt, and hears what was asked of it; of the attempt before only a pause goes on.
+
+        Its time ends that. One that was ended is handed on, too: another node's daemon may know of it only as it began.
+        """
         key = (rank.run.uid, rank.run.run_id)
         steering = self._steering.get(key)
         if steering is None:
@@ -201,10 +204,13 @@ class ControllerDesk:
         others = [
             each for each in rank.run.ranks.values() if each is not rank and each.attempt == rank.attempt
         ]
-        if any(each.lessee is not None for each in others) and rank.lessee is not None:
+        if not any(each.lessee is not None for each in others):
+            self._steering[key] = steering = frames.Steer(
+                paused_until_unix_s=steering.paused_until_unix_s,
+                pause_asked_unix_s=steering.pause_asked_unix_s,
+            )
+        if rank.lessee is not None:
             rank.lessee.send(steering)
-        else:
-            del self._steering[key]
 
     # -- parts
 

@@ -527,27 +527,6 @@ def test_a_restart_with_other_limits_follows_them_without_any_calm(before: Limit
     assert training.taken[-1] - step <= max(asked, interval // 8 + 2)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
-def test_each_death_counts_once_whether_or_not_a_checkpoint_came_between(steps: list[int]) -> None:
-    """A crash loop's count lies in no checkpoint: those that died before their first one would be forgotten."""
-    training = Training(lambda _: NORMAL).run_checkpoints(5).run(10)
-    for number, survived in enumerate(steps, start=1):
-        training.restart(FailureKind.NODE)
-        assert training.machine.memory.meter.node_failures == number
-        training.run(survived)
-
-
-def test_the_rate_of_failures_is_learnt_over_attempts() -> None:
-    training = Training(lambda _: NORMAL).run(2000)
-    interval = training.decision.interval_steps
-    for _ in range(3):
-        training.restart(FailureKind.NODE)
-        training.run(200)
-    assert training.decision.reason.startswith("bound by the best for a failure each ")
-    assert training.decision.interval_steps > 2 * interval
-
-
 def test_the_profile_comes_first() -> None:
     training = Training(lambda _: NORMAL).run(PROFILE_STEPS)
     assert training.taken == []

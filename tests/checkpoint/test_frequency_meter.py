@@ -8,6 +8,7 @@ from everstep.checkpoint.frequency_meter_machine import (
     UNPAIRED_MAX,
     WARMUP_STEPS,
     CostMeter,
+    MeterMemory,
 )
 from everstep.checkpoint.frequency_types import (
     CheckpointPersisted,
@@ -25,8 +26,8 @@ STEP_S = 0.2
 class Meter(CostMeter):
     """Counts the clock and the steps by itself."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, memory: MeterMemory | None = None) -> None:
+        super().__init__(memory)
         self.now_s = 0.0
 
     def steps_of(self, *times_s: float, busy: bool = False) -> "Meter":
@@ -180,6 +181,21 @@ def test_pauses_that_were_taken_for_a_cost_are_withdrawn_once_they_come_as_often
         meter.steps_of(*[0.2] * 11, 30.0, 0.2)
     assert slower_s(meter) == pytest.approx(10 * 0.05, rel=0.1)
     assert meter.compared.total_s == pytest.approx(10 * 10 * 0.05, rel=0.1)
+
+
+def test_pauses_that_were_taken_for_a_cost_are_withdrawn_by_a_later_attempt() -> None:
+    """Some checkpoint comes before it is known, the last one of an attempt for example, and lasts in the next one."""
+    before = warm()
+    for _ in range(10):
+        before.take().steps_of(0.25, 0.25, 30.0, *[0.25] * 7, busy=True).steps_of(0.2, 0.2)
+    before.take()
+    meter = Meter(Meter(before.memory).memory).steps_of(*[STEP_S] * WARMUP_STEPS)
+    assert slower_s(meter) == slower_s(before)
+    meter.take().steps_of(0.25, busy=True)
+    for number in range(1, 10):
+        assert meter.withdrawn == (number > 8)
+        meter.steps_of(*[0.2] * 11, 30.0, 0.2)
+    assert slower_s(meter) == pytest.approx(10 * 0.05, rel=0.2)
 
 
 def test_pauses_that_fall_anywhere_among_busy_steps_are_no_cost() -> None:

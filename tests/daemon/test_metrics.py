@@ -328,6 +328,27 @@ def test_a_rank_is_held_against_its_own_budget(node_config: Path, socket_path: P
             )
 
 
+def test_a_budget_that_an_operator_lowers_is_kept_from_then_on(node_config: Path, socket_path: Path) -> None:
+    """What a higher one has allowed before is no breach of it."""
+    told = msgspec.structs.replace(costs(100.0, 0.0), cuda_wait_s=0.0, budget=0.035)  # 3 s in 97
+    asked = msgspec.structs.replace(told, budget=0.01, budget_asked_unix_s=1.0)
+    with node_daemon(node_config, socket_path), FakeTrainer(socket_path) as trainer:
+        trainer.open_run([Path("nvme0"), Path("nvme1")])
+        trainer.begin_attempt(1)
+        with connected(socket_path) as client:
+            port = client.status().daemon.metrics_port
+        trainer.send(told)
+        for train_s, boundary_s, exceeded in ((200.0, 0.5, 0), (200.0, 2.5, 1), (300.0, 2.5, 0)):
+            trainer.send(
+                msgspec.structs.replace(
+                    asked, train_s=told.train_s + train_s, boundary_s=told.boundary_s + boundary_s
+                )
+            )
+            trainer.offers()  # it is read now
+            assert scrape(port)["everstep_checkpoint_budgets_exceeded"] == exceeded
+        assert scrape(port)["everstep_checkpoint_cost_ratio"] > 0.01
+
+
 @pytest.mark.parametrize("is_same_daemon", [True, False])
 def test_the_costs_of_an_attempt_count_once_though_its_trainer_attaches_anew(
     node_config: Path, socket_path: Path, is_same_daemon: bool

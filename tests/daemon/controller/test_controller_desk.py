@@ -113,6 +113,33 @@ def test_until_when_a_run_is_paused_is_known_to_a_daemon_that_nobody_asked(
         assert client.controllers(RUN)[0].paused_until_unix_s == 0.0
 
 
+def test_a_pause_whose_time_is_not_over_holds_for_the_next_attempt(
+    socket_path: Path, devices: list[Path]
+) -> None:
+    """A trainer that dies ends no pause; a budget is its attempt's own."""
+    with daemon_process(socket_path), connected(socket_path) as client, ThreadPoolExecutor() as threads:
+        with attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer:
+            answer = threads.submit(client.set_budget, RUN, 0.02)
+            asked = trainer.event(frames.Steer)
+            assert isinstance(asked, frames.Steer)
+            trainer.send(
+                costs(share=0.01, step=6, budget=0.02, budget_asked_unix_s=asked.budget_asked_unix_s)
+            )
+            answer.result()
+            pause = threads.submit(client.pause_checkpoints, RUN, 3600.0)
+            paused = trainer.event(frames.Steer)
+            assert isinstance(paused, frames.Steer)
+            trainer.send(
+                costs(share=0.01, step=7, bound="paused", paused_until_unix_s=paused.paused_until_unix_s)
+            )
+            pause.result()
+        with attached(socket_path, devices, rank=0, world_size=1, attempt=2) as trainer:
+            assert trainer.event(frames.Steer) == frames.Steer(
+                paused_until_unix_s=paused.paused_until_unix_s,
+                pause_asked_unix_s=paused.pause_asked_unix_s,
+            )
+
+
 @pytest.mark.parametrize("followed", [True, False], ids=["followed first", "never followed"])
 def test_a_budget_is_not_waited_for_once_another_one_was_asked_elsewhere(
     socket_path: Path, devices: list[Path], followed: bool

@@ -1,0 +1,73 @@
+"""The controller learns how often attempts die, also from those that leave no checkpoint."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_simulator import Training, World
+
+from everstep.checkpoint.frequency_machine import CALM_CHECKPOINTS
+from everstep.checkpoint.frequency_types import BoundKind, FailureKind, Limits
+
+NORMAL = World()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
+def test_each_death_counts_once_whether_or_not_a_checkpoint_came_between(steps: list[int]) -> None:
+    """A crash loop's count lies in no checkpoint: those that died before their first one would be forgotten."""
+    training = Training(lambda _: NORMAL).run_checkpoints(5).run(10)
+    for number, survived in enumerate(steps, start=1):
+        training.restart(FailureKind.NODE)
+        assert training.machine.memory.meter.node_failures == number
+        training.run(survived)
+
+
+def test_the_rate_of_failures_is_learnt_over_attempts() -> None:
+    training = Training(lambda _: NORMAL).run(2000)
+    interval = training.decision.interval_steps
+    for _ in range(3):
+        training.restart(FailureKind.NODE)
+        training.run(200)
+    assert training.decision.reason.startswith("bound by the best for a failure each ")
+    assert training.decision.interval_steps > 2 * interval
+
+
+def bound_by_failures() -> Training:
+    """Return a run that has learnt from three deaths, far apart, how rarely it fails."""
+    training = Training(lambda _: NORMAL).run(2000)
+    for _ in range(3):
+        training.restart(FailureKind.NODE)
+        training.run(2000)
+    training.run_checkpoints(2 * CALM_CHECKPOINTS).run(10)
+    assert training.decision.reason.startswith("bound by the best for a failure each ")
+    return training
+
+
+def test_attempts_that_die_before_an_interval_of_rarer_failures_get_their_checkpoint() -> None:
+    """Each death is counted, though in no checkpoint: the interval follows before there is one."""
+    training = bound_by_failures()
+    interval, step = training.decision.interval_steps, training.taken[-1]
+    deaths = 0
+    while training.taken[-1] <= step and deaths < 50:
+        training.restart(FailureKind.NODE)
+        training.run(interval // 2)
+        deaths += 1
+    assert training.taken[-1] > step, training.decision
+    assert deaths < 3 * 2**2 + 2, "the interval goes by the root of the rate"
+
+
+def test_a_death_beside_a_stall_that_has_become_cheap_hurries_nothing() -> None:
+    """What checkpoints cost is for the usual rules, whether the attempt before ended by itself or not."""
+    now = [replace(NORMAL, eager_s=0.5)]
+    training = Training(lambda _: now[0], Limits(budget=0.01)).run_checkpoints(20).run(10)
+    for _ in range(3):
+        training.restart(FailureKind.NODE)
+        training.run_checkpoints(2).run(10)
+    interval = training.decision.interval_steps
+    assert training.decision.kind is BoundKind.BUDGET
+    now[0] = NORMAL
+    training.run_checkpoints(4).run(10)
+    for _ in range(3):
+        training.restart(FailureKind.NODE)
+        assert training.run(interval // 2).decision.interval_steps == interval
