@@ -92,7 +92,9 @@ class TestMemory:
 
         def go_once_it_is_refused() -> None:
             try:
-                wait_until(lambda: "waits until what is in the arenas before it is written" in log.read_text())
+                wait_until(
+                    lambda: "waits until what is in the arenas before it is written" in log.read_text()
+                )
             finally:
                 pause.go()
 
