@@ -5,6 +5,7 @@ before it, and the kernel takes 0.16 s to free a GiB (2 cores, tmpfs pages of 4 
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 
@@ -12,13 +13,13 @@ from ..core.errors import MemoryRefusedError
 from .admission_plan import PAGE_BYTES, Grant, Room, Wish, grant, room_left
 from .arena import Arena, make_arena
 from .blocking import in_thread
-from .config import MemorySection
+from .config import GIB, MemorySection
 from .control.metrics import Metrics
 from .fd_store.fd_store import FdStore
 from .node_memory import read_memory_bounds
 
-CLOSING_DEADLINE_S = 5.0
-"""How long a new arena waits for room that is being given back: a device that hangs may never give it back."""
+CLOSING_S, CLOSING_S_PER_GIB = 5.0, 1.0
+"""How long memory that is given back is waited for: a device that hangs may never let go of it."""
 
 Spawn = Callable[[Coroutine[None, None, None], str], "asyncio.Task[None]"]
 Forget = Callable[[int], Awaitable[None]]
@@ -57,7 +58,9 @@ class ArenaBook:
         self._made_count = 0
         self._untouched_bytes: dict[int, int] = {}
         """Of arenas being made, by number: admitted, and not yet missing in what the node has left."""
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], float] = {}
+        """What gives memory back, and until when that counts as on its way."""
+        self._closing_bytes = 0
         self.admitting = asyncio.Lock()
         """Held from what is given up for an arena until that is admitted: the room is nobody else's."""
         self.relieve: Callable[[int], Awaitable[None]] = _no_relief
@@ -83,8 +86,8 @@ class ArenaBook:
             MemoryRefusedError: the configured bound, the node or a cgroup has no room for one slot.
         """
         needed_bytes = wish.size_bytes * sharers
-        if (await self.room()).size_bytes < needed_bytes and self._closing:
-            await asyncio.wait(self._closing, timeout=CLOSING_DEADLINE_S)
+        if (await self.room()).size_bytes < needed_bytes:
+            await self._closed_in_time()
         room = await self._room_for(needed_bytes)
         granted = grant(wish, room, sharers=sharers)  # no wait from here until it counts
         self._made_count += 1
@@ -143,6 +146,10 @@ class ArenaBook:
 
         They count as promised until `settle`, and count until `give_back`.
         """
+        async with self.admitting:
+            return await self._claim(size_bytes)
+
+    async def _claim(self, size_bytes: int) -> Claim:
         room = await self._room_for(size_bytes)
         fitting_bytes = max(0, room.size_bytes // PAGE_BYTES * PAGE_BYTES)
         granted_bytes = size_bytes if size_bytes <= room.size_bytes else fitting_bytes
@@ -181,14 +188,28 @@ class ArenaBook:
     def close(self, arena: Arena, forget: Forget) -> "asyncio.Task[None]":
         """Give an arena back that nobody may use any more; done when its memory is free."""
         task = self._spawn(self._close(arena, forget), "closing an arena")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing_bytes += arena.size_bytes
+        within_s = CLOSING_S + CLOSING_S_PER_GIB * self._closing_bytes / GIB
+        self._closing[task] = time.monotonic() + within_s
+
+        def closed(_: "asyncio.Task[None]") -> None:
+            del self._closing[task]
+            self._closing_bytes -= arena.size_bytes
+
+        task.add_done_callback(closed)
         return task
 
     @property
     def is_closing(self) -> bool:
-        """Tell whether memory of arenas is still being freed."""
-        return bool(self._closing)
+        """Tell whether memory of arenas is being freed, and nothing seems to keep it from that."""
+        return any(time.monotonic() < until_s for until_s in self._closing.values())
+
+    async def _closed_in_time(self) -> None:
+        """Return when what is being closed is closed, or is late."""
+        now_s = time.monotonic()
+        coming = {task: until_s - now_s for task, until_s in self._closing.items() if until_s > now_s}
+        if coming:
+            await asyncio.wait(coming, timeout=max(coming.values()))
 
     async def all_closed(self) -> None:
         """Return when the memory of every arena given back so far is free, and no engine has it mapped."""

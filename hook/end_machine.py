@@ -190,8 +190,8 @@ class EndMachine:
             self._owed = boundary.progress.step
         ask = Ask(end=end)
         # Last: who is interrupted before asks at the next boundary.
-        self._lease = None if self._lease in last else self._lease
-        self._notices = [notice for notice in self._notices if notice not in last]
+        lease = None if self._lease in last else self._lease
+        self._lease, self._notices = lease, [notice for notice in self._notices if notice not in last]
         return ask
 
     def _ends_by(self, notice: Notice) -> None:
@@ -221,8 +221,9 @@ class EndMachine:
                 return None
             most_s = min(ASK_AGAIN_S_MOST, ASK_AGAIN_SHARE * self._left_s(boundary.at_s))
             self._pause_s = max(ASK_AGAIN_S, min(2 * self._pause_s, most_s))
+        ask = Ask()
         self._asked = boundary.progress.step, boundary.at_s
-        return Ask()
+        return ask
 
 
 class Requests:

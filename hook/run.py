@@ -524,10 +524,10 @@ class Run:
         """End the run: as it wants to, or by what was raised in it."""
         if self._closed or self._forked_from:
             return
-        is_well = False
+        is_well, unsaved = False, ""
         try:
             if error is None and self._unusable is None:
-                self._finish()
+                unsaved = self._finish()
                 is_well = True
             else:
                 self._snapshotter.drain(CLOSE_DEADLINE_S)
@@ -542,7 +542,7 @@ class Run:
         # It stands in the way of nothing that is raised already, and of no other run's last boundary.
         is_free = error is None and sys.exc_info()[1] is None and not any(map(_is_open, _attached))
         if is_free and self._end.is_told:
-            self._ended(SIGTERM)
+            self._ended(SIGTERM, skipped=bool(unsaved))
 
     def _let_go(self, error: BaseException | None, *, is_well: bool) -> None:
         """Give everything back, though Ctrl-C may come in the middle of any part: nobody can close this run again."""
@@ -564,15 +564,20 @@ class Run:
         """Tell whether this process, all done, may wait for others: nobody ends it yet."""
         return not self._end.is_told and (not self._end.has_left or time.monotonic() < self._end.until_s)
 
-    def _finish(self) -> None:
-        """Take the last boundary and see it complete; all ranks take it again when the daemon of one dies with it."""
+    def _finish(self) -> str:
+        """Take the last boundary and see it complete; all ranks take it again when the daemon of one dies with it.
+
+        Return why the newest state is not saved; empty where it is.
+        """
         checkpoints, until_s = self._checkpoints, time.monotonic() + CLOSE_DEADLINE_S
         checkpoints.passed(self._state.step + 1)
         self._ranks.ends()
         if self._last_boundary(until_s):
             self._see_complete(until_s)
-        if self._started and (reason := checkpoints.last_unsaved()):
+        reason = checkpoints.last_unsaved() if self._started else ""
+        if reason:
             logger.error("close_incomplete run=%s reason=%s", self.name, reason)
+        return reason
 
     def _see_complete(self, until_s: float) -> None:
         """See what was taken complete, or failed; the state is taken again where it died with some rank's daemon."""

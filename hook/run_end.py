@@ -154,8 +154,8 @@ class RunEnd:
             until_s, agreed_s = self._machine.known_until_s, self._agreed_until_s
             if until_s is None or (agreed_s is not None and until_s >= agreed_s):
                 return
-            self._agreed_until_s = until_s
         self._ranks.ends_in(until_s - time.monotonic())
+        self._agreed_until_s = until_s  # last: who is interrupted before says it at the next boundary
 
     @property
     def _is_told_with_all(self) -> bool:

@@ -346,7 +346,8 @@ class Persister:
         if arena.machine.slots[slot].state is SlotState.PERSISTING:
             settled = arena.machine.drop if arena.is_ring else arena.machine.settle
             self._node.arena_desk.free_slots(rank, arena.number, settled(slot))
-            if arena.machine.is_alone:  # which the trainer may overwrite from now on, written or not
+            # Which the trainer may overwrite from now on, written or not; one before it has left is offered to nobody.
+            if arena.machine.is_alone and not arena.shared_with_dead:
                 arena.forget(slot)
 
     async def _written(

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 import pytest
 
 from everstep.core.errors import MemoryRefusedError
+from everstep.daemon import arena_book
 from everstep.daemon.admission_plan import Wish
 from everstep.daemon.arena import Arena
 from everstep.daemon.arena_book import ArenaBook
@@ -131,5 +132,32 @@ def test_who_comes_first_leaves_the_others_their_part() -> None:
         assert "2 ranks share it" in first.reason
         book.may_forget.set()
         await asyncio.gather(*(book.arenas.close(arena, book.forget) for arena in (first, second)))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_memory_that_a_device_does_not_let_go_is_not_on_its_way(
+    monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Who asks for memory is then refused at once, and a last boundary does not wait for what never comes."""
+    monkeypatch.setattr(arena_book, "CLOSING_S", 0.0 if hangs else 600.0)
+    monkeypatch.setattr(arena_book, "CLOSING_S_PER_GIB", 0.0)
+
+    async def run() -> None:
+        book = Book()
+        arenas = [await book.make(), await book.make()]
+        closing = book.arenas.close(arenas[0], book.forget)
+        assert book.arenas.is_closing is not hangs
+        asking = asyncio.create_task(book.make())
+        if hangs:
+            with pytest.raises(MemoryRefusedError):
+                await asking
+        book.may_forget.set()
+        await closing
+        arenas[0] = await book.make() if hangs else await asking
+        for arena in arenas:
+            await book.arenas.close(arena, book.forget)
+        assert (book.arenas.size_bytes, book.arenas.is_closing) == (0, False)
 
     asyncio.run(run())

@@ -171,7 +171,7 @@ trainer.open_run([Path("nvme0"), Path("nvme1")])
 trainer.begin_attempt(1)
 trainer.make_arena(trainer.layout()).save(CheckpointId(1, 5), seed=9)
 print("sealed", flush=True)
-threading.Event().wait(60)
+threading.Event().wait()
 """
 
 
