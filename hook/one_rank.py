@@ -54,9 +54,9 @@ class OneRank:
         if error is not None:
             raise error
 
-    def gather(self, topic: str, value: object) -> list[object]:
+    def gather(self, topic: str, value: object, *, deadline_s: float | None = None) -> list[object]:
         """Return the value alone."""
-        del topic
+        del topic, deadline_s
         return [value]
 
     def start(self, step: int, listener: Listener) -> None:

@@ -72,8 +72,11 @@ class Ranks(Protocol):
         """Return once all ranks have begun the attempt; raise what refused one of them."""
         ...
 
-    def gather(self, topic: str, value: object) -> list[object]:
-        """Return every rank's JSON-able value, in rank order, on every rank."""
+    def gather(self, topic: str, value: object, *, deadline_s: float | None = None) -> list[object]:
+        """Return every rank's JSON-able value, in rank order, on every rank.
+
+        They are waited for so long; None: as long as a rank may come late that has nothing to read.
+        """
         ...
 
     def start(self, step: int, listener: Listener) -> None:

@@ -44,7 +44,7 @@ from .steering_machine import Steering
 from .sweep_machine import Mark, Sweep
 
 AGREE_DEADLINE_S = 300.0
-"""For attach and restore: a rank may come minutes late (imports, data sets), never hours."""
+"""To attach, and to begin to restore: a rank may come minutes late (imports, data sets), never hours."""
 
 PLAN_DEADLINE_S = 60.0
 STORE_DEADLINE_S = 60.0
@@ -156,18 +156,19 @@ class StoreRanks:
                 raise error if error is not None else raised
         return said
 
-    def gather(self, topic: str, value: object) -> list[object]:
+    def gather(self, topic: str, value: object, *, deadline_s: float | None = None) -> list[object]:
         """Publish `value`, wait for every rank's."""
         self._round += 1
+        deadline_s = AGREE_DEADLINE_S if deadline_s is None else deadline_s
         keys = [f"{self._round}/{topic}/{rank}" for rank in range(self.world_size)]
         began_s = time.monotonic()
         try:
             self._store.set(keys[self.rank], json.dumps(value))
-            wait_for(self._store, keys, AGREE_DEADLINE_S, lambda: self._missing(topic, keys))
+            wait_for(self._store, keys, deadline_s, lambda: self._missing(topic, keys))
             return [json.loads(item) for item in self._store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:
             raise self._disagreement(
-                f"the ranks could not agree on {self._missing(topic, keys)}", error, began_s
+                f"the ranks could not agree on {self._missing(topic, keys)}", error, began_s, deadline_s
             ) from error
 
     def _missing(self, topic: str, keys: list[str]) -> str:
@@ -182,15 +183,17 @@ class StoreRanks:
         try:
             return agree_nonce(self._store, self.rank, self.world_size, AGREE_DEADLINE_S)
         except RuntimeError as error:
-            raise self._disagreement("rank 0 did not attach this run", error, began_s) from error
+            raise self._disagreement(
+                "rank 0 did not attach this run", error, began_s, AGREE_DEADLINE_S
+            ) from error
 
-    def _disagreement(self, what: str, error: Exception, began_s: float) -> DeadlineError:
+    def _disagreement(self, what: str, error: Exception, began_s: float, deadline_s: float) -> DeadlineError:
         """Return why the ranks did not meet: nobody came in time, or the Store is gone, which takes no time."""
         took_s, store = time.monotonic() - began_s, name_of(self._client)
-        if took_s < AGREE_DEADLINE_S - 1.0:  # a Store's clock may be a little ahead
+        if took_s < deadline_s - 1.0:  # a Store's clock may be a little ahead
             text, hint = f"{what}: after {took_s:.1f} s {store} failed: {error}", STORE_GONE_HINT
         else:
-            text = f"{what} within {AGREE_DEADLINE_S:.0f} s, as far as {store} tells: {error}"
+            text = f"{what} within {deadline_s:.0f} s, as far as {store} tells: {error}"
             hint = (
                 "every rank must attach the run by the same name, restore and close it: look at what they say"
             )

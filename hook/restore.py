@@ -49,7 +49,7 @@ LOOKS_IN_MEMORY = 2
 second look waits for that, and knows them."""
 
 FETCH_DEADLINE_S = 3600.0
-"""Reading a shard takes as long as the devices take; a dead daemon is noticed at once."""
+"""Reading a shard takes as long as the devices take, and others wait as long; a dead daemon is noticed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +149,7 @@ class RestoreSearch:
             StateMismatchError: the newest does not fit the objects given; nothing was changed.
             NotFoundError: the goal is not there for all ranks; nothing was changed.
         """
+        self.ranks.gather("search", None)  # from here on all are here, and each may have much to read
         offers = self._offers()
         choices = restorable(offers.items, self.ranks.rank, self.ranks.world_size)
         self.skipped |= {
@@ -157,7 +158,7 @@ class RestoreSearch:
             if offer.problem
         }
         while True:
-            offered = self.ranks.gather("offer", [str(checkpoint) for checkpoint in choices])
+            offered = self._gather_offered([str(checkpoint) for checkpoint in choices])
             newest = newest_common(cast("list[list[str]]", offered))
             if self.goal is not None and not self._has_been_there(offers, newest):
                 return self._go_back(self.goal.checkpoint, offers)
@@ -202,11 +203,25 @@ class RestoreSearch:
         return found
 
     def _offers(self) -> frames.Offers:
-        reply, _ = self.link.client.request(
-            lambda number: frames.ListOffers(request_id=number), FETCH_DEADLINE_S
-        )
+        try:
+            reply, _ = self.link.client.request(
+                lambda number: frames.ListOffers(request_id=number), FETCH_DEADLINE_S
+            )
+        except EverstepError as error:
+            # Else the others would wait for it.
+            self.ranks.gather("offer", dump_error(error), deadline_s=FETCH_DEADLINE_S)
+            raise
         assert isinstance(reply, frames.Offers)
         return reply
+
+    def _gather_offered(self, offered: object) -> list[object]:
+        """Return what all ranks offer, or raise what keeps another one from that."""
+        said = self.ranks.gather("offer", offered, deadline_s=FETCH_DEADLINE_S)
+        for rank, item in enumerate(said):
+            error = load_error(item, rank) if rank != self.ranks.rank else None
+            if error is not None:
+                raise error
+        return said
 
     def _refuse_if_lost(self, offers: frames.Offers) -> None:
         """Starting from nothing beside checkpoints that exist would sooner or later delete them: ask the user.
@@ -249,7 +264,7 @@ class RestoreSearch:
         self, what: str, choice: Choice, found: Fetched | None, error: EverstepError | None
     ) -> bool:
         """Tell whether no rank has an error; else give the shard back, and raise what is no fault of its data."""
-        said = self.ranks.gather(what, _account(found, error))
+        said = self.ranks.gather(what, _account(found, error), deadline_s=FETCH_DEADLINE_S)
         failures = [
             error if rank == self.ranks.rank else load_error(item, rank) for rank, item in enumerate(said)
         ]

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from everstep.core.errors import CorruptDataError, EverstepError, StateMismatchError
+from everstep.core.errors import CorruptDataError, DeadlineError, EverstepError, StateMismatchError
 from everstep.hook.restore import Fetched, RestoreSearch
 from everstep.hook.restore_plan import Choice
 from everstep.proto.frames import Offer, Offers
@@ -18,8 +18,9 @@ class Ranks:
     def __init__(self, **said: object) -> None:
         self._said = said
 
-    def gather(self, topic: str, value: object) -> list[object]:
-        return [value, self._said[topic]]
+    def gather(self, topic: str, value: object, *, deadline_s: float | None = None) -> list[object]:
+        del deadline_s
+        return [value, self._said.get(topic)]
 
 
 class Link:
@@ -58,6 +59,14 @@ def test_what_was_never_complete_is_passed_over_unless_something_is_wrong_with_i
         search(offers(had_complete=False, problem="a device is missing"), others_lost=False)
     with pytest.raises(CorruptDataError, match="no rank set has all shards"):
         search(offers(had_complete=True), others_lost=False)
+
+
+def test_what_keeps_another_rank_from_its_offers_is_raised() -> None:
+    ranks = Ranks(offer={"code": "DeadlineError", "message": "no answer within 3600 s", "hint": ""})
+    link = Link(offers(had_complete=True))
+    made: dict[str, Any] = {"link": link, "ranks": ranks, "components": [], "attempt": 2, "events": None}
+    with pytest.raises(DeadlineError, match="rank 1: no answer"):
+        RestoreSearch(**made).run()
 
 
 class Failing(RestoreSearch):
