@@ -150,10 +150,11 @@ class _Replay:
             self.policy.skipped(self.step)
             return False
         waited_s = begun_s - self.now_s
-        if self.failures and self.failures[0].at_s < begun_s:
-            waited_s = max(0.0, self.failures[0].at_s - self.now_s)
-            self.now_s += waited_s
-            self.spent.waited_s += waited_s
+        if self.failures and self.failures[0].at_s < begun_s + costs.stall_s:
+            struck_s = max(self.failures[0].at_s, self.now_s)
+            self.spent.waited_s += min(struck_s, begun_s) - self.now_s
+            self.spent.stall_s += max(0.0, struck_s - begun_s)
+            self.now_s = struck_s
             self._fail(self.failures[0], costs)
             return False
         self.now_s = begun_s + costs.stall_s
@@ -217,8 +218,11 @@ class _Replay:
         kind, until_s = FailureKind.TRAINER, self.now_s
         while self.failures and self.failures[0].at_s <= until_s:
             failure = self.failures.popleft()
-            kind = failure.kind if kind is FailureKind.TRAINER else kind
             struck_s = max(failure.at_s, self.now_s)
+            if kind is FailureKind.TRAINER:  # until now: the daemon has written on
+                self._commit_until(struck_s)
+                self.in_flight = deque(each for each in self.in_flight if each.sealed_s <= struck_s)
+                kind = failure.kind
             self.spent.restart_s += struck_s - self.now_s
             self.spent.failures += 1
             self.now_s = struck_s

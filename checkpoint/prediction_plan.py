@@ -236,7 +236,9 @@ def predict(job: PlannedJob) -> Prediction:
         interval_s=interval_s,
         interval_steps=interval_steps,
         reason=f"bound by {_explained(target.bound, is_assumed=is_assumed).text}",
-        goal_missed=target.goal_missed,
+        goal_missed=target.goal_missed.replace(
+            bounds[0].text, _explained(bounds[0], is_assumed=is_assumed).text
+        ),
         bounds=tuple(_explained(bound, is_assumed=is_assumed) for bound in bounds),
         cost_share=(stall_s + slower_s) / interval_s,
         lost_by_crash_s=interval_s + copied_s,

@@ -40,6 +40,12 @@ class ArenaDesk:
 
     async def make_arena(self, lease: Lease, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
         """Allocate an arena for new snapshots, in the background of the trainer's steps."""
+        try:
+            return await self._make_arena(lease, frame)
+        finally:
+            lease.rank.is_making = False
+
+    async def _make_arena(self, lease: Lease, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
         sizes_bytes = (frame.slot_size_bytes, frame.spare_size_bytes)
         aligned = frame.slot_size_bytes > 0 and not any(size % PAGE_BYTES for size in sizes_bytes)
         if (
@@ -136,10 +142,7 @@ class ArenaDesk:
         async with arenas.admitting:
             admitted = await self._admit(lease, wish)
         rank.is_making = True
-        try:
-            return await arenas.allocate(admitted, layout_digest=layout_digest)
-        finally:
-            rank.is_making = False
+        return await arenas.allocate(admitted, layout_digest=layout_digest)
 
     async def _admit(self, lease: Lease, wish: Wish) -> Admitted:
         """Admit what there is room for, once what must go for it is given up."""

@@ -69,22 +69,35 @@ def own_client() -> "Store":
         return store
 
 
-def wait_for(store: "Store", keys: list[str], deadline_s: float, missing: Callable[[], str]) -> None:
+def wait_for(
+    store: "Store",
+    keys: list[str],
+    deadline_s: float,
+    missing: Callable[[], str],
+    look: Callable[[], None] = lambda: None,
+) -> None:
     """Return when the store has all keys; say after a while who is missing.
+
+    In turns of some seconds: between them signals are heard, and `look` may raise.
 
     Raises:
         RuntimeError: the Store's own, when the deadline is over or it cannot be reached.
     """
-    began_s, quiet_s = time.monotonic(), min(SAID_AFTER_S, deadline_s)
-    try:
-        store.wait(keys, timedelta(seconds=quiet_s))
-    except RuntimeError:
-        if (
-            time.monotonic() - began_s < quiet_s / 2 or quiet_s == deadline_s
-        ):  # a Store that is gone takes no time
-            raise
-        say_awaited(missing(), deadline_s)
-        store.wait(keys, timedelta(seconds=deadline_s - quiet_s))
+    until_s, is_said = time.monotonic() + deadline_s, False
+    while True:
+        began_s = time.monotonic()
+        turn_s = max(min(SAID_AFTER_S, until_s - began_s), 0.001)
+        try:
+            store.wait(keys, timedelta(seconds=turn_s))
+            return
+        except RuntimeError:
+            now_s = time.monotonic()
+            if now_s - began_s < turn_s / 2 or now_s >= until_s:  # a Store that is gone takes no time
+                raise
+        look()
+        if not is_said:
+            say_awaited(missing(), deadline_s)
+            is_said = True
 
 
 def say_awaited(who: str, deadline_s: float) -> None:

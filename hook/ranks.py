@@ -164,12 +164,26 @@ class StoreRanks:
         began_s = time.monotonic()
         try:
             self._store.set(keys[self.rank], json.dumps(value))
-            wait_for(self._store, keys, deadline_s, lambda: self._missing(topic, keys))
+            wait_for(
+                self._store,
+                keys,
+                deadline_s,
+                lambda: self._missing(topic, keys),
+                look=lambda: self._look_for_ended(topic, keys),
+            )
             return [json.loads(item) for item in self._store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:
             raise self._disagreement(
                 f"the ranks could not agree on {self._missing(topic, keys)}", error, began_s, deadline_s
             ) from error
+
+    def _look_for_ended(self, topic: str, keys: list[str]) -> None:
+        """Raise if the daemon has told of the end of a rank that has not come."""
+        ended = [rank for rank in tuple(self._gone) if not self._store.check([keys[rank]])]
+        if ended:
+            raise DeadlineError(
+                f"rank {ended[0]} has ended before the ranks could agree on {topic}", hint="restart the job"
+            )
 
     def _missing(self, topic: str, keys: list[str]) -> str:
         """Return the topic with the ranks that have not come, if the Store can still tell."""

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -16,6 +17,7 @@ from ..checkpoint.manifest_types import Manifest
 from ..core.errors import (
     CorruptDataError,
     DataError,
+    DeadlineError,
     EverstepError,
     NotFoundError,
     StateMismatchError,
@@ -209,7 +211,8 @@ class RestoreSearch:
             )
         except EverstepError as error:
             # Else the others would wait for it.
-            self.ranks.gather("offer", dump_error(error), deadline_s=FETCH_DEADLINE_S)
+            with suppress(DeadlineError):
+                self.ranks.gather("offer", dump_error(error), deadline_s=FETCH_DEADLINE_S)
             raise
         assert isinstance(reply, frames.Offers)
         return reply

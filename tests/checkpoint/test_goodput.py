@@ -193,9 +193,12 @@ def test_a_failure_within_a_restart_begins_it_anew() -> None:
     """As long as it went on; and what a node's memory held is gone with the node, whichever failed first."""
     at_s = 3 * (1000 + 0.05 + 13 * 0.02 / 1.02) + 5
     trainer, node = (Failure(at_s=at_s, kind=kind) for kind in (FailureKind.TRAINER, FailureKind.NODE))
+    found = outcome_of(JOB, "fixed", trainer, replace(node, at_s=at_s + 6))
+    assert (found.failures, found.restart_s) == (2, pytest.approx(6 + JOB.restart_s))
+    assert found.lost_s == outcome_of(JOB, "fixed", node).lost_s, "it is written 8 s after the trainer's end"
     found = outcome_of(JOB, "fixed", trainer, replace(node, at_s=at_s + 20))
     assert (found.failures, found.restart_s) == (2, pytest.approx(20 + JOB.restart_s))
-    assert found.lost_s == outcome_of(JOB, "fixed", node).lost_s
+    assert found.lost_s == outcome_of(JOB, "fixed", trainer).lost_s
     found = outcome_of(JOB, "fixed", node, replace(trainer, at_s=at_s + 60))
     assert (found.failures, found.restart_s) == (2, pytest.approx(60 + JOB.restart_s))
 

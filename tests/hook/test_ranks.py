@@ -676,9 +676,9 @@ def test_a_notice_file_may_have_a_name_that_is_no_text(
     end = end_of(pair[1])
     for each in pair:
         each.start(0, Listener())
-    end._on_notice(Notice(reason="/run/caf\udce9 is there", until_s=time.monotonic(), ends=True))
+    end._on_notice(Notice(reason="/run/t\udce9l is there", until_s=time.monotonic(), ends=True))
     end.at_boundary(Progress(step=1, saved=0, tried=0, under_way=False, is_busy=False))
-    assert last_boundary(pair) == ("/run/caf\\udce9 is there", True)
+    assert last_boundary(pair) == ("/run/t\\udce9l is there", True)
 
 
 # -- a rank that does not answer, while the Store does
