@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from everstep.checkpoint.frequency_plan import DEADLINE_ROOM
 from everstep.checkpoint.frequency_types import BoundKind, Limits
-from everstep.core.errors import ConfigError, DeadlineError, EverstepError, RanksLostError, UsageError
+from everstep.core.errors import ConfigError, EverstepError, RanksLostError
 from everstep.core.ids import CheckpointId
 from everstep.hook import notice as notice_module
 from everstep.hook import rank_beats, run_end, silence_machine, sweep_machine
@@ -30,7 +30,6 @@ from everstep.hook import ranks as ranks_module
 from everstep.hook.end_machine import Ask, Notice, Progress
 from everstep.hook.notice import CONFIRM_S, Preemption
 from everstep.hook.pace import Pace
-from everstep.hook.rank_store import STORE_GONE_HINT
 from everstep.hook.ranks import LOOK_S, StoreRanks
 from everstep.hook.run_end import RunEnd
 from everstep.hook.steering_machine import Steering
@@ -737,40 +736,6 @@ def test_a_rank_that_waits_for_the_plan_of_one_that_has_ended_names_it(rank: Mak
     assert "process that served it" not in error.hint
 
 
-def on_both(act: Callable[[int], None]) -> None:
-    threads = [threading.Thread(target=act, args=[number]) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-
-
-def test_ranks_that_were_not_given_the_same_are_refused(rank: Make) -> None:
-    pair, refused = [rank(0), rank(1)], list[str]()
-
-    def agree(number: int) -> None:
-        with pytest.raises(UsageError) as raised:
-            pair[number].agree_settings({"every": "3", "fresh": str(number == 1)}, None)
-        refused.append(str(raised.value))
-
-    on_both(agree)
-    assert len(refused) == 2
-    assert all("fresh=False on rank 0; fresh=True on rank 1 (attach(" in text for text in refused)
-
-
-def test_what_one_rank_was_given_and_cannot_save_is_raised_by_all(rank: Make) -> None:
-    pair, raised = [rank(0), rank(1)], dict[int, str]()
-    mine = UsageError("an object cannot be attached as 'every'", hint="take another keyword")
-
-    def agree(number: int) -> None:
-        with pytest.raises(UsageError) as caught:
-            pair[number].agree_settings({"every": "3"}, mine if number == 1 else None)
-        raised[number] = caught.value.message
-
-    on_both(agree)
-    assert raised == {0: f"rank 1: {mine.message}", 1: mine.message}
-
-
 def test_a_rank_that_the_daemon_calls_gone_is_silent_at_once(rank: Make) -> None:
     pair, _ = both(rank)
     began_s = time.monotonic()
@@ -804,25 +769,3 @@ def test_a_deadline_that_makes_no_sense_is_refused(text: str, monkeypatch: pytes
 def test_the_deadline_for_ranks(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(rank_beats.DEADLINE_VARIABLE, text)
     assert rank_beats.rank_deadline_s() == seconds
-
-
-def test_who_did_not_come_to_an_agreement_is_named(rank: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_module, "AGREE_DEADLINE_S", 0.2)
-    with pytest.raises(DeadlineError, match=r"offers \(missing: rank 1\)"):
-        rank(0).gather("offers", [])
-
-
-def test_a_store_that_goes_while_ranks_agree_is_named_with_the_time_that_it_took(
-    rank: Make, server: list[TCPStore]
-) -> None:
-    first, second = rank(0), rank(1)
-    said = rf"after \d+\.\d s the TCPStore of torch\.distributed at 127\.0\.0\.1:{server[0].port} failed: "
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(first.gather, "offers", [])
-        second._store.wait(["1/offers/0"])
-        server.clear()
-        with pytest.raises(DeadlineError, match=f"^the ranks could not agree on offers: {said}") as caught:
-            waiting.result(DEADLINE_S)
-    assert caught.value.hint == STORE_GONE_HINT
-    with pytest.raises(DeadlineError, match=f"^rank 0 did not attach this run: {said}"):
-        second.agree_settings({}, None)
