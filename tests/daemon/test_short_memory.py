@@ -191,6 +191,31 @@ def test_what_another_rank_has_that_is_being_written_is_waited_for(
             assert slot_counts(trainers) == [2, 2]
 
 
+def test_what_memory_alone_has_is_not_given_up_for_room_that_comes_by_itself(
+    node_config: Path, socket_path: Path, pause: Pause, devices: list[Path]
+) -> None:
+    """Another rank's arena is being written: with that there is room for both."""
+    budget(node_config, slots=4)
+    second = Phase("everstep.daemon.devices.persist:persist_shard", 2)
+    with pausing_daemon(pause, second, node_config), connected(socket_path) as client:
+        with ranks(socket_path, 2, attempt=1) as trainers:
+            arenas = [trainer.make_arena(trainer.layout()) for trainer in trainers]
+            arenas[0].save(CheckpointId(1, 1), seed=1, rank=0, world_size=2)
+            assert isinstance(trainers[0].event(frames.Persisted), frames.Persisted)
+            arenas[1].save(CheckpointId(1, 1), seed=1, rank=1, world_size=2)
+            wait_until((pause.folder / "reached").exists)
+            for arena in arenas:
+                arena.close()
+        damage(client, devices)
+        with ranks(socket_path, 2, attempt=2) as trainers:
+            refused = ask(trainers[0], trainers[0].layout())
+            assert isinstance(refused, frames.Failure)
+            assert refused.code == "MemoryBusyError"
+            assert [offer.in_memory for offer in trainers[0].offers()] == [True]
+            pause.go()
+    assert "unsaved_given_up" not in log_of(socket_path)
+
+
 @pytest.mark.parametrize("slots", [3], indirect=True)
 @pytest.mark.usefixtures("slots")
 class TestNotToBeReadAnyMore:
