@@ -344,6 +344,22 @@ def test_sigterm_after_the_last_boundary_ends_the_process_once_that_is_saved(
         assert_restores(storage, {trained.run.report().last_complete: trained.weights()})
 
 
+def test_what_close_could_not_save_was_not_in_time(
+    storage: list[Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service(), contextlib.ExitStack() as stack:
+        trained = stack.enter_context(training(storage))
+        saved = trained.save()
+        trained.step()
+        monkeypatch.setattr(trained.run._checkpoints, "_begin", lambda _: "no memory for the arena")
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: any(text.startswith("run_ends") for text in caplog.messages))
+        with pytest.raises(SystemExit):
+            stack.close()
+    (text,) = [text for text in caplog.messages if text.startswith("run_ended")]
+    assert f"last_complete={saved} in_time=False unsaved_steps=1" in text
+
+
 def test_sigterm_before_the_first_boundary_ends_the_process_with_nothing_to_save(
     storage: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
