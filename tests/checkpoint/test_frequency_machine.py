@@ -39,7 +39,7 @@ LOOKAHEADS = (1, 8)
 """One rank; several, which plan eight boundaries ahead."""
 SETTLED = 10
 """Checkpoints after a start or a change: from there on the budget is kept."""
-NOISY_RUNS = int(os.environ.get("EVERSTEP_NOISY_RUNS", "4"))
+NOISY_RUNS = int(os.environ.get("EVERSTEP_NOISY_RUNS", "3"))
 """Half a minute of computing for each. All 24 combinations hold with 8, too (2026-11-25)."""
 NORMAL = World()
 CHANGES = {

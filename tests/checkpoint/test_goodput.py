@@ -380,7 +380,7 @@ def assert_near_the_best(job: Job) -> None:
 
 
 HALF_DAY_S = DAY_S / 2
-RANDOM_JOBS = 24
+RANDOM_JOBS = 16
 MANY = 20
 """Runs of half a day that tell luck from a fault."""
 AT_LEVEL = 0.995

@@ -13,7 +13,7 @@ from mutant_search import run_mutants
 from mutants import MUTANTS, Mutant, StaleMutantError
 
 COUNT_MIN = 40
-SHARE = float(os.environ.get("EVERSTEP_MUTANTS", "0.35"))
+SHARE = float(os.environ.get("EVERSTEP_MUTANTS", "0.25"))
 """Of all mutants, drawn anew each time: 1 for all, as after a change of what they are of."""
 SEED = random.randrange(1 << 32)
 JOBS = max(1, len(os.sched_getaffinity(0)) // 2)
