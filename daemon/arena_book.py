@@ -6,7 +6,8 @@ before it, and the kernel takes 0.16 s to free a GiB (2 cores, tmpfs pages of 4 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from ..core.errors import MemoryRefusedError
@@ -18,8 +19,11 @@ from .control.metrics import Metrics
 from .fd_store.fd_store import FdStore
 from .node_memory import read_memory_bounds
 
-CLOSING_S, CLOSING_S_PER_GIB = 5.0, 1.0
-"""How long memory that is given back is waited for: a device that hangs may never let go of it."""
+CLOSING_S, CLOSING_S_PER_GIB = 15.0, 1.0
+"""How long memory that is given back is waited for, for each arena and GiB that are closing.
+
+Engines let go of it between two transfers, and a device that hangs may never do.
+"""
 
 Spawn = Callable[[Coroutine[None, None, None], str], "asyncio.Task[None]"]
 Forget = Callable[[int], Awaitable[None]]
@@ -61,8 +65,9 @@ class ArenaBook:
         self._closing: dict[asyncio.Task[None], float] = {}
         """What gives memory back, and until when that counts as on its way."""
         self._closing_bytes = 0
-        self.admitting = asyncio.Lock()
-        """Held from what is given up for an arena until that is admitted: the room is nobody else's."""
+        self._admitting = asyncio.Lock()
+        self._awaited_bytes = 0
+        """What the arena that is being admitted asks for; claims leave it that."""
         self.relieve: Callable[[int], Awaitable[None]] = _no_relief
         """Gives up what nobody uses, so that this many bytes become free if they can."""
 
@@ -71,9 +76,19 @@ class ArenaBook:
         """Bytes of all arenas: those in use, being made, and being closed."""
         return self._size_bytes
 
+    @asynccontextmanager
+    async def admitting(self, size_bytes: int) -> AsyncGenerator[None]:
+        """Hold from what is given up for an arena of so many bytes until that is admitted: it is nobody else's."""
+        async with self._admitting:
+            self._awaited_bytes = size_bytes
+            try:
+                yield
+            finally:
+                self._awaited_bytes = 0
+
     async def make(self, wish: Wish, *, layout_digest: str, sharers: int = 1) -> Arena:
         """Admit an arena and allocate it."""
-        async with self.admitting:
+        async with self.admitting(wish.size_bytes):
             admitted = await self.admit(wish, sharers=sharers)
         return await self.allocate(admitted, layout_digest=layout_digest)
 
@@ -146,13 +161,10 @@ class ArenaBook:
 
         They count as promised until `settle`, and count until `give_back`.
         """
-        async with self.admitting:
-            return await self._claim(size_bytes)
-
-    async def _claim(self, size_bytes: int) -> Claim:
-        room = await self._room_for(size_bytes)
-        fitting_bytes = max(0, room.size_bytes // PAGE_BYTES * PAGE_BYTES)
-        granted_bytes = size_bytes if size_bytes <= room.size_bytes else fitting_bytes
+        room = await self._room_for(size_bytes + self._awaited_bytes)
+        left_bytes = room.size_bytes - self._awaited_bytes
+        fitting_bytes = max(0, left_bytes // PAGE_BYTES * PAGE_BYTES)
+        granted_bytes = size_bytes if size_bytes <= left_bytes else fitting_bytes
         self._made_count += 1
         self._add(granted_bytes)
         self._untouched_bytes[self._made_count] = granted_bytes
@@ -189,7 +201,7 @@ class ArenaBook:
         """Give an arena back that nobody may use any more; done when its memory is free."""
         task = self._spawn(self._close(arena, forget), "closing an arena")
         self._closing_bytes += arena.size_bytes
-        within_s = CLOSING_S + CLOSING_S_PER_GIB * self._closing_bytes / GIB
+        within_s = CLOSING_S * (1 + len(self._closing)) + CLOSING_S_PER_GIB * self._closing_bytes / GIB
         self._closing[task] = time.monotonic() + within_s
 
         def closed(_: "asyncio.Task[None]") -> None:

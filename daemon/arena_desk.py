@@ -43,7 +43,8 @@ class ArenaDesk:
         try:
             return await self._make_arena(lease, frame)
         finally:
-            lease.rank.is_making = False
+            if lease.is_valid:  # else another one's may be under way
+                lease.rank.is_making = False
 
     async def _make_arena(self, lease: Lease, frame: frames.MakeArena) -> tuple[frames.Reply, int]:
         sizes_bytes = (frame.slot_size_bytes, frame.spare_size_bytes)
@@ -139,7 +140,7 @@ class ArenaDesk:
     async def _allocate(self, lease: Lease, wish: Wish, layout_digest: str) -> Arena:
         """Return an arena that leaves room for those of the run's other ranks that have none yet."""
         rank, arenas = lease.rank, self._node.arenas
-        async with arenas.admitting:
+        async with arenas.admitting(wish.size_bytes):
             admitted = await self._admit(lease, wish)
         rank.is_making = True
         return await arenas.allocate(admitted, layout_digest=layout_digest)
@@ -302,6 +303,8 @@ class ArenaDesk:
                 rank.arenas[arena].forget(slot)
         if rank.lessee is not None and arena in rank.arenas:
             for slot in rank.arenas[arena].machine.offer():
+                if arena == rank.current:
+                    rank.arenas[arena].forget(slot)
                 rank.lessee.send(frames.SlotFree(arena=arena, slot=slot))
 
     def hold_slot(self, rank: RankRecord, arena: Arena, slot: int, late: LateWrites) -> None:

@@ -202,7 +202,7 @@ class RankRecord:
         assert not client.has_ended, "nobody would ever give this lease back"
         self.lease = Lease(rank=self, holder=client)
         self.kept_until_s = self.costs = self.leave = self.current = None
-        self.step = 0  # it may go on from an older one
+        self.is_making, self.step = False, 0  # it may go on from an older one
         for arena in self.arenas.values():
             arena.look_for_mappers()
         return self.lease
@@ -414,6 +414,13 @@ class RunRecord:
         """Return how many other attached ranks are going to ask for memory, too: those that have none."""
         others = (rank for rank in self.ranks.values() if rank is not besides and rank.lease is not None)
         return sum(not has(rank) for rank in others)
+
+    @property
+    def has_rings(self) -> bool:
+        """Tell whether some attached rank's snapshots stream: of these nothing is ever in memory whole."""
+        attached = (rank for rank in self.ranks.values() if rank.lease is not None)
+        arenas = (rank.arenas.get(rank.current) for rank in attached if rank.current is not None)
+        return any(arena is not None and arena.is_ring for arena in arenas)
 
     def without_arena(self, *, besides: RankRecord) -> list[RankRecord]:
         """Return the other ranks whose arenas nobody uses: their trainers have none yet, or are gone."""

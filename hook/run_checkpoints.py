@@ -20,7 +20,7 @@ from .rank_protocol import DAEMON_LOST, Ranks
 from .report import CostBook
 from .run_end import RunEnd, text_of
 from .run_state import RunState
-from .skip_reasons import NO_ARENA, NO_ROOM_YET, PASSING, PINNING, skip_reason
+from .skip_reasons import NO_ARENA, PASSING, PINNING, skip_reason
 from .snapshot import SnapshotFacts, Snapshotter
 from .thinned_lines import is_said
 
@@ -33,7 +33,7 @@ _FIGURES = re.compile(r"[0-9]+")
 _NAMES = re.compile(r"[0-9]+\.[0-9]+")
 
 _RETRY_S, _RETRY_S_MOST = 0.01, 0.2
-"""How soon the last boundary is tried again; each time twice as long where the daemon is asked for memory each time."""
+"""How soon the last boundary is tried again; each time twice as long while the daemon is asked for memory anew."""
 _LOSS_POLL_S = 0.1
 """How soon a wait notices that the daemon or the ranks are gone: nothing else would wake it."""
 
@@ -173,7 +173,7 @@ class RunCheckpoints:
             may_be_old = False
             self._costs.eager_s = eager_s  # what is tried in vain while it waits holds up no training
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _RETRY_S_MOST) if reason.startswith(NO_ROOM_YET) else _RETRY_S
+            pause_s = min(2 * pause_s, _RETRY_S_MOST) if kind is SkipReason.ARENA else _RETRY_S
             self.keep_daemon()
         return True
 

@@ -346,8 +346,8 @@ class Persister:
         if arena.machine.slots[slot].state is SlotState.PERSISTING:
             settled = arena.machine.drop if arena.is_ring else arena.machine.settle
             self._node.arena_desk.free_slots(rank, arena.number, settled(slot))
-            # Which the trainer may overwrite from now on, written or not; one before it has left is offered to nobody.
-            if arena.machine.is_alone and not arena.shared_with_dead:
+            # Which its trainer may overwrite from now on, written or not; where none is there, it is offered to nobody.
+            if arena.machine.is_alone and rank.lessee is not None and rank.current == arena.number:
                 arena.forget(slot)
 
     async def _written(

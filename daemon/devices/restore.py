@@ -140,6 +140,8 @@ class Restorer:
         if arena.stored is not None:
             arena.stored.state.add_mapper(lease.holder.pid)
         usable = arena.machine.offer_anew()
+        for slot in usable:
+            arena.forget(slot)  # the trainer may write there from now on
         logger.info(
             "restore_from_memory run=%s rank=%d checkpoint=%s",
             rank.run.run_id,
@@ -171,7 +173,7 @@ class Restorer:
         reader = await in_executor(self._streaming, partial(ShardReader, run.store, manifest))
         try:
             wish = Wish(slot_size_bytes=CHUNK_SIZE_BYTES, slot_count=ring_slots(reader))
-            async with node.arenas.admitting:
+            async with node.arenas.admitting(wish.size_bytes):
                 await node.arena_desk.make_room(lease, wish)
                 sharers = lease.rank.run.waiting(lambda other: bool(other.streams), besides=lease.rank)
                 admitted = await node.arenas.admit(wish, sharers=1 + sharers)
