@@ -240,3 +240,5 @@ class Decision:
     """When an operator asked for a budget last, as far as this follows it; 0: never."""
     paused_until_unix_s: float = 0.0
     """As an operator asked; 0: it is not paused."""
+    pause_asked_unix_s: float = 0.0
+    """When an operator asked for a pause or for its end last, as far as this follows it; 0: never."""
