@@ -200,6 +200,8 @@ class BoundKind(Enum):
     MOST = "most"
     PAUSED = "paused"
     """Nobody takes any: an operator asked for that."""
+    LOST = "lost"
+    """Nobody takes any: the ranks cannot agree any more."""
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):  # a handful are made for each decision

@@ -287,7 +287,7 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     data_s: float = 0.0
     """Of `train_s`, waits of the loop for batches of everstep's loaders: data, not checkpoints."""
     bound: ShortText = ""
-    """What the interval is bound by, one word or two; `paused`: an operator asked for no checkpoints."""
+    """What bounds the interval, one word or two; `paused`: an operator asked for no checkpoints; `lost`: ranks are."""
     budget: float | None = None
     """Share of the time that training takes without checkpoints; None: the interval is fixed."""
     cost_share: float | None = None

@@ -310,7 +310,8 @@ def _state(costs: frames.Costs | None) -> ControllerState:
         return ControllerState.UNKNOWN
     if costs.bound == "paused":
         return ControllerState.PAUSED
-    return ControllerState.FIXED if costs.bound == "fixed" else ControllerState.ADAPTIVE
+    is_fixed = costs.bound in {"fixed", "lost"} and costs.budget is None
+    return ControllerState.FIXED if is_fixed else ControllerState.ADAPTIVE
 
 
 def _refuse_fixed(view: ControllerView) -> None:
