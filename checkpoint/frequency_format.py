@@ -9,7 +9,7 @@ from ..core.converter import Converter
 from ..core.errors import CorruptDataError, FormatVersionError
 from .drift_machine import Block
 from .frequency_machine import FrequencyMemory
-from .frequency_meter_machine import TIME_S_MAX
+from .frequency_meter_machine import LONG_KEPT, TIME_S_MAX
 from .frequency_types import Decision, Figures
 
 MEMORY_FORMAT = 1
@@ -70,6 +70,7 @@ def _is_possible(memory: FrequencyMemory) -> bool:
     waiting = (value for each in meter.waiting for value in each)
     counts = (meter.size_bytes, meter.trainer_failures, meter.node_failures)
     checkpoints = (memory.unchanged, memory.low or 0)
+    steps = meter.long_steps
     return (
         all(1 <= block.samples <= _COUNT_MAX for block in blocks)
         and all(abs(block.mean) <= TIME_S_MAX and 0 <= block.squares <= TIME_S_MAX**3 for block in blocks)
@@ -77,6 +78,9 @@ def _is_possible(memory: FrequencyMemory) -> bool:
         and (not meter.step or reduce(Block.joined, meter.step).mean >= _STEP_S_MIN)
         and all(0 <= count <= _COUNT_MAX for count in (*counts, *checkpoints))
         and all(0 <= time_s <= TIME_S_MAX for time_s in (meter.trained_s, memory.slower_s, *waiting))
+        and 0 <= steps.near_long <= min(steps.near, LONG_KEPT)
+        and 0 <= steps.far_long <= min(steps.far, LONG_KEPT)
+        and max(steps.near, steps.far) <= _COUNT_MAX
         and (memory.interval_steps is None or 1 <= memory.interval_steps <= _COUNT_MAX)
     )
 

@@ -354,7 +354,7 @@ class FrequencyMachine:
         is_lower = aim <= LOWER_SHARE * self._interval
         if self._asked != self._decided_by or (self._is_withdrawn and is_lower):
             return True
-        if is_lower and self._has_failed_more and self._would_stay(step.mean):
+        if is_lower and self._has_failed_more and aim <= LOWER_SHARE * self._known_aim(step.mean):
             return True
         if may_fall or (self._interval > most and taken >= self._changed_at + CALM_CHECKPOINTS):
             return True
@@ -399,10 +399,9 @@ class FrequencyMachine:
         known_s, mtbf_s = self._known_mtbf_s, self._mtbf_s
         return self._meter.taken == 0 and known_s is not None and mtbf_s is not None and mtbf_s < known_s
 
-    def _would_stay(self, step_s: float) -> bool:
-        """Tell whether the interval would, but for these failures. What else is new is for the usual rules."""
-        assert self._interval is not None
-        return _aim_steps(self._find(self._known_mtbf_s), step_s) > LOWER_SHARE * self._interval
+    def _known_aim(self, step_s: float) -> int:
+        """Return where the interval should be but for these failures. What else is new is for the usual rules."""
+        return _aim_steps(self._find(self._known_mtbf_s), step_s)
 
     def _may_fall(self, aim: int) -> bool:
         """Tell whether the interval could have been shorter for some checkpoints, without a break.

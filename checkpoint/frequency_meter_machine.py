@@ -3,7 +3,7 @@
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from statistics import median
 from typing import assert_never
@@ -66,37 +66,8 @@ FAILURES_NEEDED = 3
 """From three failures on, their mean time is known within a factor of four."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeterMemory:
-    """What a rank's measuring keeps from one attempt to the next."""
-
-    step: tuple[Block, ...] = ()
-    stall: tuple[Block, ...] = ()
-    slower: tuple[Block, ...] = ()
-    persist: tuple[Block, ...] = ()
-    held: tuple[Block, ...] = ()
-    size_bytes: int = 0
-    trained_s: float = 0.0
-    """In all attempts."""
-    trainer_failures: int = 0
-    """In that time, as `node_failures`."""
-    node_failures: int = 0
-    waiting: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]] = ((), (), ())
-    """Exceptions of stall, persist and held that wait for a second one."""
-    slower_but_long: tuple[Block, ...] | None = None
-    """What `slower` is if the long steps in it turn out to be pauses; None: there are none in it."""
-
-    def of_ranks(self, grown: float) -> "MeterMemory":
-        """Return what holds at `grown` times as many ranks: as many failures come in so much less time."""
-        return MeterMemory(
-            trained_s=min(self.trained_s / grown, TIME_S_MAX),
-            trainer_failures=self.trainer_failures,
-            node_failures=self.node_failures,
-        )
-
-
 @dataclass(slots=True)
-class _LongSteps:
+class LongSteps:
     """How often steps are long near checkpoints, and how often far from them: pauses come to both alike."""
 
     near: int = 0
@@ -123,8 +94,12 @@ class _LongSteps:
 
     @property
     def are_surely_alike(self) -> bool:
-        """Tell the same of so many that what was said before was wrong."""
-        return self.far_long >= WITHDRAW_NEEDS and self.are_alike
+        """Tell the same of so many that what was said before was wrong.
+
+        Near ones, too, or that none of them was long says nothing: at the far ones' rate one of them would have been.
+        """
+        is_enough = self.far_long >= WITHDRAW_NEEDS and self.near * self.far_long >= self.far
+        return is_enough and self.are_alike
 
     @property
     def are_surely_more(self) -> bool:
@@ -144,6 +119,37 @@ class _LongSteps:
         if self.far_long:
             surprise += (1 - found) * math.log((1 - found) / (1 - expected))
         return count * surprise > z * z / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeterMemory:
+    """What a rank's measuring keeps from one attempt to the next."""
+
+    step: tuple[Block, ...] = ()
+    stall: tuple[Block, ...] = ()
+    slower: tuple[Block, ...] = ()
+    persist: tuple[Block, ...] = ()
+    held: tuple[Block, ...] = ()
+    size_bytes: int = 0
+    trained_s: float = 0.0
+    """In all attempts."""
+    trainer_failures: int = 0
+    """In that time, as `node_failures`."""
+    node_failures: int = 0
+    waiting: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]] = ((), (), ())
+    """Exceptions of stall, persist and held that wait for a second one."""
+    slower_but_long: tuple[Block, ...] | None = None
+    """What `slower` is if the long steps in it turn out to be pauses; None: there are none in it."""
+    long_steps: LongSteps = field(default_factory=LongSteps)
+    """By which that is told."""
+
+    def of_ranks(self, grown: float) -> "MeterMemory":
+        """Return what holds at `grown` times as many ranks: as many failures come in so much less time."""
+        return MeterMemory(
+            trained_s=min(self.trained_s / grown, TIME_S_MAX),
+            trainer_failures=self.trainer_failures,
+            node_failures=self.node_failures,
+        )
 
 
 class CostMeter:
@@ -174,7 +180,7 @@ class CostMeter:
         self._since_taken = 0
         self._long_at = deque[set[int]](maxlen=PLACES_KEPT)
         """For each of the newest checkpoints: how many steps after it long ones came; the first ones are one place."""
-        self._long_steps = _LongSteps()
+        self._long_steps = replace(memory.long_steps)
         self._busy_until = deque[int](maxlen=PLACES_KEPT)
         """For each of them: how many steps after it the last busy one came."""
         self.pauses = 0
@@ -299,6 +305,7 @@ class CostMeter:
             node_failures=self._failures[FailureKind.NODE],
             waiting=(self._stall.waiting, self._persist.waiting, self._held.waiting),
             slower_but_long=tuple(self._slower.blocks_but_long) if self._slower.counts_long else None,
+            long_steps=replace(self._long_steps),
         )
 
     def _any_step(self) -> Spread | None:
@@ -377,7 +384,7 @@ class CostMeter:
     def _steps_changed(self) -> None:
         """Steps are no longer what they were: nothing to compare the older ones with."""
         self.drifts += 1
-        self._cycle, self._long_steps = None, _LongSteps()
+        self._cycle, self._long_steps = None, LongSteps()
 
     def _is_long(self, step_s: float) -> bool:
         known = self._step.spread

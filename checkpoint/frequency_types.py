@@ -200,6 +200,8 @@ class BoundKind(Enum):
     MOST = "most"
     PAUSED = "paused"
     """Nobody takes any: an operator asked for that."""
+    LOST = "lost"
+    """Nobody takes any: the ranks cannot agree any more."""
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):  # a handful are made for each decision
@@ -240,3 +242,5 @@ class Decision:
     """When an operator asked for a budget last, as far as this follows it; 0: never."""
     paused_until_unix_s: float = 0.0
     """As an operator asked; 0: it is not paused."""
+    pause_asked_unix_s: float = 0.0
+    """When an operator asked for a pause or for its end last, as far as this follows it; 0: never."""

@@ -497,6 +497,7 @@ class Node:
         self.metrics.costs.add(before, costs)
         self.reporter.costs(rank, costs)
         rank.costs_told(costs)
+        self.controller.costs_told(rank, costs)
 
 
 def _keep(frame: frames.OpenRun) -> Keep | None:

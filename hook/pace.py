@@ -188,7 +188,11 @@ class Pace:
     def decision(self) -> Decision:
         """How often, and why; meaningful on rank 0, which decides."""
         steering = self._followed
-        decision = replace(self._frequency.decision, budget_asked_unix_s=steering.budget_asked_unix_s)
+        decision = replace(
+            self._frequency.decision,
+            budget_asked_unix_s=steering.budget_asked_unix_s,
+            pause_asked_unix_s=steering.pause_asked_unix_s,
+        )
         if not steering.is_paused(time.time()):
             return decision
         until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(steering.paused_until_unix_s))

@@ -16,7 +16,7 @@ from typing import cast
 
 import torch.distributed as dist
 
-from ..checkpoint.frequency_types import Decision, Figures
+from ..checkpoint.frequency_types import BoundKind, Decision, Figures
 from ..core.errors import DeadlineError, EverstepError, RanksLostError, UsageError
 from ..core.ids import CheckpointId
 from .end_machine import Ask, Requests
@@ -299,11 +299,14 @@ class StoreRanks:
             return decision
         return replace(
             decision,
+            kind=BoundKind.LOST,
             reason=f"no checkpoint is taken: {lost.message}",
             goal_missed="",
             cost_share=None,
             cost_half_width=None,
             steps_undecided=0,
+            paused_until_unix_s=0.0,
+            pause_asked_unix_s=0.0,  # nobody has ended a pause: the next attempt goes by it
         )
 
     def ask_for_checkpoint(self, ask: Ask) -> None:

@@ -129,6 +129,7 @@ class Report:
             paused_until_unix_s=self.decision.paused_until_unix_s,
             plain_s=self.plain_s,
             budget_asked_unix_s=self.decision.budget_asked_unix_s,
+            pause_asked_unix_s=self.decision.pause_asked_unix_s,
         )
 
     def __str__(self) -> str:

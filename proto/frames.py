@@ -287,7 +287,7 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     data_s: float = 0.0
     """Of `train_s`, waits of the loop for batches of everstep's loaders: data, not checkpoints."""
     bound: ShortText = ""
-    """What the interval is bound by, one word or two; `paused`: an operator asked for no checkpoints."""
+    """What bounds the interval, one word or two; `paused`: an operator asked for no checkpoints; `lost`: ranks are."""
     budget: float | None = None
     """Share of the time that training takes without checkpoints; None: the interval is fixed."""
     cost_share: float | None = None
@@ -308,6 +308,8 @@ class Costs(msgspec.Struct, frozen=True, tag="costs"):
     """Of `boundary_s`, boundaries at which no checkpoint was due: no interval makes that less, no budget counts it."""
     budget_asked_unix_s: float = 0.0
     """What operators asked of `budget` until then is in it; 0: nothing, or from a trainer that does not say."""
+    pause_asked_unix_s: float = 0.0
+    """The same of `paused_until_unix_s`."""
 
     @property
     def added_s(self) -> float:

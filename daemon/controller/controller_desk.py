@@ -192,6 +192,20 @@ class ControllerDesk:
         if heard is not None and not heard.done():
             heard.set_result(CheckpointId(frame.attempt, frame.step))
 
+    def costs_told(self, rank: "RankRecord", costs: frames.Costs) -> None:
+        """Keep what the run follows of a pause, which another daemon was asked of later, or one before this.
+
+        Else the next attempt would hear of it as it was asked here, or nothing.
+        """
+        key = (rank.run.uid, rank.run.run_id)
+        known = self._steering.get(key, frames.Steer())
+        if costs.pause_asked_unix_s > known.pause_asked_unix_s:
+            self._steering[key] = msgspec.structs.replace(
+                known,
+                paused_until_unix_s=costs.paused_until_unix_s,
+                pause_asked_unix_s=costs.pause_asked_unix_s,
+            )
+
     def attached(self, rank: "RankRecord") -> None:
         """A rank has begun an attempt, and hears what was asked of it; of the attempt before only a pause goes on.
 
@@ -296,7 +310,8 @@ def _state(costs: frames.Costs | None) -> ControllerState:
         return ControllerState.UNKNOWN
     if costs.bound == "paused":
         return ControllerState.PAUSED
-    return ControllerState.FIXED if costs.bound == "fixed" else ControllerState.ADAPTIVE
+    is_fixed = costs.bound in {"fixed", "lost"} and costs.budget is None
+    return ControllerState.FIXED if is_fixed else ControllerState.ADAPTIVE
 
 
 def _refuse_fixed(view: ControllerView) -> None:

@@ -8,7 +8,7 @@ from training_simulator import Training, World
 from everstep.checkpoint.drift_machine import Block, Spread
 from everstep.checkpoint.frequency_format import dump_figures, dump_memory, load_figures, load_memory
 from everstep.checkpoint.frequency_machine import CALM_CHECKPOINTS, FrequencyMemory
-from everstep.checkpoint.frequency_meter_machine import MeterMemory
+from everstep.checkpoint.frequency_meter_machine import LONG_KEPT, LongSteps, MeterMemory
 from everstep.checkpoint.frequency_types import Figures
 from everstep.core.errors import CorruptDataError, FormatVersionError
 
@@ -40,6 +40,21 @@ def test_a_single_step_of_no_time_is_no_reason_to_forget_all() -> None:
     nothing = FrequencyMemory(meter=MeterMemory(step=step[1:]))
     with pytest.raises(CorruptDataError, match="beyond all bounds"):
         load_memory(through_json(dump_memory(nothing)))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        LongSteps(near=1, near_long=2),
+        LongSteps(far=1, far_long=-1),
+        LongSteps(far=2**60, far_long=LONG_KEPT + 1),
+    ],
+    ids=str,
+)
+def test_counts_of_long_steps_that_nobody_can_have_made_are_refused(steps: LongSteps) -> None:
+    memory = FrequencyMemory(meter=MeterMemory(long_steps=steps))
+    with pytest.raises(CorruptDataError, match="beyond all bounds"):
+        load_memory(through_json(dump_memory(memory)))
 
 
 def test_figures_come_back_and_are_small() -> None:

@@ -198,6 +198,42 @@ def test_pauses_that_were_taken_for_a_cost_are_withdrawn_by_a_later_attempt() ->
     assert slower_s(meter) == pytest.approx(10 * 0.05, rel=0.2)
 
 
+def with_a_long_step_each() -> Meter:
+    """Return what ten checkpoints have taught that each make a step long, which few others are."""
+    meter = warm()
+    for number in range(10):
+        meter.take().steps_of(0.25, 0.25, 30.0, *[0.25] * 7, busy=True)
+        meter.steps_of(*[0.2] * 30, 30.0 if number % 5 == 4 else 0.2, *[0.2] * 30)
+    return meter.take()
+
+
+def pauses_far_from_checkpoints(meter: Meter, step_s: float) -> None:
+    for _ in range(10):
+        meter.steps_of(*[step_s] * 200, 30.0, step_s)
+
+
+def test_long_steps_of_checkpoints_stay_their_cost_in_a_later_attempt_before_its_first_one() -> None:
+    """All its pauses are far from checkpoints: that says how rare they are, and nothing of steps near one."""
+    before = with_a_long_step_each()
+    meter = Meter(Meter(before.memory).memory).steps_of(*[STEP_S] * WARMUP_STEPS)
+    pauses_far_from_checkpoints(meter, 0.2)
+    assert (meter.withdrawn, slower_s(meter)) == (0, slower_s(before))
+
+
+def test_long_steps_of_checkpoints_stay_their_cost_when_steps_have_become_others() -> None:
+    """What was counted before is of other steps; what comes until the next checkpoint is far from any."""
+    meter = with_a_long_step_each().steps_of(*[0.25] * 10, busy=True)
+    while not meter.drifts:
+        meter.steps_of(0.3)
+    pauses_far_from_checkpoints(meter, 0.3)
+    for number in range(30):
+        assert number > 10 or meter.withdrawn == 0
+        meter.take().steps_of(*[0.35] * 10, busy=True).steps_of(*[0.3] * 10)
+    assert meter.withdrawn == 1, (
+        "as many steps near checkpoints as should have had a pause are no longer long"
+    )
+
+
 def test_pauses_that_fall_anywhere_among_busy_steps_are_no_cost() -> None:
     meter = warm()
     for number in range(20):

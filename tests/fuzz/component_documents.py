@@ -15,7 +15,7 @@ from torch import nn
 from everstep.checkpoint.drift_machine import Block, Spread
 from everstep.checkpoint.frequency_format import dump_memory, load_memory
 from everstep.checkpoint.frequency_machine import FixedInterval, FrequencyMachine, FrequencyMemory
-from everstep.checkpoint.frequency_meter_machine import MeterMemory
+from everstep.checkpoint.frequency_meter_machine import LongSteps, MeterMemory
 from everstep.checkpoint.frequency_types import CheckpointTaken, Figures, Limits, StepEnded
 from everstep.core.errors import CorruptDataError, DataError, LoaderStateError, StateMismatchError
 from everstep.dataloader import DataLoader
@@ -61,6 +61,8 @@ def _memory() -> FrequencyMemory:
         trained_s=5000.0,
         trainer_failures=2,
         node_failures=1,
+        slower_but_long=blocks,
+        long_steps=LongSteps(near=40, near_long=5, far=300, far_long=2),
     )
     return FrequencyMemory(meter=meter, interval_steps=20, slower_s=0.25)
 

@@ -1,5 +1,6 @@
 """What an operator hears of a run whose ranks cannot agree any more, over a real Store."""
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -8,7 +9,7 @@ from typing import cast
 import pytest
 from rank_pairs import NEVER, DeafListener, own_server, ranks_of_two
 
-from everstep.checkpoint.frequency_types import Limits
+from everstep.checkpoint.frequency_types import BoundKind, Limits
 from everstep.core.errors import EverstepError, RanksLostError
 from everstep.hook.link import Link
 from everstep.hook.notice import Preemption
@@ -19,6 +20,7 @@ from everstep.hook.run_checkpoints import RunCheckpoints, RunParts
 from everstep.hook.run_end import RunEnd
 from everstep.hook.run_state import RunState
 from everstep.hook.snapshot import Snapshotter
+from everstep.hook.steering_machine import Steering
 from everstep.proto import frames
 
 DEADLINE_S = 60.0
@@ -93,3 +95,21 @@ def test_the_decision_says_that_no_checkpoint_is_taken_any_more(monkeypatch: pyt
         assert isinstance(ranks.lost, RanksLostError)
         assert ranks.decision.reason == f"no checkpoint is taken: {ranks.lost.message}"
         assert ranks.decision.cost_share is None
+
+
+def test_ranks_that_are_lost_while_they_are_paused_are_not_paused_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No time ends that: an operator would wait for the end of the pause, and no age of checkpoints would alert."""
+    server, heard, now_unix_s = [own_server()], LostListener(), time.time()
+    with ranks_of_two(monkeypatch, server[0].port) as make:
+        ranks = make(0, NEVER)
+        ranks.steer(Steering(paused_until_unix_s=now_unix_s + 86400, pause_asked_unix_s=now_unix_s))
+        ranks.start(0, heard)
+        assert not any(ranks.is_due(step) for step in range(1, 100))
+        assert ranks.decision.kind is BoundKind.PAUSED
+        server.clear()
+        heard.lost.get(timeout=DEADLINE_S)
+        decision = ranks.decision
+    assert (decision.kind, decision.paused_until_unix_s) == (BoundKind.LOST, 0.0)
+    assert decision.pause_asked_unix_s == 0.0, "this ends no pause: it holds for the next attempt"

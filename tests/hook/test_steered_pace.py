@@ -19,6 +19,7 @@ def test_a_pause_lists_no_boundary_until_it_is_over() -> None:
     assert pace.due(11, 31) == ()
     assert pace.decision.kind is BoundKind.PAUSED
     assert (pace.decision.interval_steps, "as asked" in pace.decision.reason) == (5, True)
+    assert pace.decision.pause_asked_unix_s == now_unix_s
     assert (pace.decision.cost_share, pace.decision.steps_undecided) == (None, 0), (
         "none is taken at this rate"
     )
@@ -27,6 +28,9 @@ def test_a_pause_lists_no_boundary_until_it_is_over() -> None:
     pace.steer(Steering(paused_until_unix_s=0.0, pause_asked_unix_s=now_unix_s + 1))
     assert pace.due(41, 51) == (45, 50)
     assert pace.decision.kind is BoundKind.FIXED
+    assert pace.decision.pause_asked_unix_s == now_unix_s + 1, (
+        "who asked for the pause has to learn of its end"
+    )
 
 
 def test_a_budget_reaches_the_controller_and_outlives_the_begin_of_training() -> None:

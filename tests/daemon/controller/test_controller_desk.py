@@ -26,6 +26,7 @@ def costs(
     budget: float | None = 0.1,
     budget_asked_unix_s: float = 0.0,
     paused_until_unix_s: float = 0.0,
+    pause_asked_unix_s: float = 0.0,
 ) -> frames.Costs:
     return frames.Costs(
         train_s=10.0,
@@ -44,6 +45,7 @@ def costs(
         cost_share=share,
         step=step,
         paused_until_unix_s=paused_until_unix_s,
+        pause_asked_unix_s=pause_asked_unix_s,
     )
 
 
@@ -137,6 +139,59 @@ def test_a_pause_whose_time_is_not_over_holds_for_the_next_attempt(
             assert trainer.event(frames.Steer) == frames.Steer(
                 paused_until_unix_s=paused.paused_until_unix_s,
                 pause_asked_unix_s=paused.pause_asked_unix_s,
+            )
+
+
+@pytest.mark.parametrize("until_unix_s", [0.0, 4e9], ids=["ended", "longer"])
+def test_what_another_daemon_was_asked_of_a_pause_holds_for_the_next_attempt(
+    socket_path: Path, devices: list[Path], until_unix_s: float
+) -> None:
+    """That daemon may be gone by then: the pause as it began at this one would come back."""
+    with daemon_process(socket_path), connected(socket_path) as client, ThreadPoolExecutor() as threads:
+        with attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer:
+            pause = threads.submit(client.pause_checkpoints, RUN, 3600.0)
+            paused = trainer.event(frames.Steer)
+            assert isinstance(paused, frames.Steer)
+            own = costs(
+                share=0.01,
+                step=6,
+                bound="paused",
+                paused_until_unix_s=paused.paused_until_unix_s,
+                pause_asked_unix_s=paused.pause_asked_unix_s,
+            )
+            trainer.send(own)
+            pause.result()
+            asked_unix_s = paused.pause_asked_unix_s + 1
+            bound = "paused" if until_unix_s else "budget"
+            trainer.send(
+                costs(
+                    share=0.01,
+                    step=7,
+                    bound=bound,
+                    paused_until_unix_s=until_unix_s,
+                    pause_asked_unix_s=asked_unix_s,
+                )
+            )
+            trainer.send(own)  # as of another rank, which has not come as far
+            settled(trainer)
+        with attached(socket_path, devices, rank=0, world_size=1, attempt=2) as trainer:
+            assert trainer.event(frames.Steer) == frames.Steer(
+                paused_until_unix_s=until_unix_s, pause_asked_unix_s=asked_unix_s
+            )
+
+
+def test_a_pause_that_a_daemon_before_was_asked_for_holds_for_the_next_attempt(
+    socket_path: Path, devices: list[Path]
+) -> None:
+    with daemon_process(socket_path):
+        with attached(socket_path, devices, rank=0, world_size=1, attempt=1) as trainer:
+            trainer.send(
+                costs(share=0.01, step=5, bound="paused", paused_until_unix_s=4e9, pause_asked_unix_s=3e9)
+            )
+            settled(trainer)
+        with attached(socket_path, devices, rank=0, world_size=1, attempt=2) as trainer:
+            assert trainer.event(frames.Steer) == frames.Steer(
+                paused_until_unix_s=4e9, pause_asked_unix_s=3e9
             )
 
 
