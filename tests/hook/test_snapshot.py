@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from everstep.core.errors import DaemonUnavailableError, MemoryRefusedError, Sta
 from everstep.daemon.testing import daemon_process
 from everstep.hook import capture as capture_module
 from everstep.hook import copier as copier_module
+from everstep.hook import run_checkpoints
 from everstep.hook import slot_sealing as slot_sealing_module
 from everstep.hook.client import Answer, DaemonClient
 from everstep.hook.copier import Copier
@@ -33,7 +35,7 @@ from everstep.hook.gather import copy
 from everstep.hook.rank_protocol import DAEMON_LOST
 from everstep.hook.report import Skipped
 from everstep.hook.run import Run
-from everstep.hook.skip_reasons import STILL_COPYING
+from everstep.hook.skip_reasons import NO_ARENA, NO_ROOM_YET, STILL_COPYING
 from everstep.hook.slot_places import Places
 from everstep.hook.tensor_bytes import dense_or_copy
 from everstep.proto import frames
@@ -575,6 +577,24 @@ def test_the_last_boundary_asks_anew_for_memory_that_was_refused_long_ago(device
         refused.set_exception(MemoryRefusedError("2 slots of 4 GiB do not fit"))
         arenas._asked = (layout, refused)
     assert (run.report().checkpoints_complete, run.report().failures) == (1, ())
+
+
+def test_the_last_boundary_asks_for_memory_again_and_again_and_ever_more_rarely(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer says that it is busy, the next try asks anew; what is there soon is looked at soon."""
+    objects = made()
+    slept: list[float] = []
+    with attached(device, objects, final=False) as run:
+        until_taken(run, objects)
+        reasons = iter(
+            [*[f"{NO_ROOM_YET}: it is being written", NO_ARENA] * 4, STILL_COPYING, STILL_COPYING, None]
+        )
+        monkeypatch.setattr(run._checkpoints, "_begin", lambda _: next(reasons))
+        clock = SimpleNamespace(sleep=slept.append, monotonic=time.monotonic)
+        monkeypatch.setattr(run_checkpoints, "time", clock)
+        assert run._checkpoints.take_last(time.monotonic() + 60)
+    assert slept == [0.01, 0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.2, 0.2, 0.01]
 
 
 class TestReport:
