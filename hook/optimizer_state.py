@@ -17,7 +17,7 @@ from .memory_ranges import Ranges
 from .module_state import ParameterRegistry
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
-from .stored_state import StoredState, TensorMaker, has_memory_order
+from .stored_state import StoredState, TensorMaker, has_memory_order, say_apart
 from .structure_watch import StateWatch, is_plain_tensor
 from .tensor_bytes import copy_bits, dtype_name, reach_of, require_plain
 
@@ -116,6 +116,13 @@ class _Restoring:
             present.stride() == weight.tensor.stride() and specs[leaf].strides == specs[weight.leaf].strides
         )
         return len(begins) == 1 and (as_stored or in_one_order)
+
+    def share(self, leaf: str, present: torch.Tensor) -> None:
+        """Let what shared a leaf's memory lie on the tensor that stays and has been written; said where a weight, or
+        state that was written before, had it too and stays elsewhere.
+        """
+        if not self.maker.share(leaf, present):
+            say_apart(leaf)
 
     def is_in_place(self, parameter: _Parameter, key: str, present: torch.Tensor) -> bool:
         """Tell whether a tensor that stays lies where the group says: it may have said otherwise when it was made."""
@@ -392,14 +399,14 @@ class OptimizerState:
                 isinstance(value, torch.Tensor)
                 and isinstance(present, torch.Tensor)
                 and _alike(present, value)
-                and all(
-                    restoring.may_write(leaf, present)
-                    for leaf in leaf_names([cast(dict[str, object], saved)[key]])
-                )
             ):
-                copy_bits(value, to=present)
-            else:
-                group[key] = value
+                leaves = leaf_names([cast(dict[str, object], saved)[key]])
+                if all(restoring.may_write(leaf, present) for leaf in leaves):
+                    copy_bits(value, to=present)
+                    for leaf in leaves:
+                        restoring.share(leaf, present)
+                    continue
+            group[key] = value
 
     def _put_state(
         self, restoring: _Restoring, parameter: _Parameter, state: dict[object, object], saved: Document
@@ -417,7 +424,7 @@ class OptimizerState:
                 and restoring.may_write(leaf, present)
             ):
                 stored.copy_to(leaf, present)
-                restoring.maker.share(leaf, present)
+                restoring.share(leaf, present)
                 made[key] = present
             else:
                 made[key] = restoring.maker.make(leaf, restoring.device(parameter, key, host))

@@ -94,6 +94,50 @@ def test_it_is_said_where_the_state_has_not_made_its_buffer_yet(caplog: pytest.L
     assert said(caplog) == ["memory_apart leaf=optimizer.state.0.flat"]
 
 
+def test_it_is_said_where_its_buffer_is_here_and_the_weights_are_not_in_it_yet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where the first step copies them in: the run has taken that step, so nothing will do it again."""
+    (saved, one), (fresh, other) = flattened(2, 8), flattened(2, 8)
+    other.state[fresh[0]]["flat"] = torch.zeros(16)
+    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    assert bits(other.state[fresh[0]]["flat"]) == bits(one.state[saved[0]]["flat"])
+    assert all(bits(here) == bits(there) for here, there in zip(fresh, saved, strict=True))
+    assert said(caplog) == ["memory_apart leaf=optimizer.state.0.flat"]
+
+
+def test_what_was_the_weight_is_the_weight_again_beside_state_that_is_a_copy_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (saved, one), (fresh, other) = one_weight(), one_weight()
+    weight, parameter = saved.get_parameter("weight"), fresh.get_parameter("weight")
+    one.state[weight] = {"fast": weight.data, "old": [weight.data]}
+    other.state[parameter] = {"fast": torch.zeros(4, 3)}
+    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    state = other.state[parameter]
+    assert bits(state["fast"]) == bits(weight)
+    with torch.no_grad():
+        parameter.fill_(7.0)
+    assert state["old"][0].unique().tolist() == [7.0]
+    assert said(caplog) == ["memory_apart leaf=optimizer.state.weight.fast"]
+
+
+def test_state_that_was_a_hyper_parameter_is_the_one_that_stays() -> None:
+    """A scheduler writes into the group's tensor."""
+    (saved, one), (fresh, other) = one_weight(), one_weight()
+    for optimizer in (one, other):
+        optimizer.param_groups[0]["lr"] = torch.zeros(())
+    (group,), (present,) = one.param_groups, (each["lr"] for each in other.param_groups)
+    group["lr"].fill_(0.5)
+    one.state[saved.get_parameter("weight")] = {"lr": group["lr"], "rates": [group["lr"]]}
+    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    assert other.param_groups[0]["lr"] is present
+    assert present.item() == 0.5
+    present.fill_(0.25)
+    state = other.state[fresh.get_parameter("weight")]
+    assert (state["lr"].item(), state["rates"][0].item()) == (0.25, 0.25)
+
+
 def test_it_is_said_of_a_weight_that_has_another_memory_format(caplog: pytest.LogCaptureFixture) -> None:
     saved, fresh = (nn.Conv2d(2, 3, 3, bias=False) for _ in range(2))
     fresh.weight.data = fresh.weight.data.contiguous(memory_format=torch.channels_last)
