@@ -13,7 +13,7 @@ from ..checkpoint.value_format import dump_part
 from ..core.errors import StateTypeError, UsageError
 from .document import Document, class_name, mismatch, other_class, read_document
 from .lazy_leaves import may_be_statistics
-from .memory_ranges import Ranges
+from .memory_ranges import RangeMap
 from .module_state import ParameterRegistry
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
@@ -83,10 +83,8 @@ class _Restoring:
     maker: TensorMaker
     steps_on_device: dict[int, bool] = field(default_factory=dict[int, bool])
     """Of parameters whose group says so: whether `step` lies with them."""
-    known: Sequence[_Parameter]
-    """Parameters that have their values: state that was their memory when it was saved is that again."""
-    weights: Ranges
-    """Their memory."""
+    known: RangeMap[_Parameter]
+    """Parameters that have their values, by their memory: state that was that when it was saved is it again."""
     written: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """What was written into a tensor that stays, by its address."""
 
@@ -94,12 +92,9 @@ class _Restoring:
         """Tell whether a leaf may go into a tensor that stays: not where one that was another at the checkpoint has
         been written there, as with a default of the optimizer that all of its groups have; nor over a weight.
         """
-        memory = _memory_of(present)
-        if self.weights.touch(memory):
-            here = Ranges([memory])
-            touched = [each for each in self.known if here.touch(_memory_of(each.tensor))]
-            if not all(self._lay_alike(leaf, present, each) for each in touched):
-                return False
+        touched = self.known.touching(_memory_of(present))
+        if not all(self._lay_alike(leaf, present, each) for each in touched):
+            return False
         holder = self.stored.holder_of(leaf)
         return not present.numel() or self.written.setdefault(present.data_ptr(), holder) == holder
 
@@ -362,8 +357,8 @@ class OptimizerState:
                 ",".join(parameter.name for parameter in own),
             )
         known = [parameter for parameter in names.all() if parameter.leaf in stored]
-        weights = Ranges(_memory_of(parameter.tensor) for parameter in known)
-        restoring = _Restoring(stored=stored, maker=TensorMaker(stored), known=known, weights=weights)
+        places = RangeMap((_memory_of(parameter.tensor), parameter) for parameter in known)
+        restoring = _Restoring(stored=stored, maker=TensorMaker(stored), known=places)
         for parameter in known:
             restoring.maker.share(parameter.leaf, parameter.tensor)
         for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):

@@ -1,5 +1,7 @@
 """Memory that an optimizer's state shared with weights or other state when it was saved, and what is left of it."""
 
+import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -7,7 +9,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from everstep.hook.state_testing import bits, transfer
+from everstep.hook.component import make_components
+from everstep.hook.state_testing import bits, store, transfer
 
 
 def one_weight() -> tuple[nn.Module, Optimizer]:
@@ -176,3 +179,33 @@ def test_it_is_said_of_a_buffer_of_a_module_that_a_weight_was_a_part_of(
     transfer({"model": saved}, {"model": fresh})
     assert bits(fresh.get_buffer("flat")) == bits(flat)
     assert said(caplog) == ["memory_apart leaf=model.flat"]
+
+
+def calls_to_restore(weights: int) -> int:
+    """How many functions run to put back an optimizer of so many weights, each the memory of its own state."""
+
+    def build() -> tuple[nn.ParameterList, Optimizer]:
+        module = nn.ParameterList(nn.Parameter(torch.zeros(2)) for _ in range(weights))
+        optimizer = SGD(module.parameters(), lr=0.1)
+        optimizer.state.update({weight: {"fast": weight.data} for weight in module})
+        return module, optimizer
+
+    (saved, one), (fresh, other) = build(), build()
+    components = make_components({"model": fresh, "optimizer": other}, world_size=1)
+    stored = store(make_components({"model": saved, "optimizer": one}, world_size=1))
+    for component in components:
+        component.check(stored)
+    counts = Counter[str]()
+    sys.setprofile(lambda frame, event, argument: counts.update([event]))
+    try:
+        for component in components:
+            component.apply(stored)
+    finally:
+        sys.setprofile(None)
+    return counts["call"] + counts["c_call"]
+
+
+def test_each_more_weight_that_state_lies_on_costs_as_much_as_the_last_one() -> None:
+    """Counted, not timed: a restore must not take minutes for thousands of weights."""
+    few, some, many = map(calls_to_restore, (50, 100, 200))
+    assert many - some < 2.5 * (some - few)
