@@ -23,7 +23,7 @@ from .plain_errors import read_named
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
 from .structure_watch import CACHES, GroupsWatch, ModulesWatch
-from .tensor_bytes import dtype_name, require_plain, torch_dtype
+from .tensor_bytes import dtype_name, require_plain, same_bits, torch_dtype
 from .unwritable import unwritable
 
 logger = logging.getLogger(__name__)
@@ -283,18 +283,9 @@ class ModuleState:
                 problems += _sparse_differences(named, document.sparse[fqn], stored)
             elif named.role is not Role.CACHE and id(named.tensor) not in stored_here:
                 problems.append(f"{fqn} is in the module and not in the checkpoint")
-        problems += [
-            f"{tied.fqn} and {named.fqn} are one tensor here (tied), and two in the checkpoint: build them untied"
-            for tied, named in _tied_here_alone(tensors, document.tensors, stored, self.name)
-            if named.role is Role.PARAMETER or _have_one_place(tied, named)
-            # One of the two would be lost; another buffer gets memory of its own.
-        ]
-        before = itertools.takewhile(lambda name: name != self.name, self._registry.modules)  # checked by now
-        problems += [
-            f"{other} and {self.name}.{own.fqn} share memory here, and did not when they were saved: build them apart"
-            for other, theirs, own in self._tied_to_others(tensors, stored, before)
-            if own.role is Role.PARAMETER or _have_one_place(theirs, own)
-        ]
+        # One of two weights would be lost; another buffer gets memory of its own, or is compared.
+        apart = self._apart_in_checkpoint(tensors, document, stored)
+        problems += [text for _, named, text in apart if named.role is Role.PARAMETER]
         extra = {named.prefix for named in modules if _has_extra_state(named.module)}
         problems += [
             f"{prefix}_extra_state is on one side only" for prefix in sorted(extra ^ document.extra.keys())
@@ -303,6 +294,46 @@ class ModuleState:
             stored.spec(leaf)
         if problems:
             raise mismatch(self.name, problems)
+
+    def compared(self, stored: StoredState) -> list[str]:
+        """Return the leaves that `check_compared` reads: of buffers of one part that is in several places here alone.
+
+        A copy of one's own would be the other place's, too; constants, as a table of positions, may be the same.
+        """
+        return [leaf for pair, _ in self._of_one_part(stored) for leaf in pair]
+
+    def check_compared(self, stored: StoredState) -> None:
+        """Return if buffers that `compared` names have the same value in each of their places; after `check`.
+
+        Raises:
+            StateMismatchError: they have not.
+        """
+        problems = [text for pair, text in self._of_one_part(stored) if not _equal(stored, *pair)]
+        if problems:
+            raise mismatch(self.name, problems)
+
+    def _of_one_part(self, stored: StoredState) -> list[tuple[tuple[str, str], str]]:
+        document = _Document.read(stored, self.name)
+        _, tensors = self._registry.refresh(self.name)
+        return [
+            ((leaf, f"{self.name}.{named.fqn}"), text)
+            for (leaf, first), named, text in self._apart_in_checkpoint(tensors, document, stored)
+            if named.role is Role.BUFFER and _have_one_place(first, named)
+        ]
+
+    def _apart_in_checkpoint(
+        self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState
+    ) -> Iterator[tuple[tuple[str, NamedTensor], NamedTensor, str]]:
+        """Yield who shares memory here with another one (its leaf and itself come first) from which the checkpoint
+        keeps it apart, among these and those of earlier modules, and what to say of it.
+        """
+        for first, named in _tied_here_alone(tensors, document.tensors, stored, self.name):
+            tied, leaf = f"{first.fqn} and {named.fqn} are one tensor here (tied)", f"{self.name}.{first.fqn}"
+            yield (leaf, first), named, f"{tied}, and two in the checkpoint: build them untied"
+        before = itertools.takewhile(lambda name: name != self.name, self._registry.modules)  # checked by now
+        for leaf, theirs, own in self._tied_to_others(tensors, stored, before):
+            shared = f"{leaf} and {self.name}.{own.fqn} share memory here"
+            yield (leaf, theirs), own, f"{shared}, and did not when they were saved: build them apart"
 
     def _tied_to_others(
         self, tensors: Sequence[NamedTensor], stored: StoredState, modules: Iterable[str]
@@ -396,10 +427,11 @@ class ModuleState:
     def _names_apart(
         self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState
     ) -> set[str]:
-        within = {named.fqn for _, named in _tied_here_alone(tensors, document.tensors, stored, self.name)}
-        return within | {
-            named.fqn for _, _, named in self._tied_to_others(tensors, stored, self._registry.modules)
-        }
+        """Return which buffers get memory of their own; not those of one part, which are the same in all its places."""
+        within = _tied_here_alone(tensors, document.tensors, stored, self.name)
+        others = self._tied_to_others(tensors, stored, self._registry.modules)
+        pairs = [*within, *((theirs, named) for _, theirs, named in others)]
+        return {named.fqn for first, named in pairs if not _have_one_place(first, named)}
 
     def _say_untied(self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState) -> None:
         """Warn of weights that were one tensor when they were saved and are several here: they part in training."""
@@ -528,6 +560,13 @@ def _tied_here_alone(
 def _have_one_place(one: NamedTensor, other: NamedTensor) -> bool:
     """Tell whether they are one buffer of one module under two names, which is more than a cache."""
     return one.owner is other.owner and one.key == other.key and other.role is not Role.CACHE
+
+
+def _equal(stored: StoredState, one: str, other: str) -> bool:
+    """Tell whether two leaves have the same dtype, shape and bits."""
+    look, others = stored.spec(one), stored.spec(other)
+    alike = (look.dtype, look.shape) == (others.dtype, others.shape)
+    return alike and same_bits(stored.copy_of(one), stored.copy_of(other))
 
 
 def _differences(named: NamedTensor, stored: StoredState, leaf: str) -> list[str]:

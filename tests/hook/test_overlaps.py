@@ -235,7 +235,9 @@ def states(of: dict[str, nn.Module]) -> dict[str, torch.Tensor]:
 
 
 def statistics() -> nn.Module:
-    return nn.BatchNorm1d(3, affine=False)
+    made = nn.BatchNorm1d(3, affine=False)
+    made.get_buffer("running_mean").normal_()
+    return made
 
 
 def test_buffers_of_one_part_in_two_modules_or_places_are_refused_where_they_were_apart() -> None:
@@ -253,6 +255,24 @@ def test_buffers_of_one_part_in_two_modules_or_places_are_refused_where_they_wer
             {"model": nn.Sequential(statistics(), statistics())},
             {"model": nn.Sequential(shared[0], shared[0])},
         )
+
+
+@pytest.mark.parametrize("table", [torch.arange(3.0), torch.arange(3.0, dtype=torch.float64)], ids=str)
+def test_constants_of_one_part_in_two_modules_or_places_may_have_been_apart(table: torch.Tensor) -> None:
+    """Two tables of positions that became one in the script: they have the same bytes."""
+
+    def apart() -> nn.Sequential:
+        return nn.Sequential(with_buffer(table.clone()), with_buffer(table.clone()))
+
+    shared = with_buffer(torch.zeros(3))
+    transfer({"model": apart()}, {"model": nn.Sequential(shared, shared)})
+    assert bits(shared.get_buffer("b")) == bits(table)
+    shared = with_buffer(torch.zeros(3))
+    transfer(
+        {"one": apart(), "two": apart()},
+        {"one": nn.Sequential(shared, shared), "two": nn.Sequential(shared, shared)},
+    )
+    assert bits(shared.get_buffer("b")) == bits(table)
 
 
 def test_an_empty_tensor_of_a_shared_module_is_no_tie() -> None:
