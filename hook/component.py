@@ -1,7 +1,7 @@
 """From the keywords of attach() to the components of the training state."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -14,8 +14,9 @@ from .object_state import object_component
 from .optimizer_state import OptimizerState
 from .rng_state import NAME as RNG_NAME
 from .state_protocol import Component, Laziness, Sink, TensorLeaf
+from .stored_state import StoredState
 
-__all__ = ["Component", "Laziness", "Sink", "TensorLeaf", "make_components"]
+__all__ = ["Component", "Laziness", "Sink", "TensorLeaf", "check_components", "make_components"]
 
 RESERVED_NAMES = (HISTORY_NAME, RNG_NAME, "everstep")
 """Components that every run has beside the attached objects; `RngState` and `History` are made by the run."""
@@ -53,6 +54,29 @@ def make_components(objects: Mapping[str, object], *, world_size: int) -> list[C
     _check_guarded(objects)
     _check_nothing_hidden(objects, registry)
     return [*modules, *optimizers, *others]
+
+
+def check_components(
+    components: Sequence[Component], stored: StoredState, receive: Callable[[Sequence[str]], object]
+) -> None:
+    """Return if the stored state fits them: structures first, then what is compared by its bytes, which are small.
+
+    `receive` is called once, with the names of the components and leaves whose bytes are then read.
+
+    Raises:
+        StateMismatchError, …: as `Component.check`.
+    """
+    looking = [component for component in components if not component.checks_bytes]
+    reading = [component for component in components if component.checks_bytes]
+    for component in looking:
+        component.check(stored)
+    modules = [component for component in components if isinstance(component, ModuleState)]
+    compared = [(module, leaves) for module in modules if (leaves := module.compared(stored))]
+    receive([component.name for component in reading] + [leaf for _, leaves in compared for leaf in leaves])
+    for component in reading:
+        component.check(stored)
+    for module, _ in compared:
+        module.check_compared(stored)
 
 
 def _no_optimizer(name: str, value: object) -> UsageError:

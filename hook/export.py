@@ -65,6 +65,7 @@ def export(request: ExportRequest) -> dict[str, object]:
 
     Raises:
         UsageError: something stands at the destination.
+        StateTypeError: the format cannot hold a value, or would lose an entry of a dict.
         NotFoundError, CorruptDataError, IncompleteError, StorageError: the checkpoint cannot be read whole.
         OSError: the destination cannot be written.
     """

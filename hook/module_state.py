@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
@@ -23,7 +23,7 @@ from .plain_errors import read_named
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker
 from .structure_watch import CACHES, GroupsWatch, ModulesWatch
-from .tensor_bytes import dtype_name, require_plain, torch_dtype
+from .tensor_bytes import dtype_name, require_plain, same_bits, torch_dtype
 from .unwritable import unwritable
 
 logger = logging.getLogger(__name__)
@@ -283,18 +283,9 @@ class ModuleState:
                 problems += _sparse_differences(named, document.sparse[fqn], stored)
             elif named.role is not Role.CACHE and id(named.tensor) not in stored_here:
                 problems.append(f"{fqn} is in the module and not in the checkpoint")
-        problems += [
-            f"{tied.fqn} and {named.fqn} are one tensor here (tied), and two in the checkpoint: build them untied"
-            for tied, named in _tied_here_alone(tensors, document.tensors, stored, self.name)
-            if named.role is Role.PARAMETER or _have_one_place(tied, named)
-            # One of the two would be lost; another buffer gets memory of its own.
-        ]
-        before = itertools.takewhile(lambda name: name != self.name, self._registry.modules)  # checked by now
-        problems += [
-            f"{other} and {self.name}.{own.fqn} share memory here, and did not when they were saved: build them apart"
-            for other, theirs, own in self._tied_to_others(tensors, stored, before)
-            if own.role is Role.PARAMETER or _have_one_place(theirs, own)
-        ]
+        # One of two weights would be lost; another buffer gets memory of its own, or is compared.
+        apart = self._apart_in_checkpoint(tensors, document, stored)
+        problems += [text for _, named, text in apart if named.role is Role.PARAMETER]
         extra = {named.prefix for named in modules if _has_extra_state(named.module)}
         problems += [
             f"{prefix}_extra_state is on one side only" for prefix in sorted(extra ^ document.extra.keys())
@@ -303,6 +294,45 @@ class ModuleState:
             stored.spec(leaf)
         if problems:
             raise mismatch(self.name, problems)
+
+    def compared(self, stored: StoredState) -> list[str]:
+        """Return the leaves that `check_compared` reads: of buffers of one part that is in several places here alone.
+
+        A copy of one's own would be the other place's, too; constants, as a table of positions, may be the same.
+        """
+        return [leaf for pair, _ in self._of_one_part(stored) for leaf in pair]
+
+    def check_compared(self, stored: StoredState) -> None:
+        """Return if buffers that `compared` names have the same value in each of their places; after `check`.
+
+        Raises:
+            StateMismatchError: they have not.
+        """
+        problems = [text for pair, text in self._of_one_part(stored) if not _equal(stored, *pair)]
+        if problems:
+            raise mismatch(self.name, problems)
+
+    def _of_one_part(self, stored: StoredState) -> list[tuple[tuple[str, str], str]]:
+        document = _Document.read(stored, self.name)
+        _, tensors = self._registry.refresh(self.name)
+        return [
+            ((leaf, f"{self.name}.{named.fqn}"), text)
+            for (leaf, first), named, text in self._apart_in_checkpoint(tensors, document, stored)
+            if named.role is Role.BUFFER and _have_one_place(first, named)
+        ]
+
+    def _apart_in_checkpoint(
+        self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState
+    ) -> Iterator[tuple[tuple[str, NamedTensor], NamedTensor, str]]:
+        """Yield who shares memory here with another one (its leaf and itself come first) from which the checkpoint
+        keeps it apart, among these and those of earlier modules, and what to say of it.
+        """
+        for first, named in _tied_here_alone(tensors, document.tensors, stored, self.name):
+            tied, leaf = f"{first.fqn} and {named.fqn} are one tensor here (tied)", f"{self.name}.{first.fqn}"
+            yield (leaf, first), named, f"{tied}, and two in the checkpoint: build them untied"
+        for leaf, theirs, own in self._tied_to_others(tensors, stored, self._earlier()):
+            shared = f"{leaf} and {self.name}.{own.fqn} share memory here"
+            yield (leaf, theirs), own, f"{shared}, and did not when they were saved: build them apart"
 
     def _tied_to_others(
         self, tensors: Sequence[NamedTensor], stored: StoredState, modules: Iterable[str]
@@ -342,7 +372,9 @@ class ModuleState:
         """Yield each leaf that `apply` puts into an existing tensor as its bytes are, with that tensor."""
         document = _Document.read(stored, self.name)
         _, tensors = self._registry.refresh(self.name)
-        apart = unwritable(named.tensor for named in tensors) | overlapping(named.tensor for named in tensors)
+        others = self._others(stored, self._registry.modules).values()
+        apart = unwritable(named.tensor for named in tensors)
+        apart |= overlapping(named.tensor for named in (*tensors, *others))
         tied = self._names_apart(tensors, document, stored)
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
@@ -365,12 +397,15 @@ class ModuleState:
         closed = unwritable(named.tensor for named in tensors)
         tied = self._names_apart(tensors, document, stored)
         self._say_untied(tensors, document, stored)
-        overlaps, shared = overlapping(named.tensor for named in tensors), list[NamedTensor]()
+        overlaps, shared = overlapping(named.tensor for named in tensors), dict[str, NamedTensor]()
         apart = closed | overlaps
         for named in tensors:  # what is made anew shares memory with what stays
             stays = named.fqn in document.tensors and named.fqn not in tied
             if stays and id(named.tensor) not in apart:
                 maker.share(f"{self.name}.{named.fqn}", named.tensor)
+        written = self._others(stored, self._earlier())
+        stay = [named for named in tensors if named.fqn not in tied and id(named.tensor) not in closed]
+        overlaps |= overlapping(named.tensor for named in (*written.values(), *stay))
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
             if named.fqn in document.sparse:
@@ -382,12 +417,13 @@ class ModuleState:
             elif id(named.tensor) in closed and stored.fits(leaf, named.tensor):
                 named.tensor.data = maker.make(leaf, named.tensor.device)
             elif id(named.tensor) in overlaps and stored.fits(leaf, named.tensor):
-                shared.append(named)
+                shared[leaf] = named
             elif named.role is Role.PARAMETER or stored.fits(leaf, named.tensor):
                 stored.copy_to(leaf, named.tensor)
             else:
                 _table(named.owner, "_buffers")[named.key] = maker.make(leaf, named.tensor.device)
-        self._put_shared(shared, stored, maker)
+        beside = {leaf: named for leaf, named in written.items() if id(named.tensor) in overlaps}
+        self._put_shared(shared, beside, stored, maker)
         self._add_buffers(maker, document, {named.prefix: named.module for named in modules})
         for named in modules:
             if named.prefix in document.extra:
@@ -396,10 +432,11 @@ class ModuleState:
     def _names_apart(
         self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState
     ) -> set[str]:
-        within = {named.fqn for _, named in _tied_here_alone(tensors, document.tensors, stored, self.name)}
-        return within | {
-            named.fqn for _, _, named in self._tied_to_others(tensors, stored, self._registry.modules)
-        }
+        """Return which buffers get memory of their own; not those of one part, which are the same in all its places."""
+        within = _tied_here_alone(tensors, document.tensors, stored, self.name)
+        others = self._tied_to_others(tensors, stored, self._registry.modules)
+        pairs = [*within, *((theirs, named) for _, theirs, named in others)]
+        return {named.fqn for first, named in pairs if not _have_one_place(first, named)}
 
     def _say_untied(self, tensors: Sequence[NamedTensor], document: "_Document", stored: StoredState) -> None:
         """Warn of weights that were one tensor when they were saved and are several here: they part in training."""
@@ -418,8 +455,15 @@ class ModuleState:
                         named.fqn,
                     )
 
-    def _put_shared(self, shared: Sequence[NamedTensor], stored: StoredState, maker: TensorMaker) -> None:
-        named = {f"{self.name}.{each.fqn}": each for each in shared}
+    def _put_shared(
+        self,
+        shared: Mapping[str, NamedTensor],
+        beside: Mapping[str, NamedTensor],
+        stored: StoredState,
+        maker: TensorMaker,
+    ) -> None:
+        """Write into tensors that share memory, and again into those beside them of earlier modules."""
+        named = {**shared, **beside} if shared else {}
         kept = [(leaf, each.tensor) for leaf, each in named.items() if each.role is Role.PARAMETER]
         free = [(leaf, each.tensor) for leaf, each in named.items() if each.role is not Role.PARAMETER]
         apart, wrong = put_overlapping(kept, free, stored)
@@ -428,7 +472,21 @@ class ModuleState:
             _table(each.owner, "_buffers")[each.key] = maker.make(leaf, each.tensor.device)
         if wrong:
             text = "shares memory with another tensor here, and did not when it was saved: build them apart"
-            raise mismatch(self.name, [f"{named[leaf].fqn} {text}" for leaf in wrong])
+            raise mismatch(self.name, [f"{leaf} {text}" for leaf in wrong])
+
+    def _earlier(self) -> Iterator[str]:
+        """Yield the modules that are checked and applied before this one."""
+        return itertools.takewhile(lambda name: name != self.name, self._registry.modules)
+
+    def _others(self, stored: StoredState, modules: Iterable[str]) -> dict[str, NamedTensor]:
+        """Return by their leaves what other attached modules have that a stored tensor can be written to."""
+        return {
+            leaf: each
+            for module in modules
+            if module != self.name
+            for each in self._registry.refresh(module)[1]
+            if (leaf := f"{module}.{each.fqn}") in stored and stored.fits(leaf, each.tensor)
+        }
 
     def _add_buffers(self, maker: TensorMaker, document: "_Document", places: dict[str, nn.Module]) -> None:
         """Fill in the buffers that the checkpointed module had made by then and a new one has not yet."""
@@ -528,6 +586,13 @@ def _tied_here_alone(
 def _have_one_place(one: NamedTensor, other: NamedTensor) -> bool:
     """Tell whether they are one buffer of one module under two names, which is more than a cache."""
     return one.owner is other.owner and one.key == other.key and other.role is not Role.CACHE
+
+
+def _equal(stored: StoredState, one: str, other: str) -> bool:
+    """Tell whether two leaves have the same dtype, shape and bits."""
+    look, others = stored.spec(one), stored.spec(other)
+    alike = (look.dtype, look.shape) == (others.dtype, others.shape)
+    return alike and same_bits(stored.copy_of(one), stored.copy_of(other))
 
 
 def _differences(named: NamedTensor, stored: StoredState, leaf: str) -> list[str]:

@@ -13,13 +13,13 @@ from ..checkpoint.value_format import dump_part
 from ..core.errors import StateTypeError, UsageError
 from .document import Document, class_name, mismatch, other_class, read_document
 from .lazy_leaves import may_be_statistics
-from .memory_ranges import Ranges
+from .memory_ranges import RangeMap
 from .module_state import ParameterRegistry
 from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
-from .stored_state import StoredState, TensorMaker, has_memory_order
+from .stored_state import StoredState, TensorMaker, has_memory_order, say_apart
 from .structure_watch import StateWatch, is_plain_tensor
-from .tensor_bytes import copy_bits, dtype_name, reach_of, require_plain
+from .tensor_bytes import copy_bits, dtype_name, reach_of, require_plain, same_bits
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +83,8 @@ class _Restoring:
     maker: TensorMaker
     steps_on_device: dict[int, bool] = field(default_factory=dict[int, bool])
     """Of parameters whose group says so: whether `step` lies with them."""
-    known: Sequence[_Parameter]
-    """Parameters that have their values: state that was their memory when it was saved is that again."""
-    weights: Ranges
-    """Their memory."""
+    known: RangeMap[_Parameter]
+    """Parameters that have their values, by their memory: state that was that when it was saved is it again."""
     written: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
     """What was written into a tensor that stays, by its address."""
 
@@ -94,12 +92,9 @@ class _Restoring:
         """Tell whether a leaf may go into a tensor that stays: not where one that was another at the checkpoint has
         been written there, as with a default of the optimizer that all of its groups have; nor over a weight.
         """
-        memory = _memory_of(present)
-        if self.weights.touch(memory):
-            here = Ranges([memory])
-            touched = [each for each in self.known if here.touch(_memory_of(each.tensor))]
-            if not all(self._lay_alike(leaf, present, each) for each in touched):
-                return False
+        touched = self.known.touching(_memory_of(present))
+        if not all(self._lay_alike(leaf, present, each) for each in touched):
+            return False
         holder = self.stored.holder_of(leaf)
         return not present.numel() or self.written.setdefault(present.data_ptr(), holder) == holder
 
@@ -116,6 +111,13 @@ class _Restoring:
             present.stride() == weight.tensor.stride() and specs[leaf].strides == specs[weight.leaf].strides
         )
         return len(begins) == 1 and (as_stored or in_one_order)
+
+    def share(self, leaf: str, present: torch.Tensor) -> None:
+        """Let what shared a leaf's memory lie on the tensor that stays and has been written; said where a weight, or
+        state that was written before, had it too and stays elsewhere.
+        """
+        if not self.maker.share(leaf, present):
+            say_apart(leaf)
 
     def is_in_place(self, parameter: _Parameter, key: str, present: torch.Tensor) -> bool:
         """Tell whether a tensor that stays lies where the group says: it may have said otherwise when it was made."""
@@ -340,13 +342,15 @@ class OptimizerState:
         """Put back state and hyper-parameters; what the checkpoint has no state of loses its own.
 
         A hyper-parameter that the checkpoint does not know (of a newer torch) keeps its value.
+
+        Raises:
+            StateMismatchError: a weight that only the optimizer has lies on another one here alone.
         """
         document = read_document(stored, self.name, KIND)
         names = self._names()
         own = names.held_by_nobody()
         if "own" in document:
-            for parameter in own:
-                stored.copy_to(parameter.leaf, parameter.tensor)
+            self._put_own(own, stored)
         elif own:
             logger.warning(
                 "weights_left_as_given optimizer=%s weights=%s: no attached module has them, and the checkpoint, which"
@@ -355,8 +359,8 @@ class OptimizerState:
                 ",".join(parameter.name for parameter in own),
             )
         known = [parameter for parameter in names.all() if parameter.leaf in stored]
-        weights = Ranges(_memory_of(parameter.tensor) for parameter in known)
-        restoring = _Restoring(stored=stored, maker=TensorMaker(stored), known=known, weights=weights)
+        places = RangeMap((_memory_of(parameter.tensor), parameter) for parameter in known)
+        restoring = _Restoring(stored=stored, maker=TensorMaker(stored), known=places)
         for parameter in known:
             restoring.maker.share(parameter.leaf, parameter.tensor)
         for group, saved in zip(self._optimizer.param_groups, document.items("groups"), strict=True):
@@ -381,6 +385,38 @@ class OptimizerState:
             key, value = cast(list[object], pair)
             held[decoder.decode(key)] = decoder.decode(value)
 
+    def _put_own(self, own: Sequence[_Parameter], stored: StoredState) -> None:
+        """Write the weights that only the optimizer has.
+
+        Raises:
+            StateMismatchError: one overwrites another weight, from which the checkpoint keeps it apart.
+        """
+        if not own:
+            return
+        weights = [(parameter.name, parameter.tensor) for parameter in own]
+        weights += [
+            (leaf, named.tensor)
+            for module in self._registry.modules
+            for named in self._registry.parameters(module)
+            if (leaf := f"{module}.{named.fqn}") in stored and stored.fits(leaf, named.tensor)
+        ]
+        places = RangeMap((_memory_of(tensor), (name, tensor)) for name, tensor in weights)
+        problems, to_write = list[str](), {parameter.name for parameter in own}
+        for parameter in own:
+            touched = [
+                each for each in places.touching(_memory_of(parameter.tensor)) if each[0] not in to_write
+            ]
+            before = [tensor.detach().clone() for _, tensor in touched]
+            stored.copy_to(parameter.leaf, parameter.tensor)
+            to_write.remove(parameter.name)
+            problems += [
+                f"{name} and {parameter.name} share memory here, and did not when they were saved: build them apart"
+                for (name, tensor), value in zip(touched, before, strict=True)
+                if not same_bits(value, tensor)
+            ]
+        if problems:
+            raise mismatch(self.name, problems)
+
     @staticmethod
     def _put_options(restoring: _Restoring, group: dict[str, Any], saved: object) -> None:
         device = next((parameter.device for parameter in _parameters(group)), None)
@@ -392,14 +428,14 @@ class OptimizerState:
                 isinstance(value, torch.Tensor)
                 and isinstance(present, torch.Tensor)
                 and _alike(present, value)
-                and all(
-                    restoring.may_write(leaf, present)
-                    for leaf in leaf_names([cast(dict[str, object], saved)[key]])
-                )
             ):
-                copy_bits(value, to=present)
-            else:
-                group[key] = value
+                leaves = leaf_names([cast(dict[str, object], saved)[key]])
+                if all(restoring.may_write(leaf, present) for leaf in leaves):
+                    copy_bits(value, to=present)
+                    for leaf in leaves:
+                        restoring.share(leaf, present)
+                    continue
+            group[key] = value
 
     def _put_state(
         self, restoring: _Restoring, parameter: _Parameter, state: dict[object, object], saved: Document
@@ -417,7 +453,7 @@ class OptimizerState:
                 and restoring.may_write(leaf, present)
             ):
                 stored.copy_to(leaf, present)
-                restoring.maker.share(leaf, present)
+                restoring.share(leaf, present)
                 made[key] = present
             else:
                 made[key] = restoring.maker.make(leaf, restoring.device(parameter, key, host))

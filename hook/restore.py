@@ -25,6 +25,7 @@ from ..core.errors import (
 )
 from ..core.ids import CheckpointId
 from ..proto import frames
+from .component import check_components
 from .history import NAME as HISTORY_NAME
 from .link import Link
 from .mapped_arena import MappedArena
@@ -313,16 +314,8 @@ class RestoreSearch:
         logger.error("memory_damaged checkpoint=%s reason=%s", choice.checkpoint, error)
 
     def _check(self, found: Fetched) -> None:
-        """Compare structures first, then what is compared by its bytes, which are small and read for that."""
         found.check_common(self.components)
-        components = found.present(self.components)
-        looking = [component for component in components if not component.checks_bytes]
-        reading = [component for component in components if component.checks_bytes]
-        for component in looking:
-            component.check(found.stored)
-        found.bulk.receive([component.name for component in reading])
-        for component in reading:
-            component.check(found.stored)
+        check_components(found.present(self.components), found.stored, found.bulk.receive)
 
     def _receive(self, found: Fetched) -> EverstepError | None:
         """Let the bulk arrive, in the components' own tensors where it can, and return what went wrong."""

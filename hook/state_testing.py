@@ -18,7 +18,7 @@ from ..checkpoint.testing import encode_manifest, written_pieces
 from ..checkpoint.value_format import dump_values
 from ..core.ids import CheckpointId, run_id_of
 from .capture import StateCapture, capture_state
-from .component import Component, make_components
+from .component import Component, check_components, make_components
 from .shard_memory import ShardMemory
 from .stored_state import StoredState
 from .tensor_bytes import BufferPin, byte_range, copy_bytes
@@ -39,8 +39,7 @@ def transfer(
     """
     stored = store(make_components(saved, world_size=world_size), device_count=device_count)
     components = make_components(fresh, world_size=world_size)
-    for component in components:
-        component.check(stored)
+    check_components(components, stored, lambda names: None)
     for component in components:
         component.apply(stored)
     return stored

@@ -7,13 +7,14 @@ documents stand in the manifest and beside an export.
 
 import base64
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 from ..checkpoint.value_format import decode_value
+from ..core.errors import StateTypeError
 from .document import Document
 from .object_tree import decode_array, decode_numpy_scalar, decode_torch
 
@@ -72,8 +73,15 @@ class StateTree:
 
         Raises:
             CorruptDataError: a document is not what a component writes.
+            StateTypeError: two keys of a dict, or items of a set, have one plain value; the message names whose.
         """
-        return {name: self._component(name, document) for name, document in self._documents.items()}
+        return {name: self._named_component(name, document) for name, document in self._documents.items()}
+
+    def _named_component(self, name: str, content: object) -> object:
+        try:
+            return self._component(name, content)
+        except StateTypeError as error:
+            raise StateTypeError(f"{name}: {error.message}", hint=error.hint) from error
 
     def _component(self, name: str, content: object) -> object:
         document = Document(name, content)
@@ -111,7 +119,10 @@ class StateTree:
             state[keys.get(parameter, parameter)] = made
         for pair in document.items("shared"):
             key, value = cast(list[object], pair)
-            state[self._plain_key(key)] = self._plain(value)
+            kept = self._plain_key(key)
+            if kept in state:  # where parameters are numbers, it may be one of them
+                raise _one_for_two(kept)
+            state[kept] = self._plain(value)
         tree: dict[str, object] = {"state": state}
         tree["param_groups"] = [self._group(group, keys) for group in groups]
         if "own" in document and (names := document.texts("own")):  # load_state_dict passes it by
@@ -176,7 +187,8 @@ class StateTree:
                 return self._sparse(tag, cast(dict[str, Any], content))
             case "$modulestate":
                 pairs = cast(list[list[object]], cast(list[object], content)[0])
-                return OrderedDict((self._plain_key(key), self._plain(item)) for key, item in pairs)
+                keys = _plain_keys(decode_value(key, self._decode_other) for key, _ in pairs)
+                return OrderedDict(zip(keys, (self._plain(item) for _, item in pairs), strict=True))
             case _:
                 return NotImplemented
 
@@ -191,11 +203,16 @@ class StateTree:
 
 
 def plain(value: object) -> object:
-    """Return a value that `weights_only` takes, equal to this one or as near as there is."""
+    """Return a value that `weights_only` takes, equal to this one or as near as there is.
+
+    Raises:
+        StateTypeError: two keys of a dict, or items of a set, have one such value.
+    """
     if isinstance(value, TensorRef | SparseRef | torch.Size):
         return value
     if isinstance(value, dict):
-        items = {plain_key(key): plain(item) for key, item in cast(dict[object, object], value).items()}
+        held = cast(dict[object, object], value)
+        items = dict(zip(_plain_keys(held), map(plain, held.values()), strict=True))
         if isinstance(value, Counter):
             return Counter(cast(dict[object, int], items))
         return OrderedDict(items) if isinstance(value, OrderedDict) else items
@@ -204,7 +221,7 @@ def plain(value: object) -> object:
     if isinstance(value, list | deque):
         return [plain(item) for item in cast(list[object], value)]
     if isinstance(value, set | frozenset):
-        return {plain_key(item) for item in cast(set[object], value)}
+        return {*_plain_keys(cast(set[object], value))}
     if type(value) is bytes and not value:  # pickled as a call of `bytes`, which is refused
         return bytearray()
     if type(value) is int and value.bit_length() > _INT_BITS_MAX:
@@ -220,6 +237,24 @@ def plain_key(value: object) -> object:
         return tuple(plain_key(item) for item in cast(tuple[object, ...], value))
     made = plain(value)
     return "" if isinstance(made, bytearray) else made
+
+
+def _plain_keys(keys: Iterable[object]) -> list[object]:
+    """Return the plain values of a dict's keys, or of what is in a set: as many."""
+    found: dict[object, None] = {}
+    for key in keys:
+        made = plain_key(key)
+        if made in found:
+            raise _one_for_two(made)
+        found[made] = None
+    return [*found]
+
+
+def _one_for_two(made: object) -> StateTypeError:
+    return StateTypeError(
+        f"two keys of a dict, or items of a set, become {made!r:.80} in the export, and one of them would be lost",
+        hint="export --to safetensors has every value beside the tensors as it is; or save it under other keys",
+    )
 
 
 def _without_numpy(value: Any) -> object:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -190,6 +190,8 @@ class _Live:
     begin: int
     """Of the part, in the leaf."""
     end: int
+    origin: int
+    """Where the leaf's first byte would be: tensors of one origin share the bytes that both have."""
     octets: torch.Tensor | None
     """Its memory; None where the elements lie in another order there."""
 
@@ -204,6 +206,38 @@ class _Live:
         return part.view(dtype).as_strided(spec.shape, spec.strides)
 
 
+@dataclass(frozen=True, slots=True)
+class _LiveTensors:
+    """Those that have bytes of one leaf, on one device."""
+
+    parts: dict[tuple[int, int], _Live] = field(default_factory=dict[tuple[int, int], _Live])
+    """By their parts, of which some optimizers have thousands."""
+    origins: set[int] = field(default_factory=set[int])
+    """Nearly always one."""
+
+    def near(self, begin: int, end: int) -> list[_Live]:
+        """Return the one that has just this part, else those that have any of it, in the order they came."""
+        same = self.parts.get((begin, end))
+        if same is not None:
+            return [same]
+        return [each for each in self.parts.values() if each.begin < end and begin < each.end]
+
+    def add(self, new: _Live) -> bool:
+        """Know one more, and tell whether it lies in one that is known, or as all do that have bytes of it.
+
+        The first one of a part stays: weights come before what may lie on them.
+        """
+        near = [] if self.origins <= {new.origin} else self.near(new.begin, new.end)
+        agrees = all(each.origin == new.origin for each in near) or any(
+            each.origin == new.origin and each.begin <= new.begin and new.end <= each.end for each in near
+        )
+        known = self.parts.setdefault((new.begin, new.end), new)
+        if known.octets is None and known.origin == new.origin:
+            self.parts[new.begin, new.end] = new
+        self.origins.add(new.origin)
+        return agrees
+
+
 class TensorMaker:
     """Makes new tensors from a stored state; those that shared memory when saved share it again.
 
@@ -214,23 +248,24 @@ class TensorMaker:
         """Make a family of tensors; sharing is kept among the tensors of one maker and device."""
         self._stored = stored
         self._shared = {alias.of for alias in stored.manifest.aliases}
-        self._live: dict[tuple[str, torch.device], dict[tuple[int, int], _Live]] = {}
-        """By their parts, of which some optimizers have thousands."""
+        self._live: dict[tuple[str, torch.device], _LiveTensors] = {}
         self._made: dict[tuple[str, torch.device], torch.Tensor] = {}
 
-    def share(self, name: str, tensor: torch.Tensor) -> None:
-        """Let what shared a leaf's memory share that of the tensor which the leaf has been put into."""
+    def share(self, name: str, tensor: torch.Tensor) -> bool:
+        """Let what shared a leaf's memory share that of the tensor which the leaf has been put into.
+
+        Return False where a tensor told of before had some of that memory, and has it elsewhere now.
+        """
         if name not in self._stored or not self._stored.fits(name, tensor):
-            return
+            return True
         (holder, begin), spec = self._stored.holder_of(name), self._stored.spec(name)
         if holder not in self._shared or not spec.size_bytes:
-            return
+            return True
         octets: torch.Tensor | None = None
         if has_memory_order(tensor, spec):
             octets = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-        part, live = (begin, begin + spec.size_bytes), self._live.setdefault((holder, tensor.device), {})
-        if octets is not None or part not in live:
-            live[part] = _Live(*part, octets)
+        live = self._live.setdefault((holder, tensor.device), _LiveTensors())
+        return live.add(_Live(begin, begin + spec.size_bytes, tensor.data_ptr() - begin, octets))
 
     def make(self, name: str, device: torch.device) -> torch.Tensor:
         """Return a new tensor with the stored bytes, dtype, shape and strides.
@@ -253,24 +288,23 @@ class TensorMaker:
         return part.as_strided(spec.shape, spec.strides)
 
     def _view(self, key: tuple[str, torch.device], begin: int, spec: LeafSpec) -> torch.Tensor | None:
-        live, end = self._live.get(key, {}), begin + spec.size_bytes
-        same = live.get((begin, end))
-        near = (
-            [each for each in live.values() if each.begin < end and begin < each.end]
-            if same is None
-            else [same]
-        )
+        near = self._live[key].near(begin, begin + spec.size_bytes) if key in self._live else []
         for each in near:
             view = each.view(begin, spec)
             if view is not None:
                 return view
         if near:
-            logger.warning(
-                "memory_apart leaf=%s: it shared memory with a weight, or with another tensor that stays where it is,"
-                " when they were saved, and is a copy now: have it made, on the same memory, before restore()",
-                spec.name,
-            )
+            say_apart(spec.name)
         return None
+
+
+def say_apart(leaf: str) -> None:
+    """Warn that training goes on without what the leaf's tensor shared."""
+    logger.warning(
+        "memory_apart leaf=%s: it shared memory with a weight, or with another tensor that stays where it is,"
+        " when they were saved, and is a copy now: have it made, on the same memory, before restore()",
+        leaf,
+    )
 
 
 def _alias_places(manifest: Manifest) -> Iterator[tuple[str, _Place]]:

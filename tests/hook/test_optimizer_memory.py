@@ -1,5 +1,7 @@
 """Memory that an optimizer's state shared with weights or other state when it was saved, and what is left of it."""
 
+import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -7,7 +9,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from everstep.hook.state_testing import bits, transfer
+from everstep.core.errors import StateMismatchError
+from everstep.hook.component import make_components
+from everstep.hook.state_testing import bits, store, transfer
 
 
 def one_weight() -> tuple[nn.Module, Optimizer]:
@@ -94,6 +98,50 @@ def test_it_is_said_where_the_state_has_not_made_its_buffer_yet(caplog: pytest.L
     assert said(caplog) == ["memory_apart leaf=optimizer.state.0.flat"]
 
 
+def test_it_is_said_where_its_buffer_is_here_and_the_weights_are_not_in_it_yet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where the first step copies them in: the run has taken that step, so nothing will do it again."""
+    (saved, one), (fresh, other) = flattened(2, 8), flattened(2, 8)
+    other.state[fresh[0]]["flat"] = torch.zeros(16)
+    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    assert bits(other.state[fresh[0]]["flat"]) == bits(one.state[saved[0]]["flat"])
+    assert all(bits(here) == bits(there) for here, there in zip(fresh, saved, strict=True))
+    assert said(caplog) == ["memory_apart leaf=optimizer.state.0.flat"]
+
+
+def test_what_was_the_weight_is_the_weight_again_beside_state_that_is_a_copy_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (saved, one), (fresh, other) = one_weight(), one_weight()
+    weight, parameter = saved.get_parameter("weight"), fresh.get_parameter("weight")
+    one.state[weight] = {"fast": weight.data, "old": [weight.data]}
+    other.state[parameter] = {"fast": torch.zeros(4, 3)}
+    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    state = other.state[parameter]
+    assert bits(state["fast"]) == bits(weight)
+    with torch.no_grad():
+        parameter.fill_(7.0)
+    assert state["old"][0].unique().tolist() == [7.0]
+    assert said(caplog) == ["memory_apart leaf=optimizer.state.weight.fast"]
+
+
+def test_state_that_was_a_hyper_parameter_is_the_one_that_stays() -> None:
+    """A scheduler writes into the group's tensor."""
+    (saved, one), (fresh, other) = one_weight(), one_weight()
+    for optimizer in (one, other):
+        optimizer.param_groups[0]["lr"] = torch.zeros(())
+    (group,), (present,) = one.param_groups, (each["lr"] for each in other.param_groups)
+    group["lr"].fill_(0.5)
+    one.state[saved.get_parameter("weight")] = {"lr": group["lr"], "rates": [group["lr"]]}
+    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    assert other.param_groups[0]["lr"] is present
+    assert present.item() == 0.5
+    present.fill_(0.25)
+    state = other.state[fresh.get_parameter("weight")]
+    assert (state["lr"].item(), state["rates"][0].item()) == (0.25, 0.25)
+
+
 def test_it_is_said_of_a_weight_that_has_another_memory_format(caplog: pytest.LogCaptureFixture) -> None:
     saved, fresh = (nn.Conv2d(2, 3, 3, bias=False) for _ in range(2))
     fresh.weight.data = fresh.weight.data.contiguous(memory_format=torch.channels_last)
@@ -132,3 +180,54 @@ def test_it_is_said_of_a_buffer_of_a_module_that_a_weight_was_a_part_of(
     transfer({"model": saved}, {"model": fresh})
     assert bits(fresh.get_buffer("flat")) == bits(flat)
     assert said(caplog) == ["memory_apart leaf=model.flat"]
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+def test_weights_that_the_optimizer_alone_has_are_written_over_no_others(columns: int) -> None:
+    """Over columns of a module's weight or all of it, and over each other."""
+
+    def build(*, apart: bool) -> tuple[nn.Module, Optimizer]:
+        module = nn.Linear(3, 4, bias=False)
+        memory = module.weight.detach()[:, :columns]
+        masters = [nn.Parameter(memory.clone() if apart else memory) for _ in range(2)]
+        return module, SGD([("one", masters[0]), ("two", masters[1])], lr=0.1)
+
+    (saved, one), (fresh, other) = build(apart=False), build(apart=False)
+    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    assert bits(fresh.get_parameter("weight")) == bits(saved.get_parameter("weight"))
+    saved, one = build(apart=True)
+    one.param_groups[0]["params"][1].data += 1.0
+    with pytest.raises(StateMismatchError) as caught:
+        transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
+    for name in ("model.weight", "one"):
+        assert f"{name} and two share memory here, and did not when they were saved" in caught.value.message
+
+
+def calls_to_restore(weights: int) -> int:
+    """How many functions run to put back an optimizer of so many weights, each the memory of its own state."""
+
+    def build() -> tuple[nn.ParameterList, Optimizer]:
+        module = nn.ParameterList(nn.Parameter(torch.zeros(2)) for _ in range(weights))
+        optimizer = SGD(module.parameters(), lr=0.1)
+        optimizer.state.update({weight: {"fast": weight.data} for weight in module})
+        return module, optimizer
+
+    (saved, one), (fresh, other) = build(), build()
+    components = make_components({"model": fresh, "optimizer": other}, world_size=1)
+    stored = store(make_components({"model": saved, "optimizer": one}, world_size=1))
+    for component in components:
+        component.check(stored)
+    counts = Counter[str]()
+    sys.setprofile(lambda frame, event, argument: counts.update([event]))
+    try:
+        for component in components:
+            component.apply(stored)
+    finally:
+        sys.setprofile(None)
+    return counts["call"] + counts["c_call"]
+
+
+def test_each_more_weight_that_state_lies_on_costs_as_much_as_the_last_one() -> None:
+    """Counted, not timed: a restore must not take minutes for thousands of weights."""
+    few, some, many = map(calls_to_restore, (50, 100, 200))
+    assert many - some < 2.5 * (some - few)

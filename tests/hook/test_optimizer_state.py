@@ -14,6 +14,7 @@ from everstep.core.errors import StateMismatchError, StateTypeError, UsageError
 from everstep.hook import optimizer_state
 from everstep.hook.capture import capture_state
 from everstep.hook.component import Component, Laziness, make_components
+from everstep.hook.memory_ranges import RangeMap
 from everstep.hook.state_testing import bits, store, transfer
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
@@ -651,8 +652,7 @@ def test_new_state_goes_where_it_lay_and_steps_where_the_group_says(
     restoring = optimizer_state._Restoring(
         stored=Any,  # pyright: ignore[reportArgumentType]
         maker=Any,  # pyright: ignore[reportArgumentType]
-        known=(),
-        weights=Any,  # pyright: ignore[reportArgumentType]
+        known=RangeMap(()),
         steps_on_device=steps,
     )
     parameter = optimizer_state._Parameter("w", tensor, 1, "model.w")
@@ -690,8 +690,7 @@ def test_a_step_that_lies_elsewhere_than_its_group_says_is_made_anew() -> None:
         restoring = optimizer_state._Restoring(
             stored=Any,  # pyright: ignore[reportArgumentType]
             maker=Any,  # pyright: ignore[reportArgumentType]
-            known=(),
-            weights=Any,  # pyright: ignore[reportArgumentType]
+            known=RangeMap(()),
             steps_on_device={id(weight): with_parameter},
         )
         assert not restoring.is_in_place(parameter, "step", torch.empty((), device=where))

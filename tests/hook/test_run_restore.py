@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from in_process import Training, refused, training
+from in_process import Training, refused, service, training
 from overlapping import Loop, attached, data, simple
 from torch import nn
 
-from everstep.core.errors import EverstepError, UsageError
+from everstep.core.errors import EverstepError, StateMismatchError, UsageError
 from everstep.dataloader import DataLoader
+from everstep.hook.restore import Restored
 
 
 def save(loop: Loop, devices: list[Path]) -> None:
@@ -180,6 +181,67 @@ def test_what_lies_in_a_file_mapped_for_reading_comes_back_beside_it(
     assert torch.equal(model.table, torch.ones(512, 8))
     assert torch.equal(model.bias, torch.ones(8))
     assert np.load(tmp_path / "2.npy").max() == 2
+
+
+def encodings(*values: float, shared: bool = False) -> Loop:
+    """Parts with a table each, or one part in their places."""
+    parts = [nn.Module() for _ in values]
+    for part, value in zip(parts, values, strict=True):
+        part.register_buffer("table", torch.full((1000,), value))
+    return Loop({"model": nn.ModuleList(parts[:1] * 2 if shared else parts)}, lambda number, run: None)
+
+
+@pytest.mark.parametrize("source", ["memory", "disk"])
+def test_a_part_in_two_places_takes_what_two_had_where_it_is_the_same(tmp_path: Path, source: str) -> None:
+    """Read before anything is written: where it is not, nothing has changed."""
+    storage, again = [tmp_path / "d0"], encodings(5.0, 5.0, shared=True)
+    storage[0].mkdir()
+
+    def restored(values: tuple[float, float]) -> Restored | None:
+        with contextlib.ExitStack() as daemon:
+            daemon.enter_context(service())
+            save(encodings(*values), storage)
+            if source == "disk":
+                daemon.close()
+                daemon.enter_context(service())
+            with attached(again, storage) as run:
+                return run.restore()
+        return None
+
+    table = again.objects["model"][1].table
+    with refused(StateMismatchError, "0.table and 1.table are one tensor here", hint="fresh=True"):
+        restored((1.0, 2.0))
+    assert torch.equal(table, torch.full((1000,), 5.0))
+    found = restored((3.0, 3.0))
+    assert found is not None
+    assert found.source == source
+    assert torch.equal(table, torch.full((1000,), 3.0))
+
+
+def slimmed(*order: str, shared: bool) -> Loop:
+    """A model and another one whose weight is, or was, some columns of its weight."""
+    full = torch.randn(6, 4)
+    weights = {"full": full, "slim": full[:, :2] if shared else torch.randn(6, 2)}
+    objects = {name: nn.ParameterDict({"w": nn.Parameter(weights[name])}) for name in order}
+    return Loop(objects, lambda number, run: None)
+
+
+@pytest.mark.parametrize("order", [("full", "slim"), ("slim", "full")])
+def test_weights_that_are_columns_of_anothers_here_alone_are_refused(
+    devices: list[Path], order: tuple[str, str]
+) -> None:
+    """Also where the bytes of either arrive in place."""
+    save(slimmed(*order, shared=False), devices)
+    with (
+        attached(slimmed(*order, shared=True), devices) as run,
+        refused(StateMismatchError, "shares memory with another tensor here", hint="fresh=True"),
+    ):
+        run.restore()
+    save(loop := slimmed(*order, shared=True), devices)
+    with attached(again := slimmed(*order, shared=True), devices) as run:
+        assert run.restore() is not None
+    for name in order:
+        assert torch.equal(again.objects[name]["w"], loop.objects[name]["w"])
 
 
 def refuse_to_restore(trained: Training) -> None:

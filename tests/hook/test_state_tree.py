@@ -2,12 +2,15 @@
 
 from collections import Counter, OrderedDict, deque
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD
 
+from everstep.core.errors import StateTypeError
 from everstep.hook.component import make_components
 from everstep.hook.export_source import ExportSource
 from everstep.hook.export_torch import write_torch
@@ -82,3 +85,36 @@ def test_numbers_that_torch_lacks_become_those_that_it_has(
     found = loaded(array, tmp_path)
     assert isinstance(found, torch.Tensor)
     assert (found.dtype, found.tolist()) == (dtype, array.tolist())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {frozenset({1}): "a", (1,): "b"},
+        OrderedDict({b"": "a", "": "b"}),
+        {np.datetime64("2024-02-29"): "a", "2024-02-29": "b"},
+        Counter({1 << 3000: 1, hex(1 << 3000): 2}),
+        [{frozenset({1}), (1,)}],
+    ],
+    ids=["frozenset", "bytes", "date", "integer", "set"],
+)
+def test_two_keys_that_become_one_are_refused(value: object, tmp_path: Path) -> None:
+    """An entry would be gone without a word."""
+    with pytest.raises(StateTypeError, match=r"^it: two keys of a dict, or items of a set, become "):
+        loaded(value, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_key_of_an_optimizer_that_becomes_the_number_of_a_parameter_is_refused() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    optimizer = SGD(module.parameters(), lr=0.1)
+    optimizer.state.update({module.weight: {"age": 1}, 0: {"age": 2}})  # pyright: ignore[reportArgumentType, reportCallIssue]
+    components = make_components({"model": module, "optimizer": optimizer}, world_size=1)
+    with store(components) as stored:
+        documents = {"optimizer": stored.values("optimizer")}
+    with pytest.raises(StateTypeError, match=r"^optimizer: two keys .* become 0 "):
+        StateTree(documents, lambda name: b"", by_name=False).components()
+    state = cast(
+        dict[str, Any], StateTree(documents, lambda name: b"", by_name=True).components()["optimizer"]
+    )
+    assert state["state"] == {"weight": {"age": 1}, 0: {"age": 2}}
