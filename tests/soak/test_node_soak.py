@@ -10,7 +10,7 @@ from fault_plan import CALM_S, FaultKind
 from node_soak import NodeSoak, drives_reason
 from places import memory_folder
 
-DURATION_S = float(os.environ.get("EVERSTEP_SOAK_S", "250"))
+DURATION_S = float(os.environ.get("EVERSTEP_SOAK_S", "300"))
 SEED = int(os.environ.get("EVERSTEP_SOAK_SEED", str(random.randrange(1 << 32))))
 
 
