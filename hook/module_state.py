@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
@@ -330,7 +330,8 @@ class ModuleState:
         for first, named in _tied_here_alone(tensors, document.tensors, stored, self.name):
             tied, leaf = f"{first.fqn} and {named.fqn} are one tensor here (tied)", f"{self.name}.{first.fqn}"
             yield (leaf, first), named, f"{tied}, and two in the checkpoint: build them untied"
-        for leaf, theirs, own in self._tied_to_others(tensors, stored, self._earlier()):
+        before = itertools.takewhile(lambda name: name != self.name, self._registry.modules)  # checked by now
+        for leaf, theirs, own in self._tied_to_others(tensors, stored, before):
             shared = f"{leaf} and {self.name}.{own.fqn} share memory here"
             yield (leaf, theirs), own, f"{shared}, and did not when they were saved: build them apart"
 
@@ -372,9 +373,7 @@ class ModuleState:
         """Yield each leaf that `apply` puts into an existing tensor as its bytes are, with that tensor."""
         document = _Document.read(stored, self.name)
         _, tensors = self._registry.refresh(self.name)
-        others = self._others(stored, self._registry.modules).values()
-        apart = unwritable(named.tensor for named in tensors)
-        apart |= overlapping(named.tensor for named in (*tensors, *others))
+        apart = unwritable(named.tensor for named in tensors) | overlapping(named.tensor for named in tensors)
         tied = self._names_apart(tensors, document, stored)
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
@@ -397,15 +396,12 @@ class ModuleState:
         closed = unwritable(named.tensor for named in tensors)
         tied = self._names_apart(tensors, document, stored)
         self._say_untied(tensors, document, stored)
-        overlaps, shared = overlapping(named.tensor for named in tensors), dict[str, NamedTensor]()
+        overlaps, shared = overlapping(named.tensor for named in tensors), list[NamedTensor]()
         apart = closed | overlaps
         for named in tensors:  # what is made anew shares memory with what stays
             stays = named.fqn in document.tensors and named.fqn not in tied
             if stays and id(named.tensor) not in apart:
                 maker.share(f"{self.name}.{named.fqn}", named.tensor)
-        written = self._others(stored, self._earlier())
-        stay = [named for named in tensors if named.fqn not in tied and id(named.tensor) not in closed]
-        overlaps |= overlapping(named.tensor for named in (*written.values(), *stay))
         for named in tensors:
             leaf = f"{self.name}.{named.fqn}"
             if named.fqn in document.sparse:
@@ -417,13 +413,12 @@ class ModuleState:
             elif id(named.tensor) in closed and stored.fits(leaf, named.tensor):
                 named.tensor.data = maker.make(leaf, named.tensor.device)
             elif id(named.tensor) in overlaps and stored.fits(leaf, named.tensor):
-                shared[leaf] = named
+                shared.append(named)
             elif named.role is Role.PARAMETER or stored.fits(leaf, named.tensor):
                 stored.copy_to(leaf, named.tensor)
             else:
                 _table(named.owner, "_buffers")[named.key] = maker.make(leaf, named.tensor.device)
-        beside = {leaf: named for leaf, named in written.items() if id(named.tensor) in overlaps}
-        self._put_shared(shared, beside, stored, maker)
+        self._put_shared(shared, stored, maker)
         self._add_buffers(maker, document, {named.prefix: named.module for named in modules})
         for named in modules:
             if named.prefix in document.extra:
@@ -455,15 +450,8 @@ class ModuleState:
                         named.fqn,
                     )
 
-    def _put_shared(
-        self,
-        shared: Mapping[str, NamedTensor],
-        beside: Mapping[str, NamedTensor],
-        stored: StoredState,
-        maker: TensorMaker,
-    ) -> None:
-        """Write into tensors that share memory, and again into those beside them of earlier modules."""
-        named = {**shared, **beside} if shared else {}
+    def _put_shared(self, shared: Sequence[NamedTensor], stored: StoredState, maker: TensorMaker) -> None:
+        named = {f"{self.name}.{each.fqn}": each for each in shared}
         kept = [(leaf, each.tensor) for leaf, each in named.items() if each.role is Role.PARAMETER]
         free = [(leaf, each.tensor) for leaf, each in named.items() if each.role is not Role.PARAMETER]
         apart, wrong = put_overlapping(kept, free, stored)
@@ -472,21 +460,7 @@ class ModuleState:
             _table(each.owner, "_buffers")[each.key] = maker.make(leaf, each.tensor.device)
         if wrong:
             text = "shares memory with another tensor here, and did not when it was saved: build them apart"
-            raise mismatch(self.name, [f"{leaf} {text}" for leaf in wrong])
-
-    def _earlier(self) -> Iterator[str]:
-        """Yield the modules that are checked and applied before this one."""
-        return itertools.takewhile(lambda name: name != self.name, self._registry.modules)
-
-    def _others(self, stored: StoredState, modules: Iterable[str]) -> dict[str, NamedTensor]:
-        """Return by their leaves what other attached modules have that a stored tensor can be written to."""
-        return {
-            leaf: each
-            for module in modules
-            if module != self.name
-            for each in self._registry.refresh(module)[1]
-            if (leaf := f"{module}.{each.fqn}") in stored and stored.fits(leaf, each.tensor)
-        }
+            raise mismatch(self.name, [f"{named[leaf].fqn} {text}" for leaf in wrong])
 
     def _add_buffers(self, maker: TensorMaker, document: "_Document", places: dict[str, nn.Module]) -> None:
         """Fill in the buffers that the checkpointed module had made by then and a new one has not yet."""

@@ -19,7 +19,7 @@ from .object_tree import TreeDecoder, TreeEncoder, leaf_names
 from .state_protocol import Laziness, Sink, Watch
 from .stored_state import StoredState, TensorMaker, has_memory_order, say_apart
 from .structure_watch import StateWatch, is_plain_tensor
-from .tensor_bytes import copy_bits, dtype_name, reach_of, require_plain, same_bits
+from .tensor_bytes import copy_bits, dtype_name, reach_of, require_plain
 
 logger = logging.getLogger(__name__)
 
@@ -342,15 +342,13 @@ class OptimizerState:
         """Put back state and hyper-parameters; what the checkpoint has no state of loses its own.
 
         A hyper-parameter that the checkpoint does not know (of a newer torch) keeps its value.
-
-        Raises:
-            StateMismatchError: a weight that only the optimizer has lies on another one here alone.
         """
         document = read_document(stored, self.name, KIND)
         names = self._names()
         own = names.held_by_nobody()
         if "own" in document:
-            self._put_own(own, stored)
+            for parameter in own:
+                stored.copy_to(parameter.leaf, parameter.tensor)
         elif own:
             logger.warning(
                 "weights_left_as_given optimizer=%s weights=%s: no attached module has them, and the checkpoint, which"
@@ -384,38 +382,6 @@ class OptimizerState:
         for pair in document.items("shared"):
             key, value = cast(list[object], pair)
             held[decoder.decode(key)] = decoder.decode(value)
-
-    def _put_own(self, own: Sequence[_Parameter], stored: StoredState) -> None:
-        """Write the weights that only the optimizer has.
-
-        Raises:
-            StateMismatchError: one overwrites another weight, from which the checkpoint keeps it apart.
-        """
-        if not own:
-            return
-        weights = [(parameter.name, parameter.tensor) for parameter in own]
-        weights += [
-            (leaf, named.tensor)
-            for module in self._registry.modules
-            for named in self._registry.parameters(module)
-            if (leaf := f"{module}.{named.fqn}") in stored and stored.fits(leaf, named.tensor)
-        ]
-        places = RangeMap((_memory_of(tensor), (name, tensor)) for name, tensor in weights)
-        problems, to_write = list[str](), {parameter.name for parameter in own}
-        for parameter in own:
-            touched = [
-                each for each in places.touching(_memory_of(parameter.tensor)) if each[0] not in to_write
-            ]
-            before = [tensor.detach().clone() for _, tensor in touched]
-            stored.copy_to(parameter.leaf, parameter.tensor)
-            to_write.remove(parameter.name)
-            problems += [
-                f"{name} and {parameter.name} share memory here, and did not when they were saved: build them apart"
-                for (name, tensor), value in zip(touched, before, strict=True)
-                if not same_bits(value, tensor)
-            ]
-        if problems:
-            raise mismatch(self.name, problems)
 
     @staticmethod
     def _put_options(restoring: _Restoring, group: dict[str, Any], saved: object) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from everstep.core.errors import StateMismatchError
 from everstep.hook.component import make_components
 from everstep.hook.state_testing import bits, store, transfer
 
@@ -180,27 +179,6 @@ def test_it_is_said_of_a_buffer_of_a_module_that_a_weight_was_a_part_of(
     transfer({"model": saved}, {"model": fresh})
     assert bits(fresh.get_buffer("flat")) == bits(flat)
     assert said(caplog) == ["memory_apart leaf=model.flat"]
-
-
-@pytest.mark.parametrize("columns", [2, 3])
-def test_weights_that_the_optimizer_alone_has_are_written_over_no_others(columns: int) -> None:
-    """Over columns of a module's weight or all of it, and over each other."""
-
-    def build(*, apart: bool) -> tuple[nn.Module, Optimizer]:
-        module = nn.Linear(3, 4, bias=False)
-        memory = module.weight.detach()[:, :columns]
-        masters = [nn.Parameter(memory.clone() if apart else memory) for _ in range(2)]
-        return module, SGD([("one", masters[0]), ("two", masters[1])], lr=0.1)
-
-    (saved, one), (fresh, other) = build(apart=False), build(apart=False)
-    transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
-    assert bits(fresh.get_parameter("weight")) == bits(saved.get_parameter("weight"))
-    saved, one = build(apart=True)
-    one.param_groups[0]["params"][1].data += 1.0
-    with pytest.raises(StateMismatchError) as caught:
-        transfer({"model": saved, "optimizer": one}, {"model": fresh, "optimizer": other})
-    for name in ("model.weight", "one"):
-        assert f"{name} and two share memory here, and did not when they were saved" in caught.value.message
 
 
 def calls_to_restore(weights: int) -> int:

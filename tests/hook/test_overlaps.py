@@ -155,46 +155,6 @@ def test_weights_of_two_modules_that_share_memory_here_alone_are_refused(part: s
     assert torch.equal(memory, together)
 
 
-@pytest.mark.parametrize("order", [("one", "two"), ("two", "one")])
-@pytest.mark.parametrize("begin", [0, 2])
-def test_those_that_overlap_but_for_holes_or_in_part_are_refused_where_they_were_apart(
-    order: tuple[str, str], begin: int
-) -> None:
-    """A slimmed model whose weights are columns of the full one's, or windows of one memory."""
-
-    def build() -> dict[str, nn.Module]:
-        memory = torch.randn(6, 4)
-        found = (
-            modules(memory, memory[:, :2])
-            if not begin
-            else modules(memory.view(-1)[:16], memory.view(-1)[8:])
-        )
-        return {name: found[name] for name in order}
-
-    saved, fresh = build(), build()
-    transfer(saved, fresh)
-    assert all(bits(fresh[name].get_parameter("w")) == bits(saved[name].get_parameter("w")) for name in order)
-    apart = {
-        name: nn.ParameterDict({"w": module.get_parameter("w").detach().clone()})
-        for name, module in saved.items()
-    }
-    apart["two"]["w"].data += 1.0
-    words = r"\.w shares memory with another tensor here, and did not when it was saved: build them apart"
-    with pytest.raises(StateMismatchError, match=words):
-        transfer(apart, fresh)
-
-
-def test_a_buffer_that_is_columns_of_another_modules_weight_here_alone_gets_memory_of_its_own() -> None:
-    for order in (("one", "two"), ("two", "one")):
-        weight = torch.randn(6, 4)
-        fresh: dict[str, nn.Module] = {"one": nn.ParameterDict({"w": nn.Parameter(weight)})}
-        fresh["two"] = with_buffer(weight[:, :2])
-        saved = {"one": nn.ParameterDict({"w": torch.randn(6, 4)}), "two": with_buffer(torch.randn(6, 2))}
-        transfer({name: saved[name] for name in order}, {name: fresh[name] for name in order})
-        for key, tensor in states(fresh).items():
-            assert bits(tensor) == bits(states(saved)[key])
-
-
 def test_weights_of_two_modules_in_one_memory_that_is_read_only_get_their_own(tmp_path: Path) -> None:
     file = tmp_path / "table"
     file.write_bytes(bytes(16))

@@ -218,32 +218,6 @@ def test_a_part_in_two_places_takes_what_two_had_where_it_is_the_same(tmp_path: 
     assert torch.equal(table, torch.full((1000,), 3.0))
 
 
-def slimmed(*order: str, shared: bool) -> Loop:
-    """A model and another one whose weight is, or was, some columns of its weight."""
-    full = torch.randn(6, 4)
-    weights = {"full": full, "slim": full[:, :2] if shared else torch.randn(6, 2)}
-    objects = {name: nn.ParameterDict({"w": nn.Parameter(weights[name])}) for name in order}
-    return Loop(objects, lambda number, run: None)
-
-
-@pytest.mark.parametrize("order", [("full", "slim"), ("slim", "full")])
-def test_weights_that_are_columns_of_anothers_here_alone_are_refused(
-    devices: list[Path], order: tuple[str, str]
-) -> None:
-    """Also where the bytes of either arrive in place."""
-    save(slimmed(*order, shared=False), devices)
-    with (
-        attached(slimmed(*order, shared=True), devices) as run,
-        refused(StateMismatchError, "shares memory with another tensor here", hint="fresh=True"),
-    ):
-        run.restore()
-    save(loop := slimmed(*order, shared=True), devices)
-    with attached(again := slimmed(*order, shared=True), devices) as run:
-        assert run.restore() is not None
-    for name in order:
-        assert torch.equal(again.objects[name]["w"], loop.objects[name]["w"])
-
-
 def refuse_to_restore(trained: Training) -> None:
     """Do as a script does that takes any error of a restore for "there is nothing"."""
     with contextlib.suppress(EverstepError):
