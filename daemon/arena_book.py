@@ -6,8 +6,7 @@ before it, and the kernel takes 0.16 s to free a GiB (2 cores, tmpfs pages of 4 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 
 from ..core.errors import MemoryRefusedError
@@ -65,9 +64,8 @@ class ArenaBook:
         self._closing: dict[asyncio.Task[None], float] = {}
         """What gives memory back, and until when that counts as on its way."""
         self._closing_bytes = 0
-        self._admitting = asyncio.Lock()
-        self._awaited_bytes = 0
-        """What the arena that is being admitted asks for; claims leave it that."""
+        self.admitting = asyncio.Lock()
+        """Held from what is given up for an arena until that is admitted: the room is no other arena's."""
         self.relieve: Callable[[int], Awaitable[None]] = _no_relief
         """Gives up what nobody uses, so that this many bytes become free if they can."""
 
@@ -76,19 +74,9 @@ class ArenaBook:
         """Bytes of all arenas: those in use, being made, and being closed."""
         return self._size_bytes
 
-    @asynccontextmanager
-    async def admitting(self, size_bytes: int) -> AsyncGenerator[None]:
-        """Hold from what is given up for an arena of so many bytes until that is admitted: it is nobody else's."""
-        async with self._admitting:
-            self._awaited_bytes = size_bytes
-            try:
-                yield
-            finally:
-                self._awaited_bytes = 0
-
     async def make(self, wish: Wish, *, layout_digest: str, sharers: int = 1) -> Arena:
         """Admit an arena and allocate it."""
-        async with self.admitting(wish.size_bytes):
+        async with self.admitting:
             admitted = await self.admit(wish, sharers=sharers)
         return await self.allocate(admitted, layout_digest=layout_digest)
 
@@ -161,10 +149,9 @@ class ArenaBook:
 
         They count as promised until `settle`, and count until `give_back`.
         """
-        room = await self._room_for(size_bytes + self._awaited_bytes)
-        left_bytes = room.size_bytes - self._awaited_bytes
-        fitting_bytes = max(0, left_bytes // PAGE_BYTES * PAGE_BYTES)
-        granted_bytes = size_bytes if size_bytes <= left_bytes else fitting_bytes
+        room = await self._room_for(size_bytes)
+        fitting_bytes = max(0, room.size_bytes // PAGE_BYTES * PAGE_BYTES)
+        granted_bytes = size_bytes if size_bytes <= room.size_bytes else fitting_bytes
         self._made_count += 1
         self._add(granted_bytes)
         self._untouched_bytes[self._made_count] = granted_bytes

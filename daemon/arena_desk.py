@@ -140,7 +140,7 @@ class ArenaDesk:
     async def _allocate(self, lease: Lease, wish: Wish, layout_digest: str) -> Arena:
         """Return an arena that leaves room for those of the run's other ranks that have none yet."""
         rank, arenas = lease.rank, self._node.arenas
-        async with arenas.admitting(wish.size_bytes):
+        async with arenas.admitting:
             admitted = await self._admit(lease, wish)
         rank.is_making = True
         return await arenas.allocate(admitted, layout_digest=layout_digest)

@@ -487,8 +487,7 @@ class Node:
                 self.arena_desk.free_slots(rank, number, arena.machine.give_up(checkpoint))
             self.arena_desk.drop_outdated(rank)
         self.reporter.given_up(rank.run, checkpoint)
-        if not (in_memory and rank.run.has_rings):  # of these the devices have what the others have in memory
-            self.persister.give_up(rank.run, checkpoint)
+        self.persister.give_up(rank.run, checkpoint)
 
     def costs_told(self, rank: RankRecord, costs: frames.Costs) -> None:
         """A trainer says what its checkpoints have cost so far."""

@@ -415,13 +415,6 @@ class RunRecord:
         others = (rank for rank in self.ranks.values() if rank is not besides and rank.lease is not None)
         return sum(not has(rank) for rank in others)
 
-    @property
-    def has_rings(self) -> bool:
-        """Tell whether some attached rank's snapshots stream: of these nothing is ever in memory whole."""
-        attached = (rank for rank in self.ranks.values() if rank.lease is not None)
-        arenas = (rank.arenas.get(rank.current) for rank in attached if rank.current is not None)
-        return any(arena is not None and arena.is_ring for arena in arenas)
-
     def without_arena(self, *, besides: RankRecord) -> list[RankRecord]:
         """Return the other ranks whose arenas nobody uses: their trainers have none yet, or are gone."""
         return [rank for rank in self.ranks.values() if rank is not besides and rank.is_without_arena]

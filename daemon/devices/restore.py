@@ -173,7 +173,7 @@ class Restorer:
         reader = await in_executor(self._streaming, partial(ShardReader, run.store, manifest))
         try:
             wish = Wish(slot_size_bytes=CHUNK_SIZE_BYTES, slot_count=ring_slots(reader))
-            async with node.arenas.admitting(wish.size_bytes):
+            async with node.arenas.admitting:
                 await node.arena_desk.make_room(lease, wish)
                 sharers = lease.rank.run.waiting(lambda other: bool(other.streams), besides=lease.rank)
                 admitted = await node.arenas.admit(wish, sharers=1 + sharers)

@@ -59,14 +59,12 @@ def ring(trainer: FakeTrainer) -> Iterator[FakeArena]:
     made.close()
 
 
-def stream(
-    ring: FakeArena, checkpoint: CheckpointId, seed: int, end: int | None = None, world_size: int = 1
-) -> None:
+def stream(ring: FakeArena, checkpoint: CheckpointId, seed: int, end: int | None = None) -> None:
     """Announce a snapshot and copy its segments up to `end`, each once its window is free."""
     windows = ring.layout.windows
     assert windows is not None
     ring.begin(checkpoint)
-    ring.announce(checkpoint, world_size=world_size)
+    ring.announce(checkpoint)
     written: set[int] = set()
     for segment in range(len(ring.layout.segments) if end is None else end):
         while segment >= windows.count and segment - windows.count not in written:
@@ -190,21 +188,4 @@ def test_one_whose_manifest_finds_no_room_is_given_up(socket_path: Path, devices
         done = trainer.event(frames.Persisted)
         assert isinstance(done, frames.Persisted)
         assert [(offer.attempt, offer.step) for offer in trainer.offers()] == [(1, SECOND.step)]
-        ring.close()
-
-
-def test_what_streamed_stays_where_another_rank_has_its_part_in_memory_alone(socket_path: Path) -> None:
-    """Its ring holds nothing whole: what is on the devices is what the others have in memory."""
-    with FakeTrainer(socket_path) as trainer:
-        trainer.open_run(NAMES, world_size=2)
-        trainer.begin_attempt(1)
-        ring = trainer.make_ring(trainer.layout(LEAVES))
-        stream(ring, FIRST, seed=1, world_size=2)
-        ring.seal(FIRST, world_size=2)
-        assert isinstance(trainer.event(frames.Persisted), frames.Persisted)
-        trainer.send(frames.GiveUp(attempt=1, step=FIRST.step, in_memory=True))
-        (offer,) = trainer.offers()
-        assert (offer.step, offer.in_memory, offer.problem) == (FIRST.step, False, "")
-        trainer.send(frames.GiveUp(attempt=1, step=FIRST.step, in_memory=False))
-        wait_until(lambda: trainer.offers() == [])
         ring.close()
