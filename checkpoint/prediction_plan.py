@@ -217,7 +217,8 @@ def predict(job: PlannedJob) -> Prediction:
     limits = _checked(job, step_s)
     target = find_target(figures, limits, mtbf_s=limits.mtbf_s, slower_s=slower_s)
     is_assumed = limits.least_s > job.limits.least_s
-    bounds = hard_bounds(figures, limits, slower_s=slower_s)
+    known = hard_bounds(figures, limits, slower_s=slower_s)
+    bounds = tuple(_explained(bound, is_assumed=is_assumed) for bound in known)
     interval_s, interval_steps = _interval(target, job.step_s)
     per_day = DAY_S / interval_s if interval_s else math.inf
     return Prediction(
@@ -236,10 +237,8 @@ def predict(job: PlannedJob) -> Prediction:
         interval_s=interval_s,
         interval_steps=interval_steps,
         reason=f"bound by {_explained(target.bound, is_assumed=is_assumed).text}",
-        goal_missed=target.goal_missed.replace(
-            bounds[0].text, _explained(bounds[0], is_assumed=is_assumed).text
-        ),
-        bounds=tuple(_explained(bound, is_assumed=is_assumed) for bound in bounds),
+        goal_missed=target.goal_missed.replace(known[0].text, bounds[0].text),
+        bounds=bounds,
         cost_share=(stall_s + slower_s) / interval_s,
         lost_by_crash_s=interval_s + copied_s,
         lost_by_node_s=interval_s + copy_s + persist_s,
